@@ -1,0 +1,115 @@
+# Everything a developer or CI does, by name; `make help` lists it. Each target sets up what it needs.
+#
+#   .venv            CPython 3.11: client and server, editable, and the tools
+#   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
+#   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
+#   .venv-oldest     CPython 3.10: the built client alone, with the oldest releases that it promises to work with
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DELETE_ON_ERROR:
+
+# The interpreters can be given: make PYTHON311=/path/to/python3.11
+PYTHON311 ?= $(shell scripts/find-python 3.11)
+PYTHON310 ?= $(shell scripts/find-python 3.10)
+PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
+
+DEV := --editable '.[dev,demo,bench]' --editable server
+TF_AGENTS := --editable '.[conformance,bench]' --editable server
+CLIENT := --upgrade --upgrade-strategy eager '.[test]'
+
+PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
+CLIENT_TESTS := tests/unit tests/properties tests/integration
+
+.PHONY: help
+help:  ## list the targets
+	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+.PHONY: demo
+demo: .venv/.made  ## server, actors and a learner on CartPole, live in the terminal
+	@.venv/bin/python examples/demo.py
+
+.PHONY: test
+test: .venv/.made .venv-tf-agents/.made  ## all tests, on real servers
+	.venv/bin/pytest
+	.venv-tf-agents/bin/pytest tests/conformance
+
+.PHONY: check
+check: .venv/.made  ## format, lint and types
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+.PHONY: format
+format: .venv/.made  ## let ruff format and mend what it can
+	.venv/bin/ruff format .
+	.venv/bin/ruff check --fix .
+
+.PHONY: bench
+bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
+	.venv-tf-agents/bin/python -m benchmarks
+
+.PHONY: newest
+newest: .venv/.made .venv-newest/.made  ## the client's tests on the newest CPython here
+	$(test-client)
+
+.PHONY: oldest
+oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 with its oldest dependencies
+	$(test-client)
+
+# The client as it ships: built, installed, and tested against a server of .venv.
+define test-client
+	.venv-$@/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
+	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-$@/bin/pytest $(CLIENT_TESTS)
+endef
+
+.PHONY: lock
+lock:  ## write constraints/ anew from what the registry has today
+	$(require-311)
+	rm -rf .venv-lock
+	scripts/make-venv .venv-lock '$(PYTHON311)' /dev/null $(DEV)
+	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/dev.txt
+	rm -rf .venv-lock
+	scripts/make-venv .venv-lock '$(PYTHON311)' /dev/null $(TF_AGENTS)
+	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/tf-agents.txt
+	rm -rf .venv-lock
+
+.PHONY: clean
+clean:  ## remove environments, caches and builds
+	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist server/dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/.made: $(PROJECTS) constraints/dev.txt
+	$(require-311)
+	scripts/make-venv $(@D) '$(PYTHON311)' constraints/dev.txt $(DEV)
+	@touch $@
+
+.venv-tf-agents/.made: $(PROJECTS) constraints/tf-agents.txt
+	$(require-311)
+	scripts/make-venv $(@D) '$(PYTHON311)' constraints/tf-agents.txt $(TF_AGENTS)
+	@touch $@
+
+.venv-newest/.made: $(PROJECTS)
+	@test -n '$(PYTHON_NEWEST)' || { echo 'make newest needs CPython 3.12 or newer: make PYTHON_NEWEST=...' >&2; exit 1; }
+	scripts/make-venv $(@D) '$(PYTHON_NEWEST)' /dev/null $(CLIENT)
+	@touch $@
+
+.venv-oldest/.made: $(PROJECTS) constraints/oldest.txt
+	@test -n '$(PYTHON310)' || { echo 'make oldest needs CPython 3.10: make PYTHON310=...' >&2; exit 1; }
+	scripts/make-venv $(@D) '$(PYTHON310)' constraints/oldest.txt $(CLIENT)
+	@touch $@
+
+define NO_PYTHON311
+The server needs CPython 3.11 with venv, on x86-64 Linux: dm-reverb 0.14.0 has no wheels for anything newer.
+No such interpreter was found. Any of these brings one:
+  Debian 12:     apt install python3.11 python3.11-venv
+  Ubuntu:        the same, from the deadsnakes archive
+  anywhere:      pyenv install 3.11
+  one elsewhere: make PYTHON311=/path/to/python3.11
+`docker compose up` needs no Python at all. The client alone runs on CPython 3.10 to 3.14: pip install reverb-writer
+endef
+export NO_PYTHON311
+
+define require-311
+	@test -n '$(PYTHON311)' || { echo "$$NO_PYTHON311" >&2; exit 1; }
+endef

@@ -1,0 +1,86 @@
+"""Reverb for every Python: write and sample replay data without TensorFlow.
+
+The names below load when they are first touched, so `import reverb_writer` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reverb_writer.client import Client as Client
+    from reverb_writer.client import Sample as Sample
+    from reverb_writer.errors import ClosedError as ClosedError
+    from reverb_writer.errors import FormatError as FormatError
+    from reverb_writer.errors import IncompleteError as IncompleteError
+    from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
+    from reverb_writer.errors import ReverbWriterError as ReverbWriterError
+    from reverb_writer.errors import ServerUnavailableError as ServerUnavailableError
+    from reverb_writer.errors import SpecError as SpecError
+    from reverb_writer.errors import StructureError as StructureError
+    from reverb_writer.errors import UnsafeDataError as UnsafeDataError
+    from reverb_writer.observers import EpisodeObserver as EpisodeObserver
+    from reverb_writer.observers import SequenceObserver as SequenceObserver
+    from reverb_writer.observers import TrajectoryObserver as TrajectoryObserver
+    from reverb_writer.session import ObserverStats as ObserverStats
+    from reverb_writer.steps import Trajectory as Trajectory
+    from reverb_writer.tables import MinSize as MinSize
+    from reverb_writer.tables import Prioritized as Prioritized
+    from reverb_writer.tables import Queue as Queue
+    from reverb_writer.tables import SampleToInsertRatio as SampleToInsertRatio
+    from reverb_writer.tables import Stack as Stack
+    from reverb_writer.tables import TableConfig as TableConfig
+    from reverb_writer.targets import Target as Target
+    from reverb_writer.vector import VectorObserver as VectorObserver
+    from reverb_writer.windowing import EndOfEpisode as EndOfEpisode
+    from reverb_writer.windowing import WindowSpec as WindowSpec
+    from reverb_writer.wire.channel import TLS as TLS
+    from reverb_writer.writer import SequenceWriter as SequenceWriter
+
+__version__ = "0.1.0"
+
+_MODULE_OF = {
+    "Client": "client",
+    "ClosedError": "errors",
+    "EndOfEpisode": "windowing",
+    "EpisodeObserver": "observers",
+    "FormatError": "errors",
+    "IncompleteError": "errors",
+    "MinSize": "tables",
+    "ObserverStats": "session",
+    "Prioritized": "tables",
+    "Queue": "tables",
+    "ReplayTimeoutError": "errors",
+    "ReverbWriterError": "errors",
+    "Sample": "client",
+    "SampleToInsertRatio": "tables",
+    "SequenceObserver": "observers",
+    "SequenceWriter": "writer",
+    "ServerUnavailableError": "errors",
+    "SpecError": "errors",
+    "Stack": "tables",
+    "StructureError": "errors",
+    "TLS": "wire.channel",
+    "TableConfig": "tables",
+    "Target": "targets",
+    "Trajectory": "steps",
+    "TrajectoryObserver": "observers",
+    "UnsafeDataError": "errors",
+    "VectorObserver": "vector",
+    "WindowSpec": "windowing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name at its first touch (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted(globals().keys() | _MODULE_OF.keys())

@@ -1,0 +1,65 @@
+"""Numbers that callers pass: any integer or real type is taken, a plain one comes back, the rest is refused by name."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+from reverb_writer.errors import SpecError
+
+__all__ = ["integer", "number"]
+
+
+def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
+    """Return `value` as an int between `minimum` and `maximum`.
+
+    Args:
+        name: The argument's name, for the message.
+        value: An int or anything with `__index__`, as NumPy's integers; a bool is none.
+        minimum: The smallest number allowed.
+        maximum: The largest one, if there is one.
+        hint: What to do about it, appended to the message.
+
+    Raises:
+        SpecError: It is no integer, or out of range.
+
+    >>> integer("stride_length", 0, minimum=1)
+    Traceback (most recent call last):
+    reverb_writer.errors.SpecError: `stride_length` must be >= 1, got 0.
+    """
+    hint = hint and f" {hint}"
+    is_bool = type(value).__name__ in ("bool", "bool_")  # NumPy's too, which has an index before NumPy 2
+    try:
+        number = None if is_bool else operator.index(value)  # type: ignore[arg-type]  # what is none raises TypeError
+    except TypeError:
+        number = None
+    if number is None:
+        raise SpecError(f"`{name}` must be an integer, got {value!r} ({type(value).__name__}).{hint}")
+    if number < minimum:
+        raise SpecError(f"`{name}` must be >= {minimum}, got {number}.{hint}")
+    if maximum is not None and number > maximum:
+        raise SpecError(f"`{name}` must be <= {maximum}, got {number}.{hint}")
+    return number
+
+
+def number(name: str, value: object) -> float:
+    """Return `value` as a finite float.
+
+    Args:
+        name: The argument's name, for the message.
+        value: An int, a float or anything with `__float__`; a bool, a string, NaN and infinity are none.
+
+    Raises:
+        SpecError: It is no number, or not finite.
+
+    >>> number("exponent", float("nan"))
+    Traceback (most recent call last):
+    reverb_writer.errors.SpecError: `exponent` must be a finite number, got nan.
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str | bytes) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise SpecError(f"`{name}` must be a finite number, got {value!r}.")
+    return number

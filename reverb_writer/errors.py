@@ -1,0 +1,65 @@
+"""Every error that reverb_writer raises on purpose.
+
+    ReverbWriterError
+    ├── SpecError               (ValueError)       an argument or a configuration that can never work
+    ├── StructureError          (ValueError)       a step, leaf or table of the wrong structure, dtype or shape
+    ├── IncompleteError         (RuntimeError)     asked for data that is not all there yet
+    ├── ClosedError             (RuntimeError)     used after close(), or in a forked child
+    ├── ServerUnavailableError  (ConnectionError)  nothing answers at the address
+    ├── ReplayTimeoutError      (TimeoutError)     the server answers, but the time is up; the message names the cause
+    ├── FormatError             (ValueError)       bytes or files that are not what they should be
+    └── UnsafeDataError         (ValueError)       data that could run code or exhaust memory if it were decoded
+
+Each also derives from the built-in error that a caller would expect, so that `except ValueError` and
+`except TimeoutError` work. A call that raises has changed nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ClosedError",
+    "FormatError",
+    "IncompleteError",
+    "ReplayTimeoutError",
+    "ReverbWriterError",
+    "ServerUnavailableError",
+    "SpecError",
+    "StructureError",
+    "UnsafeDataError",
+]
+
+
+class ReverbWriterError(Exception):
+    """Base of every error of this package."""
+
+
+class SpecError(ReverbWriterError, ValueError):
+    """An argument or a configuration that can never work."""
+
+
+class StructureError(ReverbWriterError, ValueError):
+    """A step, a leaf or a table whose structure, dtype or shape is not the expected one."""
+
+
+class IncompleteError(ReverbWriterError, RuntimeError):
+    """Data was asked for that is not all there yet."""
+
+
+class ClosedError(ReverbWriterError, RuntimeError):
+    """A resource was used after `close()`, or in a process forked from its owner."""
+
+
+class ServerUnavailableError(ReverbWriterError, ConnectionError):
+    """Nothing answers at the address."""
+
+
+class ReplayTimeoutError(ReverbWriterError, TimeoutError):
+    """The time is up; the message names the cause and its numbers."""
+
+
+class FormatError(ReverbWriterError, ValueError):
+    """Bytes or files that are not what they should be."""
+
+
+class UnsafeDataError(ReverbWriterError, ValueError):
+    """Data that could run code or exhaust memory if it were decoded."""

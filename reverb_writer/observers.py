@@ -1,0 +1,430 @@
+"""Observers: call one with every environment step, and its windows appear in the replay server's tables.
+
+    observer(step) -> same structure as the first step? -> room in flight? -> writer -> at a boundary step: end episode
+
+An observer is called from one thread at a time; what it sends is sent by threads of its stream. A call that raises has
+changed nothing: the next good step continues the episode.
+
+Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; where we differ is told in docs/compatibility.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import SpecError
+from reverb_writer.priorities import Priority
+from reverb_writer.session import Columns, ObserverStats, StreamOptions, WriteSession
+from reverb_writer.steps import StepStructure
+from reverb_writer.targets import Target, end_of_episode_mode, window_targets
+from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.writer import SequenceWriter
+
+__all__ = ["EpisodeObserver", "Observer", "SequenceObserver", "TrajectoryObserver", "columns_of", "packer"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+
+class Observer:
+    """The life of an observer: open, flush, close, counters. What it does with a step is its own."""
+
+    def __init__(self, client: Any, targets: Sequence[Target], *, mask: bool, options: StreamOptions) -> None:
+        """Open the session; see the observers for the arguments."""
+        self._session = WriteSession(client, targets, options)
+        self._mask = mask
+        self._structure: StepStructure | None = None
+
+    @property
+    def client(self) -> Any:
+        """The client, as it was given."""
+        return self._session.given_client
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all windows that are complete are confirmed by the server.
+
+        Args:
+            timeout_s: seconds to wait at most; None for the observer's.
+
+        Raises:
+            ReplayTimeoutError: not in time; names the cause with its numbers. Nothing is lost by it.
+            ServerUnavailableError: likewise, and the server is gone.
+        """
+        self._session.flush(timeout_s)
+
+    def open(self) -> None:
+        """Open the observer again after `close()`; does nothing if it is open.
+
+        Raises:
+            StructureError: a table is not there any more.
+            ServerUnavailableError: no server answers.
+        """
+        self._session.open()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Deliver the windows that are complete, and end. Steps that are in none are counted as dropped. Idempotent.
+
+        Args:
+            timeout_s: seconds to wait at most; None for the observer's.
+
+        Raises:
+            ReplayTimeoutError: items were left; says how many and why. The observer is closed all the same.
+            ServerUnavailableError: likewise, and the server is gone.
+        """
+        if not self._session.is_forked:
+            self._end_all()
+        self._session.close(timeout_s)
+
+    def stats(self) -> ObserverStats:
+        """Return the counters so far; callable from any thread."""
+        return self._session.stats()
+
+    def __enter__(self) -> Any:
+        """Return the observer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close; what cannot be delivered is only logged if an error is under way already."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+            _LOG.exception("While another error was under way, the observer could not deliver all items.")
+
+    def _end_all(self) -> None:
+        """End all episodes, with nothing written but the windows that are complete, and let go of the writers."""
+        raise NotImplementedError
+
+
+class SingleObserver(Observer):
+    """An observer of one stream of steps."""
+
+    def __init__(
+        self, client: Any, targets: Sequence[Target], *, spec: Any, mask: bool, options: StreamOptions
+    ) -> None:
+        """Open the session, and make the writer if it is known what steps look like."""
+        super().__init__(client, targets, mask=mask, options=options)
+        self._writer: SequenceWriter | None = None
+        if spec is not None:
+            self._start(spec)
+
+    def _end_all(self) -> None:
+        self._end_episode(discard=True)
+        self._writer = None
+
+    def _start(self, example: Any) -> tuple[StepStructure, SequenceWriter]:
+        """Make the writer, at the first step or of a spec."""
+        structure = self._structure or StepStructure(example)
+        columns = columns_of(structure, self._mask)
+        self._session.check_columns(columns)
+        options = self._session.options
+        writer = SequenceWriter(
+            self._session.stream,
+            columns.dtypes,
+            columns.shapes,
+            self._session.targets,
+            padding_step=[*structure.padding_step(), *([np.False_] if self._mask else [])],
+            pack=packer(structure, self._mask),
+            chunk_length=options.chunk_length,
+        )
+        self._session.add_writers([writer])
+        self._structure, self._writer = structure, writer
+        return structure, writer
+
+    def _append(self, step: Any, end_of_episode: bool | None, *, spanning: bool = False) -> bool:
+        """Write a step, and end the episode if it is a boundary step; return whether it is."""
+        session, structure, writer = self._session, self._structure, self._writer
+        session.wait_for_room()
+        if structure is None or writer is None:
+            structure, writer = self._start(step)
+        leaves = structure.flatten(step, session.num_steps)
+        last = bool(structure.ends_episode(leaves) if end_of_episode is None else end_of_episode)
+        if self._mask:
+            leaves = [*leaves, np.True_]
+        dropped = writer.append(leaves, last=last and not spanning)
+        session.num_steps += 1
+        if last:
+            session.num_episodes += 1
+            session.drop(dropped)
+            if spanning:
+                writer.send()
+        return last
+
+    def _end_episode(self, *, align: bool = False, discard: bool = False) -> None:
+        if self._writer is not None and self._writer.num_steps:
+            self._session.drop(self._writer.end_episode(align=align, discard=discard))
+            self._session.num_episodes += 1
+
+    def _reset(self, write_cached_steps: bool) -> None:
+        self._session.stream.check()
+        writer = self._writer
+        if writer is None or not writer.num_steps:
+            return
+        if write_cached_steps and not writer.can_align():
+            length = min(target.spec.sequence_length or 1 for target in self._session.targets)
+            raise SpecError(
+                "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
+                f"sequence_length={length}, consider enabling pad_end_of_episodes."
+            )
+        self._session.wait_for_room()
+        self._end_episode(align=write_cached_steps, discard=not write_cached_steps)
+
+
+class TrajectoryObserver(SingleObserver):
+    """Write fixed-length windows that never cross an episode's end.
+
+    The default drops what no full window holds at the end of an episode; `end_of_episode` says what else to do.
+    Successor of TF-Agents' `ReverbAddTrajectoryObserver`. Called from one thread at a time; a context manager.
+
+    Example:
+        observer = rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20, stride_length=10)
+        for step in episode:
+            observer(step)
+        observer.close()
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        table_name: str | Sequence[str] | None = None,
+        sequence_length: int | None = None,
+        stride_length: int = 1,
+        priority: Priority = 1.0,
+        pad_end_of_episodes: bool = False,
+        tile_end_of_episodes: bool = False,
+        *,
+        end_of_episode: EndOfEpisode | str | None = None,
+        windows: Mapping[str, WindowSpec | Target] | None = None,
+        spec: Any = None,
+        mask: bool = False,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Find the tables and open the stream.
+
+        Args:
+            client: a `Client`, an address or a `reverb.Client`.
+            table_name: the table, or several that get the same windows.
+            sequence_length: L, steps in a window, >= 1.
+            stride_length: S, steps from one window's start to the next one's, >= 1.
+            priority: of every item, finite and >= 0, or a function of the window (a nest of arrays [L, ...]).
+            pad_end_of_episodes: for compatibility: `end_of_episode="pad"`.
+            tile_end_of_episodes: for compatibility, with the former: `end_of_episode="tile"`.
+            end_of_episode: what becomes of the last steps of an episode, see `EndOfEpisode`.
+            windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
+                a `Target` for each name, with tables and a priority of its own. Beside or instead of the arguments
+                above.
+            spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.
+            mask: write one more column, after the leaves, that is True for real steps and False for padding.
+            timeout_s: how long a call waits at most, seconds; None for the client's.
+            **options: bounds and policies of the stream, see `StreamOptions`.
+
+        Raises:
+            SpecError: an argument can never work.
+            StructureError: a table is not there; names those that are.
+            ServerUnavailableError: no server answers within the time-out.
+        """
+        mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
+        targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
+        super().__init__(client, targets, spec=spec, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
+
+    def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
+        """Write a step.
+
+        Args:
+            step: a `Trajectory`, or any nest; copied. No batch dimension.
+            end_of_episode: whether it is the last of its episode; None to read `step_type` or `is_last`.
+
+        Raises:
+            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
+            ReplayTimeoutError: no room in flight within the time-out; names the cause. Nothing changed.
+            ClosedError: after `close()`, or in a forked child.
+        """
+        self._append(step, end_of_episode)
+
+    def reset(self, write_cached_steps: bool = True) -> None:
+        """End the episode here.
+
+        Args:
+            write_cached_steps: whether to do as at the end of an episode; without padding, also write the last L steps
+                if no window holds the last one yet. If False, only windows that were complete already are written.
+
+        Raises:
+            SpecError: steps should be written, but there are fewer than L. Nothing changed.
+        """
+        self._reset(write_cached_steps)
+
+
+class SequenceObserver(SingleObserver):
+    """Write fixed-length windows over the whole stream of steps, across the ends of episodes.
+
+    Successor of TF-Agents' `ReverbTrajectorySequenceObserver`; Acme's CONTINUE.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        table_name: str | Sequence[str] | None = None,
+        sequence_length: int | None = None,
+        stride_length: int = 1,
+        priority: Priority = 1.0,
+        pad_end_of_episodes: bool = False,
+        tile_end_of_episodes: bool = False,
+        *,
+        end_of_episode: EndOfEpisode | str | None = None,
+        windows: Mapping[str, WindowSpec | Target] | None = None,
+        spec: Any = None,
+        mask: bool = False,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Find the tables and open the stream; arguments as for `TrajectoryObserver`.
+
+        The mode for the end counts at `reset()` only: that is where a spanning stream ends.
+        """
+        mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
+        targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
+        super().__init__(client, targets, spec=spec, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
+
+    def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
+        """Write a step; see `TrajectoryObserver`. A boundary step only sends what is due."""
+        self._append(step, end_of_episode, spanning=True)
+
+    def reset(self, write_cached_steps: bool = True) -> None:
+        """End the stream of windows here; see `TrajectoryObserver.reset`."""
+        self._reset(write_cached_steps)
+
+
+class EpisodeObserver(SingleObserver):
+    """Write each episode as one item of its own length.
+
+    Successor of TF-Agents' `ReverbAddEpisodeObserver`.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        table_name: str | Sequence[str],
+        max_sequence_length: int,
+        priority: Priority = 1.0,
+        bypass_partial_episodes: bool = False,
+        *,
+        spec: Any = None,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Find the tables and open the stream.
+
+        Args:
+            client: a `Client`, an address or a `reverb.Client`.
+            table_name: the table, or several.
+            max_sequence_length: steps in an episode at most, boundary step included, >= 1.
+            priority: of every item, finite and >= 0, or a function of the episode (a nest of arrays [T, ...]).
+            bypass_partial_episodes: what becomes of a longer episode: dropped, counted and logged once (True), or a
+                ValueError at its first step too many, after which `reset()` or the next episode continues (False).
+            spec: nest of array specs or arrays that steps must look like.
+            timeout_s: how long a call waits at most, seconds; None for the client's.
+            **options: see `StreamOptions`.
+        """
+        self._max_length = integer("max_sequence_length", max_sequence_length, minimum=1)
+        self._bypass = bypass_partial_episodes
+        self._overflow = 0
+        tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
+        if not tables:
+            raise SpecError("`table_name` must be a name or several different ones, got none.")
+        super().__init__(
+            client,
+            [Target(WindowSpec.whole_episode(), tables, priority)],
+            spec=spec,
+            mask=False,
+            options=StreamOptions(timeout_s=timeout_s, **options),
+        )
+
+    def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
+        """Write a step; its boundary step writes the item.
+
+        Raises:
+            SpecError: the episode is too long, once; its further steps are dropped and counted until it ends.
+            StructureError, ReplayTimeoutError, ClosedError: as for `TrajectoryObserver`.
+        """
+        writer = self._writer
+        if not self._overflow and (writer is None or writer.num_steps < self._max_length):
+            self._append(step, end_of_episode)
+        else:
+            self._skip(step, end_of_episode)
+
+    def _skip(self, step: Any, end_of_episode: bool | None) -> None:
+        """Drop a step of an episode that has become too long."""
+        structure = self._structure
+        assert structure is not None  # noqa: S101  # an episode overflows after its first step only
+        self._session.stream.check()
+        leaves = structure.flatten(step, self._session.num_steps)
+        last = bool(structure.ends_episode(leaves) if end_of_episode is None else end_of_episode)
+        first = not self._overflow
+        self._overflow += 1
+        self._session.num_steps += 1
+        if last:
+            self._end_overflow()
+        if first:
+            text = (
+                f"the episode is longer than max_sequence_length={self._max_length} steps, boundary step included: it "
+                "is not written, and its steps up to the next episode are dropped. Raise `max_sequence_length`."
+            )
+            if not self._bypass:
+                raise SpecError(text)
+            _LOG.error("%s", text)
+
+    def _end_overflow(self) -> None:
+        assert self._writer is not None  # noqa: S101  # an episode overflows after its first step only
+        cached = self._writer.num_steps
+        self._writer.end_episode(discard=True)
+        self._session.num_episodes += 1
+        self._session.drop({"overflow": cached + self._overflow})
+        self._overflow = 0
+
+    def _end_all(self) -> None:
+        if self._overflow:
+            self._end_overflow()
+        super()._end_all()
+
+    def reset(self, write_cached_steps: bool = True) -> None:
+        """End the episode here.
+
+        Args:
+            write_cached_steps: whether to write what there is of it as an item; never that of one that was too long.
+        """
+        if self._overflow:
+            self._end_overflow()
+        else:
+            self._reset(write_cached_steps)
+
+    def update_priority(self, priority: Priority) -> None:
+        """Set the priority of the items still to come.
+
+        Raises:
+            SpecError: it is no number >= 0, or becomes a function in the middle of an episode. Nothing changed.
+        """
+        target = Target(WindowSpec.whole_episode(), self._session.targets[0].tables, priority)
+        if self._writer is not None:
+            self._writer.set_priority(0, priority)
+        self._session.targets = (target,)
+
+
+def columns_of(structure: StepStructure, mask: bool) -> Columns:
+    """Return what is written of a step: its leaves, and the mask after them."""
+    if not mask:
+        return Columns(structure.paths, structure.dtypes, structure.shapes)
+    return Columns((*structure.paths, "mask"), (*structure.dtypes, np.dtype(bool)), (*structure.shapes, ()))
+
+
+def packer(structure: StepStructure, mask: bool) -> Any:
+    """Return what makes the nest of a window, the mask left out."""
+    return (lambda leaves: structure.pack(leaves[:-1])) if mask else structure.pack

@@ -1,0 +1,296 @@
+"""What every observer has: a client, an insert stream, tables that exist, the structure of its steps, and counters."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import operator
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.client import Client, as_client, check_timeout
+from reverb_writer.errors import ClosedError, SpecError, StructureError
+from reverb_writer.targets import Target
+from reverb_writer.wire.in_flight import InsertStats
+from reverb_writer.wire.insert_stream import InsertStream, OnBlock
+from reverb_writer.wire.items import MAX_CHUNK_LENGTH
+from reverb_writer.wire.server_info import unknown_table
+from reverb_writer.writer import SequenceWriter, check_dtypes
+
+__all__ = ["Columns", "ObserverStats", "StreamOptions", "WriteSession"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+
+class Columns(NamedTuple):
+    """The leaves that are written, in the order of Reverb's columns."""
+
+    paths: Sequence[str]
+    dtypes: Sequence[np.dtype[Any]]
+    shapes: Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How an observer's stream behaves.
+
+    Attributes:
+        timeout_s: how long a call waits at most, seconds; None for the client's.
+        max_delay_s: longest time that a complete window waits to be sent, seconds.
+        max_in_flight_items: unconfirmed items at which steps must wait.
+        max_in_flight_bytes: likewise, bytes.
+        on_block: what a step does then: "wait" up to the time-out, "raise" at once, or "drop_oldest" items.
+        chunk_length: steps in a chunk; None for what suits the windows.
+    """
+
+    timeout_s: float | None = None
+    max_delay_s: float = 0.5
+    max_in_flight_items: int = 16_384
+    max_in_flight_bytes: int = 128 << 20
+    on_block: OnBlock = "wait"
+    chunk_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the times and the chunks; the rest is checked where it is used."""
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+        if not self.max_delay_s > 0:
+            raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
+        if self.chunk_length is not None:
+            integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
+
+
+@dataclass(frozen=True)
+class ObserverStats:
+    """What an observer has done so far; cumulative but for the pending ones.
+
+    Attributes:
+        steps: steps taken, boundary steps included, padding not.
+        episodes: episodes ended.
+        items: windows completed, counted once for each table.
+        acknowledged_items: of them, those that the server has confirmed.
+        pending_items: of them, those that it has not, yet.
+        pending_bytes: what they occupy here.
+        dropped_items: of them, those given up under `on_block="drop_oldest"` or at a close that ran out of time.
+        dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
+            Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.
+        blocked_s: seconds that calls have waited.
+        reconnects: connections made again after a loss.
+        server_restarts: of them, those that found a server started anew.
+    """
+
+    steps: int
+    episodes: int
+    items: int
+    acknowledged_items: int
+    pending_items: int
+    pending_bytes: int
+    dropped_items: int
+    dropped_steps: dict[str, int]
+    blocked_s: float
+    reconnects: int
+    server_restarts: int
+
+
+class WriteSession:
+    """The part of an observer that does not depend on how steps are grouped into episodes.
+
+    Not thread-safe by itself: an observer is called from one thread at a time. `stats()` may be called from any.
+    """
+
+    def __init__(self, client: Any, targets: Sequence[Target], options: StreamOptions) -> None:
+        """Find the tables and open the stream.
+
+        Args:
+            client: a `Client`, an address or a `reverb.Client`.
+            targets: which windows to write, and where.
+            options: time-outs and bounds.
+
+        Raises:
+            StructureError: a table is not there; names those that are.
+            ServerUnavailableError: no server answers within the time-out.
+        """
+        self.given_client = client
+        self.targets = tuple(targets)
+        self.options = options
+        self.num_steps = 0
+        self.num_episodes = 0
+        self.dropped_steps: collections.Counter[str] = collections.Counter()
+        self._writers: list[SequenceWriter] = []
+        self._past = InsertStats()
+        self._stream: InsertStream | None = None
+        self.open()
+
+    @property
+    def stream(self) -> InsertStream:
+        """The open stream.
+
+        Raises:
+            ClosedError: the observer is closed.
+        """
+        if self._stream is None:
+            raise ClosedError("the observer is closed. Call `open()` to write again.")
+        return self._stream
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that opened the stream."""
+        return self._stream is not None and self._stream.channel.is_forked
+
+    def open(self) -> bool:
+        """Find the tables and open the stream, if it is not; return whether it was not."""
+        if self._stream is not None:
+            return False
+        options = self.options
+        client, owned = as_client(self.given_client, options.timeout_s)
+        self.timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
+        try:
+            info = client.request_info(self.timeout_s)
+            names = [table for target in self.targets for table in target.tables]
+            unknown_table(names, info, client.address)
+            stream = client.open_stream(
+                max_in_flight_items=options.max_in_flight_items,
+                max_in_flight_bytes=options.max_in_flight_bytes,
+                on_block=options.on_block,
+                tick_s=options.max_delay_s / 2,
+            )
+        except BaseException:
+            if owned:
+                client.close()
+            raise
+        self._signatures = {name: info.tables[name].signature for name in names}
+        self._client, self._owns_client = client, owned
+        # Whoever forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
+        self._finalizer = weakref.finalize(self, _let_go, stream, client if owned else None)
+        reference = weakref.ref(self)
+
+        def send_due() -> None:
+            session = reference()
+            if session is not None:
+                session.send()
+
+        stream.on_tick(send_due)
+        self._stream = stream
+        return True
+
+    def wait_for_room(self) -> None:
+        """Return when a step may be written; costs nothing while there is room."""
+        stream = self._stream
+        if stream is None or stream.blocked:
+            self.stream.wait_for_room(self.timeout_s)
+
+    def check_columns(self, columns: Columns) -> None:
+        """Check what is about to be written against what Reverb can store and what the tables' signatures ask for.
+
+        Raises:
+            StructureError: names the leaf, and what it should be.
+        """
+        check_dtypes(columns.dtypes, columns.paths)
+        for table, signature in self._signatures.items():
+            if signature is not None:
+                _check_signature(table, tree.flatten_with_path(signature), columns)
+
+    def add_writers(self, writers: Iterable[SequenceWriter]) -> None:
+        """Count these writers' items, and send their windows when they are due."""
+        self._writers.extend(writers)
+
+    def drop(self, steps: Mapping[str, int]) -> None:
+        """Count steps that no window holds, by reason; say so in the log the first time."""
+        if steps and not self.dropped_steps:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in steps.items())
+            _LOG.info("Some steps are in no window (%s, counted in stats().dropped_steps).", reasons)
+        self.dropped_steps.update(steps)
+
+    def send(self) -> None:
+        """Send the windows that are complete."""
+        for writer in list(self._writers):
+            writer.send()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all complete windows are confirmed by the server.
+
+        Raises:
+            ReplayTimeoutError: not in time; names the cause. Nothing is lost by it.
+        """
+        stream = self.stream
+        stream.check()
+        self.send()
+        stream.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Deliver what is pending, end the stream, and close the client if it is the session's own. Idempotent.
+
+        Raises:
+            ReplayTimeoutError: items were left; says how many and why. The session is closed all the same.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return
+        self._finalizer.detach()
+        try:
+            if not stream.channel.is_forked:
+                self.send()
+                stream.close(timeout_s)
+        finally:
+            stream.abandon()
+            self._past = _add(self._past, stream.stats())
+            self._writers.clear()
+            if self._owns_client:
+                self._client.close()
+
+    def stats(self) -> ObserverStats:
+        """Return the counters so far."""
+        stream = self._stream
+        now = self._past if stream is None else _add(self._past, stream.stats())
+        # In a forked child a writer's lock may be held for ever, by a thread that is not there.
+        due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
+        return ObserverStats(
+            steps=self.num_steps,
+            episodes=self.num_episodes,
+            items=now.items + due,
+            acknowledged_items=now.acknowledged_items,
+            pending_items=now.pending_items + due,
+            pending_bytes=now.pending_bytes,
+            dropped_items=now.dropped_items,
+            dropped_steps=dict(self.dropped_steps),
+            blocked_s=now.blocked_s,
+            reconnects=now.reconnects,
+            server_restarts=now.server_restarts,
+        )
+
+
+def _let_go(stream: InsertStream, client: Client | None) -> None:
+    stream.abandon()
+    if client is not None:
+        client.close()
+
+
+def _add(one: InsertStats, other: InsertStats) -> InsertStats:
+    return InsertStats(*map(operator.add, astuple(one), astuple(other)))
+
+
+def _check_signature(table: str, signature: Sequence[tuple[Any, Any]], columns: Columns) -> None:
+    expected = {"/".join(map(str, path)): spec for path, spec in signature}
+    if len(expected) != len(columns.paths):
+        raise StructureError(
+            f"table `{table}`: its signature has {len(expected)} leaves ({', '.join(expected)}), the step has "
+            f"{len(columns.paths)} ({', '.join(columns.paths)})."
+        )
+    for (name, spec), path, dtype, shape in zip(expected.items(), *columns, strict=True):
+        wanted = spec.shape and spec.shape[1:]  # without time; None for any shape
+        same_shape = spec.shape is None or (
+            len(spec.shape) == len(shape) + 1
+            and all(want in (None, size) for want, size in zip(wanted, shape, strict=True))
+        )
+        if spec.dtype != dtype or not same_shape:
+            raise StructureError(
+                f"leaf `{path}`: {dtype} {shape}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
+                "signature). Cast or reshape the leaf."
+            )

@@ -1,0 +1,115 @@
+"""What an observer writes: which windows, cut into which chunks, to which tables, with which priority."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from reverb_writer.errors import SpecError
+from reverb_writer.priorities import Priority, check_priority
+from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.wire.items import MAX_CHUNK_LENGTH
+
+__all__ = ["Target", "chunk_length_for", "end_of_episode_mode", "window_targets"]
+
+_EPISODE_CHUNK_LENGTH = 100
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of window and where it goes.
+
+    Attributes:
+        spec: which windows.
+        tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
+        priority: of every item, or a function of the window.
+    """
+
+    spec: WindowSpec
+    tables: tuple[str, ...] = ()
+    priority: Priority = 1.0
+
+    def __post_init__(self) -> None:
+        """Check that no table is there twice, and that a constant priority is one."""
+        object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
+        if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
+            raise SpecError(f"`table_name` must be a name or several different ones, got {self.tables!r}.")
+        if not callable(self.priority):
+            check_priority(self.priority)
+
+
+def end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
+    """Turn TF-Agents' two booleans into the mode they mean.
+
+    Raises:
+        SpecError: tile without pad, or a mode and booleans.
+
+    >>> end_of_episode_mode(None, pad=True, tile=True)
+    <EndOfEpisode.TILE: 'tile'>
+    """
+    if tile and not pad:
+        raise SpecError("Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`")
+    if mode is None:
+        return EndOfEpisode.TILE if tile else EndOfEpisode.PAD if pad else EndOfEpisode.DROP
+    if pad:
+        raise SpecError(
+            f"`end_of_episode` {mode!r} and `pad_end_of_episodes` say the same thing twice. Leave the boolean out."
+        )
+    return EndOfEpisode(mode)
+
+
+def window_targets(
+    table_name: str | Sequence[str] | None,
+    sequence_length: int | None,
+    stride_length: int,
+    mode: EndOfEpisode,
+    priority: Priority,
+    windows: Mapping[str, WindowSpec | Target] | None,
+) -> list[Target]:
+    """Turn an observer's arguments into the kinds of windows it writes.
+
+    Raises:
+        SpecError: there are none, or a table without a length.
+    """
+    targets = []
+    if table_name is not None or sequence_length is not None or not windows:
+        if table_name is None or sequence_length is None:
+            raise SpecError(
+                f"`table_name` and `sequence_length` belong together, got {table_name!r} and {sequence_length!r}. Give "
+                "both, or `windows` alone."
+            )
+        tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
+        if not tables:
+            raise SpecError("`table_name` must be a name or several different ones, got none.")
+        targets.append(Target(WindowSpec(sequence_length, stride_length, mode), tables, priority))
+    for name, window in (windows or {}).items():
+        if isinstance(window, WindowSpec):
+            targets.append(Target(window, (name,), priority))
+        elif isinstance(window, Target):
+            targets.append(Target(window.spec, window.tables or (name,), window.priority))
+        else:
+            raise SpecError(f"`windows[{name!r}]` must be a WindowSpec or a Target, got {type(window).__name__}.")
+    return targets
+
+
+def chunk_length_for(specs: Sequence[WindowSpec]) -> int:
+    """Return the chunk length that suits windows of these kinds.
+
+    A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
+    costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
+    get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
+    window's length (twice as many steps sent as used, at most three chunks touched).
+    The figures are in `docs/decisions/chunk-length.md`.
+
+    >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
+    [20, 10, 20]
+    """
+    finite = {(spec.sequence_length, spec.stride_length) for spec in specs if spec.sequence_length is not None}
+    if not finite:
+        return _EPISODE_CHUNK_LENGTH
+    lengths = [length for length, _ in finite]
+    grid = math.gcd(*lengths, *(stride for _, stride in finite))
+    apart = len(finite) == 1 and all(stride >= length for length, stride in finite)
+    length = grid if grid * 4 >= max(lengths) and not apart else min(lengths)
+    return min(length, MAX_CHUNK_LENGTH)

@@ -1,0 +1,241 @@
+"""TF-Agents' three Reverb observers by name, for a one-line migration: no TensorFlow, the same windows.
+
+    from tf_agents.replay_buffers.reverb_utils import ReverbAddTrajectoryObserver    # before
+    from reverb_writer.tf_agents import ReverbAddTrajectoryObserver                  # after
+
+Arguments, properties and messages are those of TF-Agents 0.19. What our own observers take besides can be given by
+keyword: `timeout_s`, `end_of_episode`, `windows`, ...
+
+    here                               is
+    ---------------------------------  -------------------
+    ReverbAddTrajectoryObserver        TrajectoryObserver
+    ReverbTrajectorySequenceObserver   SequenceObserver
+    ReverbAddEpisodeObserver           EpisodeObserver
+
+The same calls give the same items, but for four faults of TF-Agents: docs/compatibility.md has an example of each.
+
+Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py` (behaviour, 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tree
+
+from reverb_writer.client import Client, as_client
+from reverb_writer.errors import ClosedError, StructureError
+from reverb_writer.observers import EpisodeObserver, Observer, SequenceObserver, TrajectoryObserver
+from reverb_writer.priorities import Priority
+
+__all__ = [
+    "FlattenedTrajectoryError",
+    "NoWriterError",
+    "ReverbAddEpisodeObserver",
+    "ReverbAddTrajectoryObserver",
+    "ReverbTrajectorySequenceObserver",
+]
+
+
+class NoWriterError(ClosedError, ValueError):
+    """The observer is closed; a ValueError as well, which is what TF-Agents raises."""
+
+
+class FlattenedTrajectoryError(StructureError, TypeError):
+    """A trajectory came as a flat list of leaves, and nothing tells which leaf is what."""
+
+
+class _ReverbObserver(Observer):
+    """What TF-Agents' observers have in common, and ours have not; stands before one of ours among the bases."""
+
+    @property
+    def py_client(self) -> Any:
+        """The client, as it was given."""
+        return self.client
+
+    def get_table_signature(self) -> Any:
+        """Return the signature of the first table, as `py_client` tells it.
+
+        Returns:
+            A nest of `tf.TensorSpec` from a `reverb.Client`, else of `ArraySpec`; None if the table has none.
+
+        Raises:
+            ReplayTimeoutError, ServerUnavailableError: no answer in time. A `reverb.Client` has errors of its own.
+        """
+        if isinstance(self.py_client, str):
+            with Client(self.py_client) as client:
+                return self._signature(client)
+        return self._signature(self.py_client)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all windows that are complete are confirmed by the server.
+
+        Raises:
+            NoWriterError: the observer is closed.
+            ReplayTimeoutError, ServerUnavailableError: not in time.
+        """
+        try:
+            super().flush(timeout_s)
+        except ClosedError as error:
+            raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
+
+    def __call__(self, trajectory: Any, *, end_of_episode: bool | None = None) -> None:
+        """Write a step.
+
+        Args:
+            trajectory: a `Trajectory` of TF-Agents or of ours, without batch dimension. A list or tuple is a flattened
+                one: its leaves, in the order of `tree.flatten`, to be put into the structure of the first step, or of
+                the table's signature.
+            end_of_episode: whether it is the last of its episode; None to read `step_type`.
+
+        Raises:
+            NoWriterError: the observer is closed.
+            FlattenedTrajectoryError: it is flat, and its structure is not known or has other leaves.
+            StructureError: a leaf differs from the first step's; named by path.
+            ReplayTimeoutError: no room in flight within the time-out.
+        """
+        if type(trajectory) in (list, tuple):
+            trajectory = self._unflatten(trajectory)
+        try:
+            super().__call__(trajectory, end_of_episode=end_of_episode)  # type: ignore[misc]  # our observer's
+        except ClosedError as error:
+            raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
+
+    def reset(self, write_cached_steps: bool = True) -> None:
+        """End the episode here; open the observer if it is closed.
+
+        Args:
+            write_cached_steps: whether to write what no window holds yet.
+
+        Raises:
+            SpecError: too few steps are cached for a window, without padding. Nothing changed.
+        """
+        self.open()
+        super().reset(write_cached_steps)  # type: ignore[misc]  # our observer's
+
+    def _signature(self, client: Any) -> Any:
+        # The time-out is the first argument of both clients' methods, by different names; dm-reverb's wants an integer.
+        tables = client.server_info(math.ceil(self._session.timeout_s))
+        return tables[self._session.targets[0].tables[0]].signature
+
+    def _unflatten(self, leaves: Sequence[Any]) -> Any:
+        if self._structure is None:
+            client, owned = as_client(self.py_client)
+            try:
+                example = self._signature(client)
+            finally:
+                if owned:
+                    client.close()
+        else:
+            example = self._structure.example
+        if not hasattr(example, "step_type"):
+            raise FlattenedTrajectoryError(
+                f"a flattened trajectory of {len(leaves)} leaves, but which leaf is the step type is not known. Pass a "
+                "`Trajectory` first, or give the table a signature."
+            )
+        if len(leaves) != len(tree.flatten(example)):
+            raise FlattenedTrajectoryError(
+                f"a flattened trajectory of {len(leaves)} leaves, expected {len(tree.flatten(example))}: "
+                f"{', '.join('/'.join(map(str, path)) for path, _ in tree.flatten_with_path(example))}."
+            )
+        return tree.unflatten_as(example, leaves)
+
+
+class ReverbAddTrajectoryObserver(_ReverbObserver, TrajectoryObserver):
+    """Write fixed-length windows that never cross an episode's end; see `TrajectoryObserver`."""
+
+    def __init__(
+        self,
+        py_client: Any,
+        table_name: str | Sequence[str],
+        sequence_length: int,
+        stride_length: int = 1,
+        priority: Priority = 1,
+        pad_end_of_episodes: bool = False,
+        tile_end_of_episodes: bool = False,
+        **options: Any,
+    ) -> None:
+        """Find the tables and open the stream.
+
+        Args:
+            py_client: a `reverb.Client`, an `rw.Client` or an address.
+            table_name: the table, or several that get the same windows.
+            sequence_length: L, steps in a window, >= 1.
+            stride_length: S, steps from one window's start to the next one's, >= 1.
+            priority: of every item, finite and >= 0, or a function of the window.
+            pad_end_of_episodes: pad an episode that is shorter than L.
+            tile_end_of_episodes: with the former: pad until the last window begins with the last step.
+            **options: what `TrajectoryObserver` takes besides.
+
+        Raises:
+            SpecError: an argument can never work; a ValueError.
+            StructureError: a table is not there; a ValueError.
+            ServerUnavailableError: no server answers within the time-out.
+        """
+        super().__init__(
+            py_client,
+            table_name,
+            sequence_length,
+            stride_length,
+            priority,
+            pad_end_of_episodes,
+            tile_end_of_episodes,
+            **options,
+        )
+
+
+class ReverbTrajectorySequenceObserver(_ReverbObserver, SequenceObserver):
+    """Write fixed-length windows over the whole stream of steps, across ends of episodes; see `SequenceObserver`."""
+
+    def __init__(
+        self,
+        py_client: Any,
+        table_name: str | Sequence[str],
+        sequence_length: int,
+        stride_length: int = 1,
+        priority: Priority = 1,
+        pad_end_of_episodes: bool = False,
+        tile_end_of_episodes: bool = False,
+        **options: Any,
+    ) -> None:
+        """Find the tables and open the stream; arguments as for `ReverbAddTrajectoryObserver`."""
+        super().__init__(
+            py_client,
+            table_name,
+            sequence_length,
+            stride_length,
+            priority,
+            pad_end_of_episodes,
+            tile_end_of_episodes,
+            **options,
+        )
+
+
+class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
+    """Write each episode as one item of its own length; see `EpisodeObserver`."""
+
+    def __init__(
+        self,
+        py_client: Any,
+        table_name: str | Sequence[str],
+        max_sequence_length: int,
+        priority: Priority = 1,
+        bypass_partial_episodes: bool = False,
+        **options: Any,
+    ) -> None:
+        """Find the tables and open the stream.
+
+        Args:
+            py_client: a `reverb.Client`, an `rw.Client` or an address.
+            table_name: the table, or several.
+            max_sequence_length: steps in an episode at most, boundary step included, >= 1.
+            priority: of every item, finite and >= 0, or a function of the episode.
+            bypass_partial_episodes: whether a longer episode is dropped, not refused.
+            **options: what `EpisodeObserver` takes besides.
+
+        Raises:
+            SpecError, StructureError, ServerUnavailableError: as for `ReverbAddTrajectoryObserver`.
+        """
+        super().__init__(py_client, table_name, max_sequence_length, priority, bypass_partial_episodes, **options)

@@ -1,0 +1,181 @@
+"""One observer for many environments that step together: lanes of independent episodes over one stream."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import StructureError
+from reverb_writer.observers import Observer, columns_of, packer
+from reverb_writer.priorities import Priority
+from reverb_writer.session import StreamOptions
+from reverb_writer.steps import StepStructure
+from reverb_writer.targets import Target, chunk_length_for, end_of_episode_mode, window_targets
+from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.writer import SequenceWriter
+
+__all__ = ["VectorObserver"]
+
+_REQUEST_ITEMS = 128
+"""Windows of a lane that are encoded together: smaller than one observer's, for there are many lanes."""
+
+
+class VectorObserver(Observer):
+    """Write the windows of N environments; each is a lane with episodes of its own.
+
+    A call takes leaves [N, ...] and costs little more than one for a single environment: a leaf is copied to all lanes
+    at once. Called from one thread at a time; a context manager.
+
+    Example:
+        observer = rw.VectorObserver(client, "replay", sequence_length=20, num_envs=64)
+        observer({"obs": obs, "reward": reward}, end_of_episode=terminated | truncated)
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        table_name: str | Sequence[str] | None = None,
+        sequence_length: int | None = None,
+        stride_length: int = 1,
+        priority: Priority = 1.0,
+        pad_end_of_episodes: bool = False,
+        tile_end_of_episodes: bool = False,
+        *,
+        num_envs: int,
+        end_of_episode: EndOfEpisode | str | None = None,
+        windows: Mapping[str, WindowSpec | Target] | None = None,
+        spec: Any = None,
+        mask: bool = False,
+        timeout_s: float | None = None,
+        **options: Any,
+    ) -> None:
+        """Find the tables and open the stream; arguments and errors as for `TrajectoryObserver`, but for two.
+
+        `num_envs` is N, the environments that step together, >= 1. `spec` is of one of them, without N.
+        """
+        self._num_envs = integer("num_envs", num_envs, minimum=1)
+        self._lock = threading.RLock()
+        self._lanes: list[SequenceWriter] = []
+        self._blocks: list[np.ndarray[Any, Any]] = []
+        mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
+        targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
+        super().__init__(client, targets, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
+        if spec is not None:
+            self._start(spec, is_spec=True)
+
+    def __call__(self, step: Any, *, end_of_episode: Any = None) -> None:
+        """Write a step of every environment.
+
+        Args:
+            step: a `Trajectory`, or any nest, with leaves [N, ...]; copied.
+            end_of_episode: [N] booleans, which of them are the last of their episode; None to read `step_type` or
+                `is_last`.
+
+        Raises:
+            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
+            ReplayTimeoutError: no room in flight within the time-out; names the cause. Nothing changed.
+            ClosedError: after `close()`, or in a forked child.
+        """
+        session = self._session
+        session.wait_for_room()
+        last = None if end_of_episode is None else np.asarray(end_of_episode, bool)
+        if last is not None and last.shape != (self._num_envs,):
+            raise StructureError(
+                f"`end_of_episode` has shape {last.shape}, expected ({self._num_envs},): one an environment."
+            )
+        if not self._lanes:
+            self._start(step)
+        structure = self._structure
+        assert structure is not None  # noqa: S101  # `_start` has set it
+        leaves = structure.flatten(step, session.num_steps // self._num_envs)
+        if last is None:
+            last = structure.ends_episode(leaves)
+        if self._mask:
+            leaves = [*leaves, np.ones(self._num_envs, bool)]
+        if any(callable(target.priority) for target in session.targets):
+            self._append_one_by_one(leaves, last)
+        else:
+            self._append_together(leaves, last)
+        session.num_steps += self._num_envs
+
+    def reset(self, write_cached_steps: bool = True, lanes: Sequence[int] | None = None) -> None:
+        """End the episodes of some environments here.
+
+        Args:
+            write_cached_steps: as for `TrajectoryObserver.reset`; a lane with too few steps drops and counts them.
+            lanes: numbers of the environments, 0..N-1; None for all.
+        """
+        self._session.stream.check()
+        last = self._num_envs - 1
+        chosen = [integer("lanes", n, minimum=0, maximum=last) for n in (range(last + 1) if lanes is None else lanes)]
+        if self._lanes:
+            self._session.wait_for_room()
+            for lane in chosen:
+                self._end_lane(self._lanes[lane], align=write_cached_steps, discard=not write_cached_steps)
+
+    def _start(self, example: Any, *, is_spec: bool = False) -> None:
+        structure = self._structure or StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
+        columns = columns_of(structure, self._mask)
+        self._session.check_columns(columns)
+        options, targets = self._session.options, self._session.targets
+        length = options.chunk_length or chunk_length_for([target.spec for target in targets])
+        self._blocks = [
+            np.zeros((self._num_envs, length, *shape), dtype)
+            for shape, dtype in zip(columns.shapes, columns.dtypes, strict=True)
+        ]
+        self._lanes = [
+            SequenceWriter(
+                self._session.stream,
+                columns.dtypes,
+                columns.shapes,
+                targets,
+                padding_step=[*structure.padding_step(), *([np.False_] if self._mask else [])],
+                pack=packer(structure, self._mask),
+                chunk_length=length,
+                request_items=_REQUEST_ITEMS,
+                buffers=[block[lane] for block in self._blocks],
+                lock=self._lock,
+            )
+            for lane in range(self._num_envs)
+        ]
+        self._session.add_writers(self._lanes)
+        self._structure = structure
+
+    def _append_together(self, leaves: Sequence[Any], last: np.ndarray[Any, Any]) -> None:
+        with self._lock:
+            lanes = np.arange(self._num_envs)
+            fills = [lane.fill for lane in self._lanes]
+            at = fills[0] if fills.count(fills[0]) == self._num_envs else None
+            for block, leaf in zip(self._blocks, leaves, strict=True):
+                if at is None:
+                    block[lanes, fills] = leaf
+                else:
+                    block[:, at] = leaf
+            for lane in self._lanes:
+                lane.advance()
+            for index in np.flatnonzero(last):
+                self._end_lane(self._lanes[index])
+
+    def _append_one_by_one(self, leaves: Sequence[Any], last: np.ndarray[Any, Any]) -> None:
+        """Ask each lane's priority functions about its own step."""
+        steps = [([leaf[index] for leaf in leaves], bool(last[index])) for index in range(self._num_envs)]
+        with self._lock:
+            plans = [lane.plan(step, last=ends) for lane, (step, ends) in zip(self._lanes, steps, strict=True)]
+            for lane, (step, ends), plan in zip(self._lanes, steps, plans, strict=True):
+                dropped = lane.append(step, last=ends, plan=plan)
+                self._session.num_episodes += ends
+                self._session.drop(dropped)
+
+    def _end_lane(self, lane: SequenceWriter, *, align: bool = False, discard: bool = False) -> None:
+        if lane.num_steps:
+            self._session.drop(lane.end_episode(align=align, discard=discard))
+            self._session.num_episodes += 1
+
+    def _end_all(self) -> None:
+        for lane in self._lanes:
+            self._end_lane(lane, discard=True)
+        self._lanes = []

@@ -1,0 +1,1 @@
+"""Reverb's protocol and nothing else: no windows, no observers."""

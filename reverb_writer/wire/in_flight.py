@@ -1,0 +1,226 @@
+"""What is on its way to the server: requests queued and sent, and the chunks that they share. No I/O, no threads.
+
+    add -> queued --take_message--> sent --acknowledge--> gone
+             ^                        |
+             +-------- requeue -------+   (the connection was lost)
+
+The server forgets a chunk unless each request that brings items names it among those to keep, and refuses a request
+that names one it does not have. So a chunk is counted by those who may still name it: requests in the queue, and
+writers that hold it for windows to come. What no one counts is not kept.
+
+A call that raises has changed nothing. Not thread-safe: the stream holds a lock.
+
+Source: reverb/cc/reverb_service_impl.cc, InsertStream.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.wire.items import encode_keep_keys
+
+__all__ = ["InFlight", "InsertRequest", "InsertStats"]
+
+
+@dataclass(eq=False)
+class InsertRequest:
+    """Items that were encoded together, and the chunks that they need.
+
+    Attributes:
+        tables: names of the tables that the items go to.
+        rows: (item keys, one encoded item a row), as `encode_items` makes them.
+        chunks: encoded chunks by key, all that the items name, in the order of their steps.
+        num_bytes: what the request adds to the memory held: its rows and the chunks that no earlier request had.
+    """
+
+    tables: frozenset[str]
+    rows: list[tuple[list[int], npt.NDArray[np.uint8]]]
+    chunks: dict[int, bytes]
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        """Start with nothing acknowledged."""
+        self.unacknowledged = {key for keys, _ in self.rows for key in keys}
+        self.num_items = len(self.unacknowledged)
+
+    def remaining_rows(self) -> list[bytes]:
+        """Return the bytes of the items that are not acknowledged."""
+        if len(self.unacknowledged) == self.num_items:
+            return [rows.tobytes() for _, rows in self.rows]
+        return [rows[[key in self.unacknowledged for key in keys]].tobytes() for keys, rows in self.rows]
+
+
+@dataclass(frozen=True)
+class InsertStats:
+    """What an insert stream has done so far; cumulative but for the pending ones.
+
+    Attributes:
+        items: items written to the stream.
+        acknowledged_items: of them, those that the server has confirmed.
+        pending_items: of them, those that it has not, yet.
+        pending_bytes: what they and their chunks occupy here.
+        dropped_items: of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time.
+        blocked_s: seconds that callers have waited, for room or for confirmation.
+        reconnects: connections made again after a loss.
+        server_restarts: of them, those that found a server started anew.
+    """
+
+    items: int = 0
+    acknowledged_items: int = 0
+    pending_items: int = 0
+    pending_bytes: int = 0
+    dropped_items: int = 0
+    blocked_s: float = 0.0
+    reconnects: int = 0
+    server_restarts: int = 0
+
+
+class InFlight:
+    """Requests on their way, and the counters of what became of them.
+
+    Attributes:
+        items: items added.
+        acknowledged: of them, those that the server has confirmed.
+        dropped: of them, those given up.
+        pending_bytes: memory of those that are neither.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing on its way."""
+        self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
+        self._queued: collections.deque[InsertRequest] = collections.deque()
+        self._sent: collections.deque[InsertRequest] = collections.deque()
+        self._references: dict[int, int] = {}
+        self._on_server: set[int] = set()
+
+    @property
+    def pending(self) -> int:
+        """Items neither acknowledged nor dropped."""
+        return self.items - self.acknowledged - self.dropped
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether a message could be taken."""
+        return bool(self._queued)
+
+    @property
+    def sent_items(self) -> int:
+        """Items whose acknowledgements are to come."""
+        return sum(len(request.unacknowledged) for request in self._sent)
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether acknowledgements are to come."""
+        return bool(self._sent)
+
+    def stats(self, blocked_s: float, reconnects: int, server_restarts: int) -> InsertStats:
+        """Return the counters, with what the stream has counted."""
+        return InsertStats(
+            items=self.items,
+            acknowledged_items=self.acknowledged,
+            pending_items=self.pending,
+            pending_bytes=self.pending_bytes,
+            dropped_items=self.dropped,
+            blocked_s=blocked_s,
+            reconnects=reconnects,
+            server_restarts=server_restarts,
+        )
+
+    def tables(self) -> set[str]:
+        """Return the tables that pending items go to."""
+        return {table for request in (*self._sent, *self._queued) for table in request.tables}
+
+    def hold(self, chunk_keys: Iterable[int]) -> None:
+        """Have the server keep these chunks, once it has them, until `release`."""
+        for key in chunk_keys:
+            self._references[key] = self._references.get(key, 0) + 1
+
+    def release(self, chunk_keys: Iterable[int]) -> None:
+        """Take back `hold`."""
+        for key in chunk_keys:
+            count = self._references[key] - 1
+            if count:
+                self._references[key] = count
+            else:
+                del self._references[key]
+
+    def add(self, request: InsertRequest) -> None:
+        """Queue a request."""
+        self.hold(request.chunks)
+        self._queued.append(request)
+        self.items += request.num_items
+        self.pending_bytes += request.num_bytes
+
+    def take_message(self, num_bytes: int) -> bytes:
+        """Take requests from the queue until they make `num_bytes` or it is empty; return them as one message.
+
+        Chunks that the server has on this connection are left out.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while self._queued and size < num_bytes:
+            request = self._queued.popleft()
+            for key, chunk in request.chunks.items():
+                if key not in self._on_server:
+                    self._on_server.add(key)
+                    parts.append(chunk)
+                    size += len(chunk)
+            for rows in request.remaining_rows():
+                parts.append(rows)
+                size += len(rows)
+            self.release(request.chunks)
+            self._sent.append(request)
+        self._on_server.intersection_update(self._references)
+        parts.append(encode_keep_keys(list(self._on_server)))
+        return b"".join(parts)
+
+    def acknowledge(self, keys: set[int]) -> None:
+        """Take the server's word for these items; keys that are not on their way are ignored."""
+        expected, finished = len(keys), False
+        for request in self._sent:
+            before = len(request.unacknowledged)
+            request.unacknowledged -= keys
+            expected -= before - len(request.unacknowledged)
+            if not request.unacknowledged:
+                finished = True
+                self.pending_bytes -= request.num_bytes
+            if not expected:
+                break
+        self.acknowledged += len(keys) - expected
+        if finished:
+            self._sent = collections.deque(request for request in self._sent if request.unacknowledged)
+
+    def requeue(self) -> None:
+        """Put all that is sent and not acknowledged back to the head of the queue, in order: the server is another."""
+        for request in reversed(self._sent):
+            self.hold(request.chunks)
+            self._queued.appendleft(request)
+        self._sent.clear()
+        self._on_server.clear()
+
+    def drop_oldest(self) -> bool:
+        """Give up the oldest request in the queue, but not the newest; return whether there was one.
+
+        What is sent cannot be taken back.
+        """
+        if len(self._queued) <= 1:
+            return False
+        request = self._queued.popleft()
+        self.release(request.chunks)
+        self.dropped += len(request.unacknowledged)
+        self.pending_bytes -= request.num_bytes
+        return True
+
+    def drop_all(self) -> int:
+        """Give up everything pending; return how many items that is."""
+        undelivered = self.pending
+        self.dropped += undelivered
+        self.pending_bytes = 0
+        self._queued.clear()
+        self._sent.clear()
+        return undelivered

@@ -1,0 +1,406 @@
+"""One insert stream: what is written arrives once, or the caller is told why not.
+
+    write() -> InFlight -> gRPC's thread takes messages -> server -> acknowledgements, read by the stream's thread
+
+A writing thread never waits for the network; when too much is in flight it waits for room, before it does the work.
+When the connection is lost, all that is not acknowledged is sent again with the same keys: the server replaces an item
+whose key it knows, so nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+import grpc
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import (
+    ClosedError,
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    SpecError,
+    StructureError,
+)
+from reverb_writer.wire import lifetime, messages
+from reverb_writer.wire.channel import Channel, describe
+from reverb_writer.wire.in_flight import InFlight, InsertRequest, InsertStats
+from reverb_writer.wire.inquiry import Heartbeat, Inquiry
+from reverb_writer.wire.server_info import (
+    request_server_info,
+    unknown_table,
+)
+
+__all__ = ["InsertStream", "OnBlock"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+OnBlock = Literal["wait", "raise", "drop_oldest"]
+
+_MESSAGE_BYTES = 1 << 20
+_GATHER_S = 0.005
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 2.0
+_PROBE_TIMEOUT_S = 5.0
+_LOG_EVERY_S = 10.0
+
+
+class InsertStream:
+    """A stream of items to one server, bounded in flight, that survives lost connections and restarts.
+
+    Thread-safe; several writers may share one. A context manager.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        *,
+        max_in_flight_items: int = 16_384,
+        max_in_flight_bytes: int = 128 << 20,
+        on_block: OnBlock = "wait",
+        tick_s: float = 0.25,
+    ) -> None:
+        """Start the stream's threads; the connection is opened when there is something to send.
+
+        Args:
+            channel: the connection; not closed by the stream.
+            max_in_flight_items: unconfirmed items at which writers must wait, >= 1. One request may exceed it.
+            max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
+            on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
+                give up the oldest items that gRPC has not taken over yet.
+            tick_s: how often `on_tick` callbacks run, seconds.
+
+        Raises:
+            SpecError: a bound is < 1 or `on_block` is none of the three.
+        """
+        self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
+        self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)
+        if on_block not in ("wait", "raise", "drop_oldest"):
+            raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {on_block!r}.")
+        self.channel = channel
+        self.on_block = on_block
+        self.blocked = False
+        self._tick_s = tick_s
+        self._make_locks()
+        self._ended = threading.Event()
+        self._flight = InFlight()
+        self._connection = 0  # even while down; the generator of an old connection sees that it is not the current one
+        self._call: Any = None
+        self._fault: tuple[type[Exception], str] | None = None
+        self._state_id: int | None = None
+        self._heard_at = time.monotonic()
+        self._down: str | None = None
+        self._on_tick: list[Callable[[], None]] = []
+        self._blocked_s = 0.0
+        self._reconnects = self._restarts = 0
+        self._dropping = False
+        self._threads = [
+            threading.Thread(target=target, name=f"reverb-writer-{target.__name__.strip('_')}", daemon=True)
+            for target in (self._run, self._tick)
+        ]
+        for thread in self._threads:
+            thread.start()
+        lifetime.watch(self)
+
+    def after_fork(self) -> None:
+        """Refuse all use in a forked child, and let go of locks that a thread of the parent may have held."""
+        self.blocked = True
+        self._make_locks()
+
+    def _make_locks(self) -> None:
+        # Reentrant, for `abandon` may be called by the garbage collector, in whichever thread that happens to run.
+        self._lock = threading.RLock()
+        self._work = threading.Condition(self._lock)  # something to send
+        self._progress = threading.Condition(self._lock)  # something confirmed, or no hope that it will be
+
+    # ------------------------------------------------------------------------------------------ for writers
+
+    def check(self) -> None:
+        """Raise what keeps the stream from ever delivering: closed, forked, or refused by the server."""
+        self.channel.check_usable()
+        if self._closed:
+            raise ClosedError("the insert stream is closed. Open the observer again, or make a new writer.")
+        self._raise_fault()
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            kind, text = self._fault
+            raise kind(text)  # a new one each time: an exception that is raised again keeps all its frames alive
+
+    def wait_for_room(self, timeout_s: float) -> None:
+        """Return when nothing speaks against writing: `blocked` is False; do as `on_block` says if it is not.
+
+        `blocked` may be read before, to save the call: it is True when a bound is reached, and after `close`, a fork or
+        a refusal by the server.
+
+        Raises:
+            ReplayTimeoutError: no room within `timeout_s` seconds (at once under "raise"); names the cause.
+            ServerUnavailableError: likewise, and there is no server.
+        """
+        self.check()
+        self._wait(lambda: not self.blocked, 0.0 if self.on_block == "raise" else timeout_s)
+
+    def write(self, request: InsertRequest) -> None:
+        """Queue a request; never waits. Call `wait_for_room` before the work that leads to it."""
+        with self._lock:
+            self._flight.add(request)
+            if self._closed:  # by another thread, in the meantime
+                self._flight.drop_all()
+            while self._update() and self.on_block == "drop_oldest":
+                if not self._flight.drop_oldest():
+                    break
+                if not self._dropping:
+                    self._dropping = True
+                    _LOG.warning("%s: in-flight window full, oldest items are dropped.", self.channel.address)
+            self._work.notify_all()
+
+    def hold(self, chunk_key: int) -> None:
+        """Have the server keep a chunk for items still to come."""
+        with self._lock:
+            self._flight.hold([chunk_key])
+
+    def release(self, chunk_keys: Iterable[int]) -> None:
+        """Take back `hold`."""
+        with self._lock:
+            self._flight.release(chunk_keys)
+
+    def flush(self, timeout_s: float, request: InsertRequest | None = None) -> None:
+        """Return when everything written so far, or this one request, is acknowledged.
+
+        Raises:
+            ReplayTimeoutError: not within `timeout_s` seconds; names the cause with its numbers. Nothing is lost by it.
+            ServerUnavailableError: likewise, and there is no server.
+        """
+        self.check()
+        self._wait(lambda: not (self.pending_items if request is None else request.unacknowledged), timeout_s)
+
+    def on_tick(self, callback: Callable[[], None]) -> None:
+        """Run `callback` every `tick_s` seconds in the stream's thread until the stream is closed."""
+        with self._lock:
+            self._on_tick.append(callback)
+
+    @property
+    def _closed(self) -> bool:
+        return self._ended.is_set()
+
+    @property
+    def pending_items(self) -> int:
+        """Items not yet acknowledged."""
+        return self._flight.pending
+
+    def stats(self) -> InsertStats:
+        """Return the counters so far."""
+        with self._lock:
+            return self._flight.stats(self._blocked_s, self._reconnects, self._restarts)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Deliver what is pending, then end the stream. Idempotent; does nothing in a forked child.
+
+        Raises:
+            ReplayTimeoutError: items were left after `timeout_s` seconds; says how many and why. The stream is closed.
+            ServerUnavailableError: likewise, and there is no server.
+        """
+        if self._closed or self.channel.is_forked:
+            return
+        try:
+            self._wait(lambda: not self.pending_items, timeout_s)
+        except ClosedError:
+            if not self._closed:  # then it is the client that was closed, too early
+                raise
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """End the stream at once and give up what is pending, with a line in the log that says how much. Idempotent."""
+        if self._closed or self.channel.is_forked:
+            return
+        with self._lock:
+            self._ended.set()
+            self._update()
+            undelivered = self._flight.drop_all()
+            self._work.notify_all()
+            self._progress.notify_all()
+            self._connection += 1
+            if self._call is not None:
+                self._call.cancel()
+        if undelivered:
+            _LOG.error("%s: closed with %d items undelivered.", self.channel.address, undelivered)
+
+    def __enter__(self) -> InsertStream:
+        """Return the stream itself."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close; while another error is under way, at once."""
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
+
+    def _update(self) -> bool:
+        """Refresh `blocked`; return whether the bounds are reached."""
+        full = self._flight.pending >= self._max_items or self._flight.pending_bytes >= self._max_bytes
+        self.blocked = self._closed or self._fault is not None or (full and self.on_block != "drop_oldest")
+        return full
+
+    # ------------------------------------------------------------------------------------------ threads
+
+    def _outgoing(self, connection: int) -> Iterator[bytes]:
+        """Feed gRPC; runs in its thread, until the connection is not the current one any more."""
+        while True:
+            with self._lock:
+                self._work.wait_for(lambda: self._may_send() or self._connection != connection)
+                if self._connection != connection:
+                    return
+                message = self._flight.take_message(_MESSAGE_BYTES)
+                small = len(message) < _MESSAGE_BYTES
+            yield message
+            # Each message costs both sides as much as dozens of items do: let some gather, as TCP does.
+            if small:
+                time.sleep(_GATHER_S)
+
+    def _may_send(self) -> bool:
+        """Whether gRPC may take a message. What it has taken cannot be dropped, so it takes no more than half then."""
+        half_full = self.on_block == "drop_oldest" and 2 * self._flight.sent_items >= self._max_items
+        return self._flight.has_queued and not half_full
+
+    def _run(self) -> None:
+        """Keep a connection while there is something to send, and read acknowledgements."""
+        failures = 0
+        while True:
+            with self._lock:
+                self._work.wait_for(lambda: self._flight.has_queued or self._closed)
+            if self._closed:
+                return
+            try:
+                self._probe()
+                with self._lock:
+                    if self._closed:
+                        return
+                    self._connection += 1
+                    self._call = self.channel.stream(messages.INSERT_STREAM, self._outgoing(self._connection))
+                for reply in self._call:
+                    self._acknowledge(set(messages.InsertStreamResponse.FromString(reply).keys))
+                    failures = 0
+            except ClosedError:
+                self.abandon()
+                return
+            except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it, not this thread
+                self._disconnected(error)
+            else:
+                self._disconnected(ServerUnavailableError("the server ended the stream"))
+            longest = min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2**failures)
+            failures += 1
+            self._ended.wait(random.uniform(longest / 2, longest))  # noqa: S311  # jitter, no secret
+
+    def _acknowledge(self, keys: set[int]) -> None:
+        with self._lock:
+            self._heard_at = time.monotonic()
+            self._flight.acknowledge(keys)
+            self._update()
+            self._progress.notify_all()
+            if self.on_block == "drop_oldest":
+                self._work.notify_all()
+
+    def _probe(self) -> None:
+        """Find the server, see whether it is still the same one, and whether it has the tables."""
+        info = request_server_info(self.channel, _PROBE_TIMEOUT_S)
+        with self._lock:
+            tables = self._flight.tables()
+            if self._state_id not in (None, info.state_id):
+                self._restarts += 1
+                _LOG.warning(
+                    "%s: the server was restarted; sending the %d unconfirmed items again. What it held is gone unless "
+                    "it was restored from a checkpoint.",
+                    self.channel.address,
+                    self.pending_items,
+                )
+            self._state_id = info.state_id
+            self._heard_at = info.at
+        unknown_table(tables, info, self.channel.address)
+        with self._lock:
+            self._down = self._fault = None
+            self._update()
+
+    def _disconnected(self, error: Exception) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._connection += 1
+            self._call = None
+            reason = describe(error) if isinstance(error, grpc.RpcError) else str(error)
+            if self._down is None:
+                self._reconnects += 1
+                _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
+            self._down = reason
+            if isinstance(error, grpc.RpcError):
+                if error.code() in _REFUSALS:
+                    self._fault = ReverbWriterError, f"the server at {self.channel.address} refuses: {reason}."
+            elif not isinstance(error, ServerUnavailableError | ReplayTimeoutError):
+                self._fault = StructureError if isinstance(error, StructureError) else ReverbWriterError, reason
+            self._update()
+            self._flight.requeue()
+            self._work.notify_all()
+            self._progress.notify_all()
+
+    def _tick(self) -> None:
+        """Send what has waited long enough; end a connection that is dead although nothing said so."""
+        heartbeat = Heartbeat(self.channel)
+        while not self._ended.wait(self._tick_s):
+            with self._lock:
+                callbacks = list(self._on_tick)
+            try:
+                for callback in callbacks:
+                    callback()
+                heard_at = self._heard_at if self._flight.has_sent else math.inf
+                self._heard_at = max(self._heard_at, heartbeat.listen(heard_at, self._connection))
+                if heartbeat.stopped_in == self._connection and self._call is not None:
+                    self.channel.renew()
+                    self._call.cancel()
+            except ClosedError:
+                self.abandon()
+            except Exception:  # noqa: BLE001  # without this thread nothing would be sent in time any more
+                if not self._closed:
+                    _LOG.exception("%s: the stream's timer goes on after an error.", self.channel.address)
+
+    # ------------------------------------------------------------------------------------------ waiting
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until `done`, at most `timeout_s` seconds; ask the server meanwhile why it takes so long."""
+        start = logged_at = time.monotonic()
+        inquiry = Inquiry(self.channel, timeout_s)
+        with self._lock:
+            while not done():
+                waited = time.monotonic() - start
+                if self._closed or self._fault is not None or waited >= timeout_s:
+                    break
+                inquiry.proceed(waited)
+                if time.monotonic() - logged_at > _LOG_EVERY_S:
+                    logged_at = time.monotonic()
+                    _LOG.warning("%s: waiting for %.0f s: %s", self.channel.address, waited, self._why(inquiry))
+                self._progress.wait(min(0.05, timeout_s - waited))
+            self._blocked_s += time.monotonic() - start
+            if self._closed:
+                raise ClosedError("the insert stream was closed by another thread while this one waited.")
+            if done():
+                return
+            self._raise_fault()
+            tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
+            text = f"table {tables}: {self.pending_items} items unconfirmed after {timeout_s:.1f} s. "
+            text += self._why(inquiry)
+            raise (ServerUnavailableError if self._down is not None else ReplayTimeoutError)(text)
+
+    def _why(self, inquiry: Inquiry) -> str:
+        return inquiry.why_inserts_wait(self._flight.tables(), time.monotonic() - self._heard_at, self._down)

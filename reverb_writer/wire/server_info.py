@@ -1,0 +1,211 @@
+"""What a server tells about its tables, and what that says about a call that does not return.
+
+Source of the rate limiter's rule: reverb/cc/rate_limiter.cc (CanInsert, CanSample).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from reverb_writer.errors import StructureError
+from reverb_writer.wire import messages, signatures
+from reverb_writer.wire.channel import Channel, refused
+
+__all__ = [
+    "RateLimiterInfo",
+    "ServerInfo",
+    "TableInfo",
+    "parse_server_info",
+    "request_server_info",
+    "unknown_table",
+    "why_inserts_wait",
+]
+
+
+@dataclass(frozen=True)
+class RateLimiterInfo:
+    """A table's rate limiter and where it stands.
+
+    Attributes:
+        samples_per_insert: the ratio that it keeps.
+        min_diff: sampling waits while `diff` would fall below.
+        max_diff: inserting waits while `diff` would rise above.
+        min_size_to_sample: items that must be there before anything is sampled.
+        num_inserts: items inserted since the server started or the table was reset.
+        num_samples: items handed to samplers, those fetched ahead included.
+    """
+
+    samples_per_insert: float
+    min_diff: float
+    max_diff: float
+    min_size_to_sample: int
+    num_inserts: int
+    num_samples: int
+
+    @property
+    def diff(self) -> float:
+        """Inserts x samples_per_insert - samples, which the limiter keeps between `min_diff` and `max_diff`."""
+        return self.num_inserts * self.samples_per_insert - self.num_samples
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """One table of a server.
+
+    Attributes:
+        name: its name.
+        sampler: how items are chosen to be sampled: "uniform", "fifo", "lifo", "prioritized", "max_heap", "min_heap".
+        remover: how they are chosen to be removed.
+        max_size: items it holds at most.
+        max_times_sampled: samples after which an item is removed; 0 for no limit.
+        current_size: items it holds.
+        num_episodes: episodes that its items come from.
+        num_deleted_episodes: episodes of which no item is left.
+        num_unique_samples: items sampled at least once.
+        rate_limiter: its rate limiter.
+        signature: nest of `ArraySpec`, with the time dimension; None if it has none or one that cannot be read.
+        worker_time_ms: cumulative time of its worker thread in each state.
+    """
+
+    name: str
+    sampler: str
+    remover: str
+    max_size: int
+    max_times_sampled: int
+    current_size: int
+    num_episodes: int
+    num_deleted_episodes: int
+    num_unique_samples: int
+    rate_limiter: RateLimiterInfo
+    signature: Any
+    worker_time_ms: dict[str, int]
+
+    def blocks_inserts(self) -> bool:
+        """Return whether the rate limiter lets no further item in."""
+        limiter = self.rate_limiter
+        if self.current_size + 1 <= limiter.min_size_to_sample:
+            return False
+        return limiter.diff + limiter.samples_per_insert > limiter.max_diff
+
+    def blocks_samples(self) -> bool:
+        """Return whether the rate limiter lets no further item out."""
+        limiter = self.rate_limiter
+        return self.current_size < limiter.min_size_to_sample or limiter.diff - 1 < limiter.min_diff
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """A server's tables at one moment.
+
+    Attributes:
+        state_id: random at every start of the server.
+        tables: by name.
+        at: `time.monotonic()` when the answer came.
+    """
+
+    state_id: int
+    tables: dict[str, TableInfo]
+    at: float
+
+
+def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
+    """Ask the server for its tables.
+
+    Raises:
+        ServerUnavailableError: nothing answers at the address within `timeout_s` seconds.
+        ReplayTimeoutError: the server did not answer in time.
+        ReverbWriterError: what answers is no Reverb server, or lets this client not in.
+    """
+    try:
+        reply = channel.call(messages.SERVER_INFO, b"", timeout_s)
+    except grpc.RpcError as error:
+        raise refused(channel.address, error) from error
+    return parse_server_info(reply)
+
+
+def parse_server_info(reply: bytes) -> ServerInfo:
+    """Read a ServerInfoResponse."""
+    response = messages.ServerInfoResponse.FromString(reply)
+    tables = {table.name: _table_info(table) for table in response.table_info}
+    state = response.tables_state_id
+    return ServerInfo((state.high << 64) | state.low, tables, time.monotonic())
+
+
+def why_inserts_wait(before: ServerInfo, now: ServerInfo, tables: set[str]) -> str | None:
+    """Say which rate limiter blocks inserts into one of `tables`, with its numbers; None if none does."""
+    for name in sorted(tables & now.tables.keys()):
+        table = now.tables[name]
+        if table.blocks_inserts():
+            limiter = table.rate_limiter
+            text = (
+                f"The rate limiter of table `{name}` blocks inserts: inserts x {limiter.samples_per_insert:g} - "
+                f"samples = {limiter.diff:g}, max_diff {limiter.max_diff:g}"
+            )
+            seconds = now.at - before.at
+            earlier = before.tables.get(name)
+            if seconds >= 1 and earlier and earlier.rate_limiter.num_samples == limiter.num_samples:
+                text += f", and nothing has sampled for {seconds:.0f} s"
+            return f"{text}. Start the learner or raise `timeout_s`."
+    return None
+
+
+def unknown_table(tables: Iterable[str], info: ServerInfo, address: str) -> None:
+    """Refuse tables that the server does not have.
+
+    Raises:
+        StructureError: names them, and the tables that there are.
+    """
+    missing = sorted(set(tables) - info.tables.keys())
+    if missing:
+        there = ", ".join(f"`{name}`" for name in sorted(info.tables)) or "none"
+        raise StructureError(
+            f"table {', '.join(f'`{name}`' for name in missing)} is not on the server at {address}; it has {there}."
+        )
+
+
+def _table_info(table: Any) -> TableInfo:
+    limiter = table.rate_limiter_info
+    work = table.table_worker_time
+    return TableInfo(
+        name=table.name,
+        sampler=_selector(table.sampler_options),
+        remover=_selector(table.remover_options),
+        max_size=table.max_size,
+        max_times_sampled=table.max_times_sampled,
+        current_size=table.current_size,
+        num_episodes=table.num_episodes,
+        num_deleted_episodes=table.num_deleted_episodes,
+        num_unique_samples=table.num_unique_samples,
+        rate_limiter=RateLimiterInfo(
+            samples_per_insert=limiter.samples_per_insert,
+            min_diff=_unbounded(limiter.min_diff),
+            max_diff=_unbounded(limiter.max_diff),
+            min_size_to_sample=limiter.min_size_to_sample,
+            num_inserts=limiter.insert_stats.completed,
+            num_samples=limiter.sample_stats.completed,
+        ),
+        signature=signatures.decode(table.signature) if table.HasField("signature") else None,
+        worker_time_ms={
+            state: getattr(work, f"{state}_ms")
+            for state in ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
+        },
+    )
+
+
+def _unbounded(diff: float) -> float:
+    """Return infinity for the largest float, with which Reverb says that there is no bound."""
+    return math.copysign(math.inf, diff) if abs(diff) >= sys.float_info.max / 2 else diff
+
+
+def _selector(options: Any) -> str:
+    kind = options.WhichOneof("distribution")
+    if kind == "heap":
+        return "min_heap" if options.heap.min_heap else "max_heap"
+    return kind or "unknown"

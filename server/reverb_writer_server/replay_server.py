@@ -1,0 +1,99 @@
+"""`ReplayServer`: dm-reverb's server, on a port of its own, stopped when it should be."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from types import TracebackType
+
+import reverb
+from reverb.platform.default.checkpointers import DefaultCheckpointer
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import SpecError
+from reverb_writer.tables import TableConfig
+from reverb_writer_server.ports import free_port, in_use, reserved
+from reverb_writer_server.tables import reverb_table
+
+__all__ = ["ReplayServer"]
+
+
+class ReplayServer:
+    """Serve tables from this process until `stop()` or the end of the `with` block.
+
+        with ReplayServer([TableConfig("replay")]) as server:
+            client = reverb_writer.Client(server.address)
+
+    It listens on all interfaces and asks nobody who they are: keep its port where only friends reach it. What a client
+    asks to checkpoint goes to a temporary folder, which goes with the server.
+
+    Args:
+        tables: The tables to serve: at least one, no two of one name.
+        port: 1 to 65535, or None for a free one.
+
+    Attributes:
+        port: The port that it listens on.
+        address: "localhost:PORT", for clients on this machine.
+
+    Raises:
+        SpecError: There are no tables, two of one name or something else among them, or the port is out of range.
+        PortInUseError: Another process has the port.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(self, tables: Sequence[TableConfig], port: int | None = None) -> None:
+        """Start to serve; when this returns, clients can connect."""
+        _check(tables)
+        self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
+        self.address = f"localhost:{self.port}"
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        reverb_tables = [reverb_table(table) for table in tables]
+        with contextlib.ExitStack() as undo:
+            folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
+            with reserved(self.port):
+                try:
+                    server = reverb.Server(reverb_tables, self.port, DefaultCheckpointer(folder))
+                except ValueError as error:
+                    # The tables are checked, so it is the port: Reverb tells the reason to its log only.
+                    raise in_use(self.port) from error
+            undo.callback(server.stop)
+            self._undo = undo.pop_all()
+
+    def stop(self) -> None:
+        """End all streams, free the port and forget the data; does nothing the second time."""
+        with self._lock:
+            self._undo.close()
+        self._stopped.set()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until another thread has called `stop()`, and return whether that came true.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for ever, which must be said as there is no default.
+        """
+        return self._stopped.wait(timeout_s)
+
+    def __enter__(self) -> ReplayServer:
+        """Return the running server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+
+def _check(tables: Sequence[TableConfig]) -> None:
+    if not isinstance(tables, Sequence) or not all(isinstance(table, TableConfig) for table in tables):
+        raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
+    if not tables:
+        raise SpecError("`tables` must not be empty: a server needs a table to write to.")
+    twice = [name for name, count in Counter(table.name for table in tables).items() if count > 1]
+    if twice:
+        raise SpecError(f"`tables` must have different names, got {', '.join(twice)} more than once.")

@@ -1,0 +1,69 @@
+"""From `TableConfig` to the table that dm-reverb serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import reverb
+import tensorflow as tf
+import tree
+
+from reverb_writer.errors import SpecError
+from reverb_writer.tables import Prioritized, RateLimiter, Selector, TableConfig
+
+__all__ = ["reverb_table"]
+
+_SELECTORS = {
+    "fifo": reverb.selectors.Fifo,
+    "lifo": reverb.selectors.Lifo,
+    "uniform": reverb.selectors.Uniform,
+    "max_heap": reverb.selectors.MaxHeap,
+    "min_heap": reverb.selectors.MinHeap,
+}
+
+
+def reverb_table(config: TableConfig) -> reverb.Table:
+    """Return a new, empty table.
+
+    Raises:
+        SpecError: A leaf of the signature has no shape and dtype that TensorFlow knows.
+    """
+    return reverb.Table(
+        name=config.name,
+        sampler=_selector(config.sampler),
+        remover=_selector(config.remover),
+        max_size=config.max_size,
+        rate_limiter=_rate_limiter(config.rate_limiter),
+        max_times_sampled=config.max_times_sampled,
+        signature=_signature(config),
+    )
+
+
+def _selector(selector: Selector) -> Any:
+    if isinstance(selector, Prioritized):
+        return reverb.selectors.Prioritized(selector.exponent)
+    return _SELECTORS[selector]()
+
+
+def _rate_limiter(limiter: RateLimiter) -> Any:
+    balance = limiter.balance
+    return reverb.rate_limiters.RateLimiter(
+        samples_per_insert=balance.samples_per_insert,
+        min_size_to_sample=balance.min_size,
+        min_diff=balance.min_diff,
+        max_diff=balance.max_diff,
+    )
+
+
+def _signature(config: TableConfig) -> Any:
+    if config.signature is None:
+        return None
+
+    def spec(leaf: Any) -> tf.TensorSpec:
+        try:
+            return tf.TensorSpec(leaf.shape, leaf.dtype, getattr(leaf, "name", None) or None)
+        except (AttributeError, TypeError, ValueError) as error:
+            where, expected = f"table `{config.name}`: a leaf of `signature`", "an object with `shape` and `dtype`"
+            raise SpecError(f"{where} must be {expected}, such as ArraySpec, got {leaf!r}.") from error
+
+    return tree.map_structure(spec, config.signature)

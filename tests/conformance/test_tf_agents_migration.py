@@ -1,0 +1,289 @@
+"""The one-line migration: our observers where TF-Agents' were: its drivers, environments, readers, and names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import numpy as np
+import pytest
+import reverb
+import tensorflow as tf
+import tree
+from tf_agents.drivers import py_driver
+from tf_agents.environments import suite_gym, test_envs
+from tf_agents.policies import random_py_policy
+from tf_agents.replay_buffers import reverb_replay_buffer
+from tf_agents.replay_buffers import reverb_utils as theirs
+from tf_agents.specs import tensor_spec
+from tf_agents.trajectories import policy_step, trajectory
+
+import reverb_writer as rw
+from reverb_writer import tf_agents as ours
+
+from .serve import Table, serving
+from .trajectories import Steps, assert_same, labels, play, take
+
+SIDES = [(theirs, "theirs"), (ours, "ours")]
+
+
+def facts(client: Any, table: str) -> list[Any]:
+    """Read a queue: dtype, shape and bytes of each leaf of each item."""
+    num_items = client.server_info(timeout=20)[table].current_size
+    samples = list(client.sample(table, num_items, emit_timesteps=False)) if num_items else []
+    return [
+        (sample.info.priority, [(leaf.dtype.str, leaf.shape, leaf.tobytes()) for leaf in sample.data])
+        for sample in samples
+    ]
+
+
+def drive(environment: Any, observers: list[Any], *, max_steps: int) -> None:
+    policy = random_py_policy.RandomPyPolicy(environment.time_step_spec(), environment.action_spec(), seed=0)
+    driver = py_driver.PyDriver(environment, policy, observers, max_steps=max_steps)
+    driver.run(environment.reset())
+    for observer in observers:
+        observer.flush()
+    environment.close()
+
+
+# Behaviour A.2: an environment that counts, and the items that its episodes make.
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "flags", "steps_per_episode", "max_steps", "num_items"),
+    [
+        (2, 1, (False, False), 3, 4, 3),
+        (2, 2, (False, False), 3, 4, 2),
+        (4, 1, (True, True), 5, 11, 12),
+        (4, 2, (True, True), 5, 11, 6),
+        (4, 3, (True, True), 5, 11, 4),
+        (4, 4, (True, True), 5, 11, 4),
+        (4, 4, (True, False), 5, 11, 2),
+        (4, 4, (False, False), 5, 11, 2),
+    ],
+)
+def test_a_driver_gets_the_items_that_tf_agents_documents(
+    peer: Any,
+    length: int,
+    stride: int,
+    flags: tuple[bool, bool],
+    steps_per_episode: int,
+    max_steps: int,
+    num_items: int,
+) -> None:
+    with ExitStack() as stack:
+        observers = [
+            stack.enter_context(closing(module.ReverbAddTrajectoryObserver(peer, table, length, stride, 1, *flags)))
+            for module, table in SIDES
+        ]
+        drive(test_envs.CountingEnv(steps_per_episode), observers, max_steps=max_steps)
+        items = facts(peer, "ours")
+        assert len(items) == num_items
+        assert items == facts(peer, "theirs")
+        for observer in observers:  # the first step of the next episode is cached, and is padded if it may be
+            observer.reset(write_cached_steps=flags[0])
+            observer.flush()
+        assert len(facts(peer, "ours")) == len(facts(peer, "theirs")) == (1 if flags[0] else 0)
+
+
+def test_a_driver_gets_the_sequences_that_tf_agents_documents(peer: Any) -> None:
+    with ExitStack() as stack:
+        observers = [
+            stack.enter_context(closing(module.ReverbTrajectorySequenceObserver(peer, tables, 3, 3)))
+            for module, tables in ((theirs, ["theirs", "theirs_too"]), (ours, ["ours", "ours_too"]))
+        ]
+        drive(test_envs.CountingEnv(3), observers, max_steps=6)
+    expected = facts(peer, "theirs")
+    assert len(expected) == 2
+    assert [facts(peer, table) for table in ("theirs_too", "ours", "ours_too")] == [expected] * 3
+
+
+ENVIRONMENTS: dict[str, Callable[[], Any]] = {
+    "nested observations": lambda: test_envs.NestedCountingEnv(7),
+    "nested actions": lambda: test_envs.NestedCountingEnv(7, nested_action=True),
+    "tuples": lambda: test_envs.EpisodeCountingEnv(7),
+    "CartPole": lambda: suite_gym.load("CartPole-v1"),
+}
+
+
+@pytest.mark.parametrize("flags", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_real_environments_give_the_same_items(peer: Any, name: str, flags: tuple[bool, bool]) -> None:
+    with ExitStack() as stack:
+        observers = [
+            stack.enter_context(closing(module.ReverbAddTrajectoryObserver(peer, table, 5, 3, 1, *flags)))
+            for module, table in SIDES
+        ]
+        drive(ENVIRONMENTS[name](), observers, max_steps=200)
+    items = facts(peer, "theirs")
+    assert items
+    assert facts(peer, "ours") == items
+
+
+def test_real_episodes_give_the_same_items(peer: Any) -> None:
+    with ExitStack() as stack:
+        observers = [
+            stack.enter_context(closing(module.ReverbAddEpisodeObserver(peer, table, 501))) for module, table in SIDES
+        ]
+        drive(suite_gym.load("CartPole-v1"), observers, max_steps=200)
+    items = facts(peer, "theirs")
+    assert items
+    assert facts(peer, "ours") == items
+
+
+# Readers
+
+
+@pytest.fixture(scope="module")
+def signature() -> Any:
+    """A table signature as TF-Agents' tutorials make it: the spec of a step, with a leading dimension for time."""
+    environment = suite_gym.load("CartPole-v1")
+    spec = trajectory.from_transition(
+        environment.time_step_spec(), policy_step.PolicyStep(environment.action_spec()), environment.time_step_spec()
+    )
+    return tensor_spec.from_spec(spec)
+
+
+@pytest.fixture(scope="module")
+def signed(signature: Any) -> Iterator[str]:
+    """The address of a server with a table that has the signature."""
+    table = Table("signed", max_times_sampled=0, signature=tensor_spec.add_outer_dim(signature))
+    with serving([table]) as address:
+        yield address
+
+
+def test_tf_agents_replay_buffer_reads_our_items(signed: str, signature: Any) -> None:
+    client = reverb.Client(signed)
+    client.reset("signed")
+    with closing(ours.ReverbAddTrajectoryObserver(client, "signed", 2, 1)) as observer:
+        drive(suite_gym.load("CartPole-v1"), [observer], max_steps=50)
+    replay = reverb_replay_buffer.ReverbReplayBuffer(
+        signature, table_name="signed", sequence_length=2, server_address=signed, local_server=None
+    )
+    dataset = replay.as_dataset(sample_batch_size=4, num_steps=2)
+    batch, info = next(iter(dataset))
+    assert batch.observation.shape == (4, 2, 4)
+    assert info.key.shape == (4, 2)
+    assert np.all(batch.next_step_type[:, 0] == batch.step_type[:, 1])
+
+
+# What our classes are to their callers
+
+
+@pytest.mark.parametrize(
+    "name", ["ReverbAddTrajectoryObserver", "ReverbTrajectorySequenceObserver", "ReverbAddEpisodeObserver"]
+)
+def test_the_signature_is_the_one_that_tf_agents_tells(signed: str, name: str) -> None:
+    client = reverb.Client(signed)
+    with (
+        closing(getattr(theirs, name)(client, "signed", 3)) as other,
+        closing(getattr(ours, name)(client, ["signed"], 3)) as observer,
+    ):
+        assert observer.py_client is client
+        assert observer.get_table_signature() == other.get_table_signature()
+        expected = [
+            (tuple(spec.shape), spec.dtype.as_numpy_dtype) for spec in tf.nest.flatten(other.get_table_signature())
+        ]
+    with rw.Client(signed) as our_client:
+        for given in (our_client, signed):  # without TensorFlow the leaves are of another type
+            with closing(getattr(ours, name)(given, "signed", 3)) as observer:
+                assert observer.py_client is given
+                found = observer.get_table_signature()
+                assert found._fields == trajectory.Trajectory._fields
+                assert [(spec.shape, spec.dtype) for spec in tree.flatten(found)] == expected
+
+
+def test_tile_without_pad_is_refused_in_the_same_words(peer: Any) -> None:
+    for module, table in SIDES:
+        with pytest.raises(ValueError, match="Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`"):
+            module.ReverbAddTrajectoryObserver(peer, table, 4, tile_end_of_episodes=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["ReverbAddTrajectoryObserver", "ReverbTrajectorySequenceObserver", "ReverbAddEpisodeObserver"]
+)
+def test_a_closed_observer_refuses_in_the_same_words_until_it_is_opened(peer: Any, name: str) -> None:
+    for module, table in SIDES:
+        steps = Steps()
+        observer = getattr(module, name)(peer, table, 3)
+        observer.close()
+        observer.close()
+        for call in (observer.flush, lambda: observer(steps.episode(1)[0])):  # noqa: B023  # called in this iteration
+            with pytest.raises(ValueError, match=r"Could not obtain writer from py_client\."):
+                call()
+        observer.open()
+        observer.reset(write_cached_steps=False)  # TF-Agents' own remembers the refused step
+        play(observer, steps.episode(3))
+        observer.close()
+        observer.reset(write_cached_steps=False)  # opens it, too
+        play(observer, steps.episode(3))
+        observer.close()
+    items = take(peer, "theirs")
+    assert len(items) == 2
+    assert_same(take(peer, "ours"), items)
+
+
+def test_leaves_may_be_tensors(peer: Any) -> None:
+    script = [tf.nest.map_structure(tf.constant, step) for step in Steps().episode(6) + Steps().episode(2)]
+    for module, table in SIDES:
+        with closing(module.ReverbAddTrajectoryObserver(peer, table, 3, 1, 1, True, True)) as observer:
+            play(observer, script)
+    items = take(peer, "theirs")
+    assert items
+    assert_same(take(peer, "ours"), items)
+
+
+# Flattened trajectories, which TF-Agents' documentation promises and its code does not take
+
+
+def test_tf_agents_takes_no_flattened_trajectory(peer: Any) -> None:
+    with closing(theirs.ReverbAddTrajectoryObserver(peer, "theirs", 3)) as observer, pytest.raises(AttributeError):
+        observer(tf.nest.flatten(Steps().episode(1)[0]))
+
+
+@pytest.mark.parametrize("flat", [list, tuple])
+def test_a_flattened_trajectory_has_the_structure_of_the_first_step(peer: Any, flat: Callable[[Any], Any]) -> None:
+    script = Steps().episode(6) + Steps().episode(2)
+    with closing(theirs.ReverbAddTrajectoryObserver(peer, "theirs", 3, 1, 1, True, True)) as observer:
+        play(observer, script)
+    with closing(ours.ReverbAddTrajectoryObserver(peer, "ours", 3, 1, 1, True, True)) as observer:
+        play(observer, [script[0], *(flat(tf.nest.flatten(step)) for step in script[1:])])
+    assert_same(take(peer, "ours"), take(peer, "theirs"))
+
+
+@pytest.mark.parametrize("as_client", [reverb.Client, rw.Client, str])
+def test_a_flattened_trajectory_has_the_structure_of_the_signature(
+    signed: str, as_client: Callable[[str], Any]
+) -> None:
+    client = reverb.Client(signed)
+    client.reset("signed")
+    with closing(ours.ReverbAddTrajectoryObserver(as_client(signed), "signed", 3)) as observer:
+        for number, (kind, following) in enumerate([(0, 1), (1, 2), (2, 0)]):
+            observation = np.full(4, number, np.float32)
+            observer([np.int32(kind), observation, np.int64(0), np.int32(following), np.float32(1), np.float32(1)])
+    (sample,) = client.sample("signed", 1, emit_timesteps=False, unpack_as_table_signature=True)
+    assert sample.data.step_type.tolist() == [0, 1, 2]
+    assert sample.data.observation[:, 0].tolist() == [0, 1, 2]
+
+
+def test_a_flattened_trajectory_of_unknown_structure_is_refused(peer: Any) -> None:
+    steps = Steps().episode(3)
+    with closing(ours.ReverbAddTrajectoryObserver(peer, "ours", 3)) as observer:
+        with pytest.raises(TypeError, match="Pass a `Trajectory` first, or give the table a signature"):
+            observer(tf.nest.flatten(steps[0]))
+        observer(steps[0])
+        with pytest.raises(TypeError, match="of 4 leaves, expected 13: step_type, observation/camera, "):
+            observer(tf.nest.flatten(steps[1])[:4])
+        play(observer, steps[1:])
+    assert labels(take(peer, "ours")) == ["1 2 3B"]
+
+
+def test_the_names_bring_no_tensorflow() -> None:
+    program = (
+        "import sys, reverb_writer.tf_agents; print(sorted({'tensorflow', 'reverb', 'tf_agents'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,128 @@
+"""The steps that both sides are given, and the items that come back.
+
+A step is a TF-Agents `Trajectory` whose every leaf tells the step's number, in many dtypes and shapes; items are read
+by dm-reverb's own client. `play` gives an observer a script: any sequence of steps and of calls between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tree
+from tf_agents.trajectories import StepType, Trajectory
+
+BOUNDARY_DISCOUNT = 1.0  # of the real boundary step; padding has 0
+
+Script = list[Any]  # of Trajectory and of the names of CALLS
+
+CALLS: dict[str, Callable[[Any], None]] = {
+    "flush": lambda observer: observer.flush(),
+    "write and reset": lambda observer: observer.reset(write_cached_steps=True),
+    "drop and reset": lambda observer: observer.reset(write_cached_steps=False),
+    "close": lambda observer: observer.close(),
+    "open": lambda observer: observer.open(),
+}
+
+
+def step(number: int, *, first: bool = False, last: bool = False, boundary: bool = False, nested: bool = True) -> Any:
+    """Make the step whose leaves all hold `number`, in so far as their dtypes can."""
+    kind, following = StepType.FIRST if first else StepType.MID, StepType.LAST if last else StepType.MID
+    if boundary:
+        kind, following = StepType.LAST, StepType.FIRST
+    policy_info = {"log_prob": np.float32(-number), "logits": np.arange(2, dtype=np.float64) - number}
+    return Trajectory(
+        step_type=np.asarray(kind, np.int32),
+        observation={
+            "number": np.int64(number),
+            "joints": {"velocity": np.arange(3, dtype=np.float32) + number, "angle": np.float64(number) / 3},
+            "camera": np.full((2, 3, 1), number % 251, np.uint8),
+            "touch": np.array([number % 2 == 0, True]),
+        },
+        action=(np.int32(-number), np.float16(number % 16)) if nested else np.array([number, -number], np.float32),
+        policy_info=policy_info if nested else (),
+        next_step_type=np.asarray(following, np.int32),
+        reward=np.float32(0 if boundary else number),
+        discount=np.float32(BOUNDARY_DISCOUNT if boundary or not last else 0),
+    )
+
+
+class Steps:
+    """A source of steps that are numbered from `first`, through all episodes."""
+
+    def __init__(self, *, first: int = 1, nested: bool = True) -> None:
+        self._numbers = itertools.count(first)
+        self._nested = nested
+
+    def episode(self, n: int) -> list[Any]:
+        """Make a whole episode of `n` steps, the boundary step included."""
+        return [
+            step(next(self._numbers), first=t == 0, last=t == n - 2, boundary=t == n - 1, nested=self._nested)
+            for t in range(n)
+        ]
+
+    def beginning(self, k: int) -> list[Any]:
+        """Make the first `k` steps of an episode that goes on."""
+        return [step(next(self._numbers), first=t == 0, nested=self._nested) for t in range(k)]
+
+
+def play(observer: Any, script: Script) -> None:
+    """Give `observer` each step of the script and make each call, then flush."""
+    for move in [*script, "flush"]:
+        CALLS[move](observer) if isinstance(move, str) else observer(move)
+
+
+@dataclass(frozen=True)
+class Item:
+    """What dm-reverb's client says of an item.
+
+    Attributes:
+        window: The `Trajectory`, its leaves of shape [L, ...].
+        label: The numbers of its steps; `B` stands behind that of a boundary step, `P` for a padding step.
+    """
+
+    priority: float
+    columns: list[Any]
+    window: Any
+    label: str
+
+    def facts(self) -> list[Any]:
+        """Return all that must be equal: priority, and dtype, shape and bytes of each leaf."""
+        return [self.priority, *((column.dtype.str, column.shape, column.tobytes()) for column in self.columns)]
+
+
+def take(client: Any, table: str, *, nested: bool = True) -> list[Item]:
+    """Read all items of a queue with a `reverb.Client`, which empties it."""
+    num_items = client.server_info(timeout=20)[table].current_size
+    samples = client.sample(table, num_items, emit_timesteps=False) if num_items else ()
+    items = []
+    for sample in samples:
+        window = tree.unflatten_as(step(0, nested=nested), sample.data)
+        items.append(Item(sample.info.priority, sample.data, window, label(window)))
+    return items
+
+
+def label(window: Any) -> str:
+    """Say which steps a window holds, for people to compare."""
+    names = []
+    for number, kind, discount in zip(window.observation["number"], window.step_type, window.discount, strict=True):
+        if kind != StepType.LAST:
+            names.append(str(number))
+        else:
+            names.append(f"{number}B" if discount == BOUNDARY_DISCOUNT else "P")
+    return " ".join(names)
+
+
+def labels(items: list[Item]) -> list[str]:
+    """Return the labels of items."""
+    return [item.label for item in items]
+
+
+def assert_same(ours: list[Item], theirs: list[Item]) -> None:
+    """Fail unless both lists hold the same items in the same order; say which steps they are."""
+    assert labels(ours) == labels(theirs)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.facts() == other.facts(), f"item {mine.label}"

@@ -1,0 +1,322 @@
+"""Servers that are killed, paused, started late or changed: the observer goes on by itself, or says what is wrong.
+
+Items are acknowledged in the order of their table. So if `a` of a table's items are acknowledged when its server is
+killed, the new server must get all from number `a` on, each once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from reading import fifo, read_column
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+StartServer = Callable[..., HostedServer]
+INTEGER = np.dtype(np.int64)
+
+
+def write(observer: Any, steps: range) -> None:
+    for number in steps:
+        observer({"n": np.int64(number)}, end_of_episode=False)
+
+
+def column(server: HostedServer, table: str, column: int = 0) -> list[list[int]]:
+    with rw.Client(server.address) as client:
+        return read_column(client, table, column)
+
+
+def pairs(first: int, stop: int) -> list[list[int]]:
+    """Return the windows of two steps that begin at `first` or later and end before `stop`."""
+    return [list(pair) for pair in itertools.pairwise(range(first, stop))]
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait until it is true, for at most a minute."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end, "this should have happened long ago"
+        time.sleep(0.01)
+
+
+def kill_and_count(server: HostedServer, observer: Any) -> int:
+    """Kill the server; return how many items it had acknowledged."""
+    before = observer.stats().reconnects
+    server.process.kill()
+    until(lambda: observer.stats().reconnects > before)  # all that it said has been heard
+    return int(observer.stats().acknowledged_items)
+
+
+@contextlib.contextmanager
+def restarting(server: HostedServer, after_s: float = 0.0) -> Iterator[None]:
+    """Restart a killed server in the background of the block."""
+
+    def restart() -> None:
+        time.sleep(after_s)
+        server.process.restart()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+# Killed.
+
+
+def test_server_that_is_killed_again_and_again_gets_what_it_had_not_acknowledged(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = lone_server(fifo("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 2) as observer:
+        last = 0
+        for kills in (1, 2, 3):
+            write(observer, range(last, last + 3000))
+            observer.flush() if kills == 1 else time.sleep(0.02 * kills)
+            write(observer, range(last + 3000, last + 6000))
+            acknowledged = kill_and_count(server, observer)
+            write(observer, range(last + 6000, last + 7000))
+            with restarting(server):
+                write(observer, range(last + 7000, last + 8000))
+            write(observer, range(last + 8000, last + 9000))
+            observer.flush()
+            last += 9000
+            assert column(server, "replay") == pairs(acknowledged, last)
+            stats = observer.stats()
+            assert (stats.reconnects, stats.server_restarts) == (kills, kills)
+            assert (stats.items, stats.acknowledged_items, stats.dropped_items) == (last - 1, last - 1, 0)
+    assert caplog.text.count("insert stream lost") == 3
+    assert caplog.text.count("the server was restarted") == 3
+
+
+def test_open_episode_goes_on_after_a_kill(lone_server: StartServer) -> None:
+    """A window over steps of before and after the kill is whole: its first chunk is sent to the new server, too."""
+    server = lone_server(fifo("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 40, chunk_length=10) as observer:
+        write(observer, range(75))
+        observer.flush()
+        assert kill_and_count(server, observer) == 36
+        server.process.restart()
+        write(observer, range(75, 80))
+        observer.flush()
+    assert column(server, "replay") == [list(range(first, first + 40)) for first in range(36, 41)]
+
+
+def test_all_kinds_of_windows_in_all_tables_survive_a_kill(lone_server: StartServer) -> None:
+    server = lone_server(fifo("short"), fifo("long"), fifo("copy"))
+    windows = {
+        "short": rw.WindowSpec(2),
+        "long": rw.Target(rw.WindowSpec(12, stride_length=4), tables=("long", "copy")),
+    }
+    short = pairs(0, 5000)
+    long = [list(range(first, first + 12)) for first in range(0, 5000 - 11, 4)]
+    with rw.TrajectoryObserver(server.address, windows=windows) as observer:
+        write(observer, range(2000))
+        observer.flush()
+        write(observer, range(2000, 4000))
+        acknowledged = kill_and_count(server, observer)
+        with restarting(server):
+            write(observer, range(4000, 5000))
+        observer.flush()
+    found = {table: column(server, table) for table in ("short", "long", "copy")}
+    for table, windows_of_table in (("short", short), ("long", long), ("copy", long)):
+        assert found[table] == windows_of_table[-len(found[table]) :]
+    assert sum(map(len, found.values())) == len(short) + 2 * len(long) - acknowledged
+
+
+def test_all_lanes_of_a_vector_observer_survive_a_kill(lone_server: StartServer) -> None:
+    server = lone_server(fifo("replay"))
+    lanes = np.arange(8)
+    with rw.VectorObserver(server.address, "replay", 3, num_envs=8) as observer:
+
+        def write_all(steps: range) -> None:
+            for number in steps:
+                observer({"lane": lanes, "n": np.full(8, number)}, end_of_episode=lanes == number % 50)
+
+        write_all(range(500))
+        observer.flush()
+        before = column(server, "replay")
+        write_all(range(500, 1000))
+        acknowledged = kill_and_count(server, observer)
+        with restarting(server):
+            write_all(range(1000, 1500))
+        observer.flush()
+        total = observer.stats().items
+    with rw.Client(server.address) as client:
+        samples = [sample.data for sample in client.sample("replay", client.server_info()["replay"].current_size)]
+    assert len(samples) == total - acknowledged
+    for lane in range(8):
+        ends = [number for number in range(1500) if number % 50 == lane]
+        episodes = np.split(np.arange(1500), [end + 1 for end in ends])
+        windows = [list(w) for episode in episodes for w in np.lib.stride_tricks.sliding_window_view(episode, 3)]
+        found = [data["n"].tolist() for data in samples if data["lane"][0] == lane]
+        assert found == windows[len(windows) - len(found) :]
+        assert len(windows) - len(found) >= before.count([lane] * 3)
+
+
+def test_writers_that_share_a_stream_survive_a_kill(lone_server: StartServer) -> None:
+    server = lone_server(fifo("a"), fifo("b"))
+    with rw.Client(server.address) as client, client.open_stream() as stream:
+        writers = {table: rw.SequenceWriter(stream, [INTEGER], [()], [rw.Target(rw.WindowSpec(2), table)]) for table in "ab"}
+
+        def append(steps: range) -> None:
+            for number in steps:
+                for writer in writers.values():
+                    writer.append([np.int64(number)])
+
+        append(range(1000))
+        acknowledged = kill_and_count(server, stream)
+        append(range(1000, 2000))
+        server.process.restart()
+        append(range(2000, 3000))
+        for writer in writers.values():
+            writer.send()
+        stream.flush(30)
+        a, b = (read_column(client, table) for table in "ab")
+        assert a == pairs(3000 - 1 - len(a), 3000)
+        assert b == pairs(3000 - 1 - len(b), 3000)
+        assert len(a) + len(b) == 2 * 2999 - acknowledged
+
+
+def test_kill_while_idle_is_found_with_the_next_step(lone_server: StartServer) -> None:
+    server = lone_server(fifo("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 2) as observer:
+        write(observer, range(100))
+        observer.flush()
+        assert kill_and_count(server, observer) == 99
+        server.process.restart()
+        write(observer, range(100, 103))
+        observer.flush()
+        assert observer.stats().server_restarts == 1
+    assert column(server, "replay") == [[99, 100], [100, 101], [101, 102]]
+
+
+def test_observer_closed_without_a_server_says_what_is_lost(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = lone_server(fifo("replay"))
+    observer = rw.TrajectoryObserver(server.address, "replay", 2)
+    write(observer, range(11))
+    observer.flush()
+    server.process.kill()
+    write(observer, range(11, 51))
+    begin = time.monotonic()
+    with pytest.raises(rw.ServerUnavailableError, match="40 items unconfirmed after 1.0 s.*is gone.*Start it again"):
+        observer.close(timeout_s=1)
+    assert time.monotonic() - begin < 20
+    assert "closed with 40 items undelivered" in caplog.text
+    observer.close()
+    stats = observer.stats()
+    assert (stats.items, stats.acknowledged_items, stats.pending_items, stats.dropped_items) == (50, 10, 0, 40)
+    with pytest.raises(rw.ClosedError, match="closed"):
+        write(observer, range(1))
+
+
+def test_error_of_the_user_is_not_hidden_by_a_server_that_is_gone(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = lone_server(fifo("replay"))
+    with (
+        pytest.raises(ZeroDivisionError, match="the user's own"),
+        rw.TrajectoryObserver(server.address, "replay", 2, timeout_s=1) as observer,
+    ):
+        write(observer, range(11))
+        server.process.kill()
+        write(observer, range(11, 21))
+        raise ZeroDivisionError("the user's own")
+    assert "could not deliver" in caplog.text
+
+
+# Paused.
+
+
+def test_server_paused_for_20_seconds_loses_and_doubles_nothing(lone_server: StartServer) -> None:
+    server = lone_server(fifo("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 2) as observer:
+        write(observer, range(1000))
+        observer.flush()
+        server.process.pause()
+        paused_at = time.monotonic()
+        write(observer, range(1000, 2000))
+        with pytest.raises(rw.ReplayTimeoutError, match="1000 items unconfirmed.*does not answer"):
+            observer.flush(timeout_s=2)
+        time.sleep(paused_at + 20 - time.monotonic())
+        server.process.resume()
+        write(observer, range(2000, 3000))
+        observer.flush()
+        assert observer.stats().server_restarts == 0
+    assert column(server, "replay") == pairs(0, 3000)
+
+
+# Not there.
+
+
+def test_server_that_is_not_there_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    begin = time.monotonic()
+    with pytest.raises(rw.ServerUnavailableError, match=r"no Reverb server at localhost:1 within 1\.0 s.*refused"):
+        rw.TrajectoryObserver("localhost:1", "replay", 2, timeout_s=1)
+    assert time.monotonic() - begin < 20
+
+
+def test_server_that_comes_late_is_waited_for(lone_server: StartServer) -> None:
+    server = lone_server(fifo("replay"))
+    server.process.kill()
+    with restarting(server, after_s=1), rw.TrajectoryObserver(server.address, "replay", 2) as observer:
+        write(observer, range(3))
+    assert column(server, "replay") == pairs(0, 3)
+
+
+# Changed.
+
+
+def test_table_that_is_missing_after_a_restart_is_named_until_it_is_back(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 2) as observer:
+        write(observer, range(100))
+        observer.flush()
+        server.stop()
+        server = replay_server(fifo("other"), fifo("another"), port=server.port)
+        write(observer, range(100, 103))
+        with pytest.raises(rw.StructureError, match="table `replay` is not on the server.*it has `another`, `other`"):
+            observer.flush()
+        before = observer.stats().steps
+        with pytest.raises(rw.StructureError, match="table `replay` is not on the server"):
+            write(observer, range(103, 104))
+        assert observer.stats().steps == before
+        server.stop()
+        server = replay_server(fifo("replay"), port=server.port)
+        until(lambda: not observer.stats().pending_items)
+        write(observer, range(103, 105))
+        observer.flush()
+        assert observer.stats().server_restarts == 2
+    assert column(server, "replay") == pairs(99, 105)
+
+
+def test_unknown_table_is_refused_at_once_by_name(replay_server: StartServer) -> None:
+    server = replay_server(fifo("a"), fifo("b"))
+    with pytest.raises(rw.StructureError, match="table `c`, `d` is not on the server.*it has `a`, `b`"):
+        rw.TrajectoryObserver(server.address, ["a", "c", "d"], 2)
+
+
+def test_client_closed_before_its_observer_is_named(replay_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+    server = replay_server(rw.TableConfig.queue("replay", 1))
+    client = rw.Client(server.address)
+    observer = rw.TrajectoryObserver(client, "replay", 1)
+    write(observer, range(5))
+    client.close()
+    with pytest.raises(rw.ClosedError, match="client of .* is closed"):
+        observer.close()
+    with pytest.raises(rw.ClosedError):
+        client.server_info()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -1,0 +1,152 @@
+"""What networks do to a connection: it is lost, it falls silent, it goes by other ways. Each item arrives once."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from forwarder import Forwarder
+from reading import fifo, read_column
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.wire import inquiry
+
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
+
+
+@pytest.fixture
+def server(replay_server: Callable[..., HostedServer]) -> HostedServer:
+    return replay_server(fifo("replay"))
+
+
+@pytest.fixture
+def forwarder(server: HostedServer) -> Iterator[Forwarder]:
+    with Forwarder(server.port) as forwarder:
+        yield forwarder
+
+
+def write(observer: rw.TrajectoryObserver, steps: range) -> None:
+    for number in steps:
+        observer({"n": np.int64(number)}, end_of_episode=False)
+
+
+def windows(server: HostedServer) -> list[list[int]]:
+    with rw.Client(server.address) as client:
+        return read_column(client, "replay")
+
+
+def pairs(steps: range) -> list[list[int]]:
+    return [list(pair) for pair in itertools.pairwise(steps)]
+
+
+def test_connection_that_is_cut_while_idle_is_made_again(server: HostedServer, forwarder: Forwarder) -> None:
+    with rw.TrajectoryObserver(forwarder.address, "replay", 2) as observer:
+        for first in (0, 100, 200):
+            write(observer, range(first, first + 100))
+            observer.flush()
+            forwarder.cut()
+        write(observer, range(300, 400))
+        observer.flush()
+        stats = observer.stats()
+    assert windows(server) == pairs(range(400))
+    assert stats.reconnects >= 3
+    assert stats.server_restarts == 0
+
+
+def test_connection_that_is_cut_in_mid_stream_loses_and_doubles_nothing(
+    server: HostedServer, forwarder: Forwarder
+) -> None:
+    with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=0.01) as observer:
+        for first in range(0, 5000, 500):
+            write(observer, range(first, first + 500))
+            time.sleep(0.05)
+            forwarder.cut()
+        observer.flush()
+        assert observer.stats().acknowledged_items == 4999
+        assert observer.stats().reconnects >= 1
+    assert sorted(windows(server)) == pairs(range(5000))
+
+
+def test_connection_that_falls_silent_is_given_up_for_a_new_one(
+    server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(inquiry, "_ANSWER_WITHIN_S", 1.0)
+    with rw.TrajectoryObserver(forwarder.address, "replay", 2) as observer:
+        write(observer, range(100))
+        observer.flush()
+        forwarder.mute()
+        write(observer, range(100, 200))
+        observer.flush()
+        assert observer.stats().reconnects == 1
+    assert windows(server) == pairs(range(200))
+
+
+def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) -> None:
+    with rw.Client(forwarder.address) as client:
+        client.server_info()
+        forwarder.mute()
+        with pytest.raises(rw.ReplayTimeoutError, match=r"did not answer within 1\.0 s"):
+            client.server_info(timeout_s=1)
+        assert client.server_info(timeout_s=20).keys() == {"replay"}
+
+
+def test_blocked_writer_stays_connected_over_many_heartbeats(
+    replay_server: Callable[..., HostedServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inquiry, "_SILENCE_S", 0.2)
+    server = replay_server(rw.TableConfig.queue("replay", 10))
+    with rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer, rw.Client(server.address) as c:
+        write(observer, range(20))
+        time.sleep(3)
+        assert [int(sample.data[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
+        observer.flush()
+        assert observer.stats().reconnects == 0
+
+
+@pytest.mark.parametrize("form", ["localhost:{}", "127.0.0.1:{}", "dns:localhost:{}", "dns:///localhost:{}"])
+def test_address_may_have_any_form_that_grpc_knows(server: HostedServer, form: str) -> None:
+    with rw.TrajectoryObserver(form.format(server.port), "replay", 2) as observer:
+        write(observer, range(3))
+    assert windows(server) == pairs(range(3))
+
+
+def test_address_may_be_a_unix_socket(server: HostedServer, tmp_path: Path) -> None:
+    path = tmp_path / "replay.sock"
+    with Forwarder(server.port, path=path), rw.TrajectoryObserver(f"unix:{path}", "replay", 2) as observer:
+        write(observer, range(3))
+    assert windows(server) == pairs(range(3))
+
+
+@pytest.mark.parametrize("address", ["localhost", "http://localhost:8000", "localhost:8000\n", "localhost:", "", None])
+def test_address_that_can_be_none_is_refused(address: str) -> None:
+    with pytest.raises(rw.SpecError, match="`address` must be `host:port`"):
+        rw.Client(address)
+
+
+def connect_tunnel(client: socket.socket) -> None:
+    """Answer an HTTP CONNECT request, as a proxy does."""
+    request = b""
+    while not request.endswith(b"\r\n\r\n"):
+        request += client.recv(1)
+    assert request.startswith(b"CONNECT ")
+    client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+
+@pytest.mark.parametrize("use_proxy", [False, True])
+def test_proxy_of_the_environment_is_used_only_if_asked(
+    server: HostedServer, monkeypatch: pytest.MonkeyPatch, use_proxy: bool
+) -> None:
+    for variable in PROXY_VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    with Forwarder(server.port, greet=connect_tunnel) as proxy:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
+        with rw.Client(server.address, use_proxy=use_proxy, timeout_s=20) as client:
+            assert client.server_info().keys() == {"replay"}
+        assert (proxy.accepted > 0) == use_proxy

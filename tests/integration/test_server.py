@@ -1,0 +1,279 @@
+"""The server side: what is configured is what is served, a port has one server, and every ending is clean.
+
+Servers in this process need dm-reverb; where only the client is installed, those tests are skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from server_process import SERVER_PYTHON, START_TIMEOUT_S, HostedServer
+
+import reverb_writer as rw
+from reverb_writer.tables import RateLimiter
+from reverb_writer.wire.signatures import ArraySpec
+
+StartServer = Callable[..., HostedServer]
+
+
+@pytest.fixture(scope="session")
+def server_package() -> Any:
+    return pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+
+
+def server_info(address: str) -> dict[str, Any]:
+    with rw.Client(address) as client:
+        return client.server_info()
+
+
+# What is configured is what is served.
+
+
+@pytest.mark.parametrize("selector", ["fifo", "lifo", "uniform", "max_heap", "min_heap", rw.Prioritized(0.5)])
+def test_every_selector_samples_and_removes(replay_server: StartServer, selector: Any) -> None:
+    info = server_info(replay_server(rw.TableConfig("table", 10, sampler=selector, remover=selector)).address)["table"]
+    expected = selector if isinstance(selector, str) else "prioritized"
+    assert (info.sampler, info.remover, info.max_size) == (expected, expected, 10)
+
+
+@pytest.mark.parametrize(
+    ("limiter", "numbers"),
+    [
+        (rw.MinSize(5), (1, 5, -math.inf, math.inf)),
+        (rw.SampleToInsertRatio(8, 100, 200), (8, 100, 600, 1000)),
+        (rw.SampleToInsertRatio(2, 10, (-30, 50)), (2, 10, -30, 50)),
+    ],
+)
+def test_rate_limiter_keeps_its_numbers(
+    replay_server: StartServer, limiter: RateLimiter, numbers: tuple[float, ...]
+) -> None:
+    table = rw.TableConfig("table", 1000, rate_limiter=limiter, max_times_sampled=3)
+    info = server_info(replay_server(table).address)["table"]
+    served = info.rate_limiter
+    assert (served.samples_per_insert, served.min_size_to_sample, served.min_diff, served.max_diff) == numbers
+    assert info.max_times_sampled == 3
+
+
+def test_signature_is_served_leaf_by_leaf(replay_server: StartServer) -> None:
+    signature = {
+        "obs": (ArraySpec((None, 84, 84), np.dtype(np.uint8), "camera"), ArraySpec((None,), np.dtype(object))),
+        "r": [ArraySpec((2,), np.dtype(np.float32))],
+    }
+    tables = [rw.TableConfig("typed", signature=signature), rw.TableConfig("untyped")]
+    info = server_info(replay_server(*tables).address)
+    assert info["typed"].signature == signature
+    assert info["untyped"].signature is None
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("queue", [0, 1, 2]), ("stack", [2, 1, 0])])
+def test_queue_and_stack_give_each_item_once_in_their_order(
+    replay_server: StartServer, kind: str, expected: list[int]
+) -> None:
+    server = replay_server(getattr(rw.TableConfig, kind)("table", 3))
+    with rw.Client(server.address, timeout_s=10) as client:
+        for number in range(3):
+            client.insert(np.array([number]), {"table": 1.0})
+        with pytest.raises(rw.ReplayTimeoutError, match="blocks inserts"):
+            client.insert(np.array([3]), {"table": 1.0}, timeout_s=0.5)
+        assert [int(np.squeeze(sample.data)) for sample in client.sample("table", 3)] == expected
+
+
+def test_client_may_ask_for_a_checkpoint(replay_server: StartServer) -> None:
+    with rw.Client(replay_server().address) as client:
+        path = Path(client.checkpoint())
+    assert path.is_dir()
+
+
+# Servers of this process.
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([], "`tables` must not be empty"),
+        (
+            [rw.TableConfig("a"), rw.TableConfig("b"), rw.TableConfig("a")],
+            "must have different names, got a more than once",
+        ),
+        (rw.TableConfig("a"), "`tables` must be a sequence of TableConfig"),
+        (["a"], r"`tables` must be a sequence of TableConfig, got \['a'\]"),
+        ([rw.TableConfig("a", signature={"x": 3})], "table `a`: a leaf of `signature` must be an object with `shape`"),
+    ],
+)
+def test_tables_that_cannot_be_served_are_refused(server_package: Any, tables: Any, message: str) -> None:
+    with pytest.raises(rw.SpecError, match=message):
+        server_package.ReplayServer(tables)
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, 80.0, "8000"])
+def test_port_that_is_none_is_refused(server_package: Any, port: Any) -> None:
+    with pytest.raises(rw.SpecError, match="`port` must be"):
+        server_package.ReplayServer([rw.TableConfig("a")], port)
+
+
+def test_stopped_server_frees_its_port_and_can_be_stopped_again(server_package: Any) -> None:
+    server = server_package.ReplayServer([rw.TableConfig("a")])
+    assert server.address == f"localhost:{server.port}"
+    assert "a" in server_info(server.address)
+    server.stop()
+    server.stop()
+    with server_package.ReplayServer([rw.TableConfig("b")], server.port) as successor:
+        assert set(server_info(successor.address)) == {"b"}
+
+
+def test_block_that_raises_stops_the_server(server_package: Any) -> None:
+    with pytest.raises(KeyError), server_package.ReplayServer([rw.TableConfig("a")]) as server:
+        raise KeyError
+    assert server.wait(0)
+    with rw.Client(server.address) as client, pytest.raises(rw.ServerUnavailableError):
+        client.server_info(timeout_s=0.5)
+
+
+def test_waiting_ends_with_the_server_or_with_its_time(server_package: Any) -> None:
+    with server_package.ReplayServer([rw.TableConfig("a")]) as server:
+        assert not server.wait(0.01)
+        threading.Timer(0.1, server.stop).start()
+        assert server.wait(60)
+
+
+def test_checkpoints_of_a_stopped_server_are_gone(server_package: Any) -> None:
+    with server_package.ReplayServer([rw.TableConfig("a")]) as server, rw.Client(server.address) as client:
+        path = Path(client.checkpoint())
+        assert path.is_dir()
+    assert not path.parent.exists()
+
+
+# A port has one server.
+
+
+@contextlib.contextmanager
+def listener(family: socket.AddressFamily, host: str) -> Iterator[int]:
+    with socket.create_server((host, 0), family=family) as taken:
+        yield taken.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("family", "host"),
+    [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::1")],  # noqa: S104
+)
+def test_port_of_any_listener_is_refused(server_package: Any, family: socket.AddressFamily, host: str) -> None:
+    with listener(family, host) as port, pytest.raises(server_package.PortInUseError) as refusal:
+        server_package.ReplayServer([rw.TableConfig("a")], port)
+    assert f"port {port} is in use. Stop the process that has it, or choose another port" in str(refusal.value)
+
+
+def test_port_of_another_replay_server_is_refused_and_that_one_goes_on(
+    replay_server: StartServer, lone_server: StartServer
+) -> None:
+    first = replay_server(rw.TableConfig("first"))
+    with pytest.raises(RuntimeError, match=f"PortInUseError.*port {first.port} is in use"):
+        lone_server(rw.TableConfig("second"), port=first.port)
+    for _ in range(10):  # the kernel would deal connections out to both
+        assert set(server_info(first.address)) == {"first"}
+
+
+def test_of_many_servers_that_start_on_one_port_at_once_one_gets_it(server_package: Any) -> None:
+    with server_package.ReplayServer([rw.TableConfig("a")]) as server:
+        port = server.port
+    started: list[Any] = []
+    refused: list[Exception] = []
+    together = threading.Barrier(8)
+
+    def start() -> None:
+        together.wait()
+        try:
+            started.append(server_package.ReplayServer([rw.TableConfig("a")], port))
+        except server_package.PortInUseError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for server in started:
+        server.stop()
+    assert (len(started), len(refused)) == (1, 7)
+
+
+def test_killed_server_can_start_again_on_its_port_at_once(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig("a"))
+    with rw.Client(server.address) as client:
+        client.insert(np.zeros(3), {"a": 1.0})
+        server.process.kill()
+        server.process.restart()
+        assert client.server_info()["a"].current_size == 0
+
+
+# A process of its own: `python -m reverb_writer_server`.
+
+
+@contextlib.contextmanager
+def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    line = [SERVER_PYTHON, "-m", "reverb_writer_server", *arguments]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
+    with command("--port", "0", "--table", "a", "--table", "b", "--max-size", "9", "--min-size", "2") as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        address = ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0]
+        tables = server_info(address)
+        process.send_signal(number)
+        rest, log = process.communicate(timeout=START_TIMEOUT_S)
+    assert process.returncode == 0
+    assert ready.endswith("tables: a, b\n")
+    assert rest == ""
+    assert "tensorflow" not in log.lower()
+    assert {name: (info.max_size, info.rate_limiter.min_size_to_sample) for name, info in tables.items()} == {
+        "a": (9, 2),
+        "b": (9, 2),
+    }
+
+
+def test_command_without_tables_serves_one_named_replay() -> None:
+    with command("--port", "0") as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        info = server_info(ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0])
+    assert list(info) == ["replay"]
+    assert (info["replay"].sampler, info["replay"].remover, info["replay"].max_size) == ("uniform", "fifo", 1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-size", "0"], "reverb_writer_server: `max_size` must be >= 1, got 0.\n"),
+        (
+            ["--table", "a", "--table", "a"],
+            "reverb_writer_server: `tables` must have different names, got a more than once.\n",
+        ),
+    ],
+)
+def test_command_that_cannot_work_says_so_in_a_line(arguments: list[str], message: str) -> None:
+    with command(*arguments) as process:
+        out, log = process.communicate(timeout=START_TIMEOUT_S)
+    assert (process.returncode, out, log) == (1, "", message)
+
+
+def test_command_refuses_a_port_that_is_taken() -> None:
+    with listener(socket.AF_INET, "127.0.0.1") as port, command("--port", str(port)) as process:
+        _, log = process.communicate(timeout=START_TIMEOUT_S)
+    assert process.returncode == 1
+    assert f"reverb_writer_server: [Errno 98] port {port} is in use." in log

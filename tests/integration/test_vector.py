@@ -1,0 +1,417 @@
+"""`VectorObserver` on a real server: each lane is what an observer of its own would have written.
+
+Steps are (lane, number), both from 1 on, so that zeros are padding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from reading import fifo, read
+from server_process import HostedServer, ServerProcess
+
+import reverb_writer as rw
+from reverb_writer.wire.signatures import ArraySpec
+
+pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+
+# When the episodes of each lane end, by the number of the step.
+ENDS = [{3, 4, 10}, {10}, set[int](), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {6, 9}]
+NUM_STEPS = 12
+
+
+class Place(NamedTuple):
+    address: str
+    client: rw.Client
+
+    def lanes(self, table: str = "a") -> dict[int, list[list[int]]]:
+        """Take out all items; return the numbers in the windows of each lane, in their order."""
+        found: dict[int, list[list[int]]] = {}
+        for item in read(self.client, table):
+            lanes, numbers = (column.tolist() for column in item.data[:2])
+            assert set(lanes) <= {lanes[0], 0}
+            found.setdefault(lanes[0], []).append(numbers)
+        return found
+
+
+@pytest.fixture(scope="module")
+def server(shared_process: ServerProcess) -> Iterator[HostedServer]:
+    started = shared_process.start(fifo("a"), fifo("b"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def place(server: HostedServer) -> Iterator[Place]:
+    with rw.Client(server.address, timeout_s=20) as client:
+        for table in ("a", "b"):
+            client.reset(table)
+        yield Place(server.address, client)
+
+
+def step_of(number: int, num_envs: int) -> dict[str, Any]:
+    return {"lane": np.arange(1, num_envs + 1), "n": np.full(num_envs, number)}
+
+
+def ending(number: int) -> list[bool]:
+    return [number in ends for ends in ENDS]
+
+
+def feed(observer: Any, after: Callable[[int], None] = lambda _: None) -> None:
+    for number in range(1, NUM_STEPS + 1):
+        observer(step_of(number, len(ENDS)), end_of_episode=ending(number))
+        after(number)
+
+
+def episodes(ends: set[int]) -> list[range]:
+    """Return the complete episodes of a lane, as the numbers of their steps."""
+    return [range(start + 1, stop + 1) for start, stop in itertools.pairwise([0, *sorted(ends)])]
+
+
+def cut(steps: Sequence[int], windows: Sequence[tuple[int, int]]) -> list[list[int]]:
+    padded = [*steps, *[0] * 20]
+    return [padded[start:stop] for start, stop in windows]
+
+
+def expected(spec: rw.WindowSpec) -> dict[int, list[list[int]]]:
+    """Return the windows of each lane; those of an episode that is not over are the complete ones."""
+    found = {}
+    for lane, ends in enumerate(ENDS, 1):
+        windows = []
+        for episode in episodes(ends):
+            windows += cut(episode, spec.windows(len(episode)))
+        rest = range(max(ends, default=0) + 1, NUM_STEPS + 1)
+        windows += cut(rest, spec.spanning_windows(len(rest)))
+        if windows:
+            found[lane] = windows
+    return found
+
+
+def specs() -> list[rw.WindowSpec]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [
+            rw.WindowSpec(length, stride, mode)
+            for mode, length, stride in itertools.product(rw.EndOfEpisode, (1, 3, 4), (1, 2, 3, 5))
+            if stride <= length or mode.value in ("drop", "pad", "tile")
+        ]
+
+
+SPECS = specs()
+
+
+def observed(place: Place, spec: rw.WindowSpec, /, **options: Any) -> rw.VectorObserver:
+    return rw.VectorObserver(
+        place.client,
+        "a",
+        spec.sequence_length,
+        spec.stride_length,
+        end_of_episode=spec.end_of_episode,
+        num_envs=len(ENDS),
+        **options,
+    )
+
+
+# Lanes are observers of their own.
+
+
+@pytest.mark.parametrize("priority", [1.0, lambda window: window["n"].sum()], ids=["together", "one by one"])
+def test_lane_holds_what_its_own_observer_would_write(place: Place, priority: Any) -> None:
+    for spec in SPECS:
+        with observed(place, spec, priority=priority) as observer:
+            feed(observer)
+        assert place.lanes() == expected(spec), spec
+        # Steps are in a window, or counted.
+        stats = observer.stats()
+        dropped = 0
+        for ends in ENDS:
+            dropped += sum(sum(spec.num_dropped(len(episode)).values()) for episode in episodes(ends))
+            rest = NUM_STEPS - max(ends, default=0)
+            dropped += rest - len(set(itertools.chain(*cut(range(1, rest + 1), spec.spanning_windows(rest)))))
+        assert sum(stats.dropped_steps.values()) == dropped
+        assert stats.steps == len(ENDS) * NUM_STEPS
+        assert stats.episodes == sum(map(len, ENDS)) + sum(NUM_STEPS not in ends for ends in ENDS)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"chunk_length": 1},
+        {"chunk_length": 7},
+        {"chunk_length": 1000},
+        {"max_delay_s": 0.002},
+        {"max_in_flight_items": 1},
+        {"spec": {"lane": ArraySpec((), np.int64), "n": np.zeros((), np.int64)}},
+    ],
+    ids=str,
+)
+def test_lanes_are_the_same_however_they_are_sent(place: Place, way: dict[str, Any]) -> None:
+    for spec in SPECS[::3]:
+        options = dict(way)
+        beforehand = options.pop("spec", None)
+        with observed(place, spec, spec=beforehand, **options) as observer:
+            feed(observer)
+        assert place.lanes() == expected(spec), spec
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_lanes_are_the_same_whenever_they_are_flushed(place: Place, period: int) -> None:
+    for spec in SPECS[::4]:
+        with observed(place, spec) as observer:
+            feed(observer, lambda number, o=observer: number % period or o.flush())
+        assert place.lanes() == expected(spec), spec
+
+
+def test_long_lanes_are_one_stream_of_windows_each(place: Place) -> None:
+    spec = rw.WindowSpec(5, 2, "cover")
+    ends = [700, 1501, 13]
+    with rw.VectorObserver(place.client, "a", 5, 2, end_of_episode="cover", num_envs=3) as observer:
+        for number in range(1, 2001):
+            observer(step_of(number, 3), end_of_episode=[number % end == 0 for end in ends])
+    found = place.lanes()
+    for lane, end in enumerate(ends, 1):
+        windows = []
+        for start in range(0, 2000, end):
+            steps = range(start + 1, min(start + end, 2000) + 1)
+            windows += cut(steps, spec.windows(end) if len(steps) == end else spec.spanning_windows(len(steps)))
+        assert found[lane] == windows
+
+
+def test_lanes_write_several_kinds_of_windows(place: Place) -> None:
+    kinds = {"a": rw.WindowSpec(4, 3, "truncate"), "b": rw.WindowSpec(2, 2, "tile")}
+    with rw.VectorObserver(place.client, windows=kinds, num_envs=len(ENDS)) as observer:
+        feed(observer)
+    for table, spec in kinds.items():
+        assert place.lanes(table) == expected(spec)
+
+
+def test_one_environment_is_a_batch_of_one(place: Place) -> None:
+    with rw.VectorObserver(place.client, "a", 2, num_envs=1) as observer:
+        for number in (1, 2, 3):
+            observer(step_of(number, 1), end_of_episode=[False])
+    assert place.lanes() == {1: [[1, 2], [2, 3]]}
+
+
+def test_lanes_are_episodes_of_their_own_to_the_server(place: Place) -> None:
+    with observed(place, rw.WindowSpec(1)) as observer:
+        feed(observer)
+    assert place.client.server_info()["a"].num_episodes == sum(len(ends | {NUM_STEPS}) for ends in ENDS)
+
+
+# Leaves.
+
+
+def test_frames_strings_and_numbers_go_to_their_lanes(place: Place) -> None:
+    rng = np.random.default_rng(0)
+    frames = rng.integers(256, size=(9, 4, 84, 84), dtype=np.uint8)
+    names = np.array([[f"{t}/{lane}" for lane in range(4)] for t in range(9)])
+    with rw.VectorObserver(place.client, "a", 3, 3, num_envs=4) as observer:
+        for t in range(9):
+            observer({"frame": frames[t], "half": frames[t, :, 0, :2].astype(">f2"), "name": names[t]})
+    items = read(place.client, "a")
+    assert len(items) == 12
+    for item in items:
+        frame, half, name = item.data
+        t, lane = map(int, name[0].decode().split("/"))
+        assert name.tolist() == [f"{t + i}/{lane}".encode() for i in range(3)]
+        np.testing.assert_array_equal(frame, frames[t : t + 3, lane], strict=True)
+        assert half.dtype == np.float16
+        assert half.tolist() == frames[t : t + 3, lane, 0, :2].astype(float).tolist()
+
+
+def test_leaves_are_copied(place: Place) -> None:
+    step = step_of(0, 2)
+    with rw.VectorObserver(place.client, "a", 2, num_envs=2) as observer:
+        for number in (1, 2, 3):
+            step["n"][:] = number
+            observer(step)
+            step["n"][:] = -1
+    assert place.lanes() == {1: [[1, 2], [2, 3]], 2: [[1, 2], [2, 3]]}
+
+
+def test_mask_is_true_for_the_real_steps_of_each_lane(place: Place) -> None:
+    for priority in (1.0, lambda _: 1.0):
+        with observed(place, rw.WindowSpec(4, 2, "tile"), mask=True, priority=priority) as observer:
+            feed(observer)
+        for item in read(place.client, "a"):
+            lane, _, mask = (column.tolist() for column in item.data)
+            assert mask == [number > 0 for number in lane]
+
+
+def test_padding_of_a_trajectory_is_a_boundary(place: Place) -> None:
+    step = rw.Trajectory(
+        step_type=np.array([2, 1], np.int32),
+        observation=np.ones((2, 3)),
+        action=np.ones(2, np.int64),
+        policy_info=(),
+        next_step_type=np.array([0, 1], np.int32),
+        reward=np.ones(2, np.float32),
+        discount=np.ones(2, np.float32),
+    )
+    with rw.VectorObserver(place.client, "a", 2, end_of_episode="cover", num_envs=2) as observer:
+        observer(step)
+        assert observer.stats().episodes == 1
+    (item,) = read(place.client, "a")
+    assert [column.tolist() for column in item.data] == [
+        [2, 2],
+        [[1, 1, 1], [0, 0, 0]],
+        [1, 0],
+        [0, 0],
+        [1, 0],
+        [1, 0],
+    ]
+
+
+@pytest.mark.parametrize("name", ["step_type", "is_last"])
+def test_steps_tell_the_ends_of_their_episodes(place: Place, name: str) -> None:
+    with rw.VectorObserver(place.client, "a", 2, num_envs=2) as observer:
+        for number, last in enumerate([[0, 0], [1, 0], [0, 1], [0, 0]], 1):
+            flag = np.array(last, bool) if name == "is_last" else np.array(last, np.int32) + 1
+            observer({"a": np.arange(1, 3), "b": np.full(2, number), name: flag})
+    assert place.lanes() == {1: [[1, 2], [3, 4]], 2: [[1, 2], [2, 3]]}
+
+
+# Priorities.
+
+
+def test_function_gives_each_window_of_each_lane_its_priority(place: Place) -> None:
+    for spec in SPECS[::5]:
+        with observed(place, spec, priority=lambda w: 100 * w["lane"][0] + w["n"].sum(), chunk_length=3) as observer:
+            feed(observer)
+        for item in read(place.client, "a"):
+            lanes, numbers = (column.tolist() for column in item.data)
+            assert item.info.priority == 100 * lanes[0] + sum(numbers)
+
+
+@pytest.mark.parametrize("bad_lane", [1, 2, 3])
+@pytest.mark.parametrize("bad", [1, 3, 4])
+def test_function_that_fails_for_one_lane_changes_nothing(place: Place, bad_lane: int, bad: int) -> None:
+    failing = False
+
+    def priority(window: Any) -> float:
+        return -1.0 if failing and window["lane"][0] == bad_lane else float(window["n"].sum())
+
+    spec = rw.WindowSpec(1) if bad == 1 else rw.WindowSpec(2, 2, "cover")
+    with rw.VectorObserver(
+        place.client, "a", spec.sequence_length, spec.stride_length, priority, end_of_episode="cover", num_envs=3
+    ) as observer:
+        for number in range(1, 6):
+            if number == bad:
+                failing = True
+                with pytest.raises(rw.SpecError, match="got -1.0"):
+                    observer(step_of(99, 3), end_of_episode=[True] * 3)
+                failing = False
+                assert observer.stats().steps == 3 * (number - 1)
+            observer(step_of(number, 3), end_of_episode=[number == 5] * 3)
+    windows = cut(range(1, 6), spec.windows(5))
+    assert place.lanes() == {1: windows, 2: windows, 3: windows}
+
+
+# Steps that are refused.
+
+
+@pytest.mark.parametrize(
+    ("step", "end_of_episode", "message"),
+    [
+        ({"lane": np.arange(3)}, None, "step 2: .* Missing: `n`"),
+        (step_of(9, 2), None, r"step 2, leaf `lane`: int64 \(2,\), expected int64 \(3,\)"),
+        ({**step_of(9, 3), "n": np.zeros(3)}, None, "step 2, leaf `n`: float64"),
+        ({**step_of(9, 3), "n": 5}, None, r"step 2, leaf `n`: int64 \(\)"),
+        (step_of(9, 3), True, r"`end_of_episode` has shape \(\), expected \(3,\): one an environment"),
+        (step_of(9, 3), [True], r"`end_of_episode` has shape \(1,\)"),
+        (step_of(9, 3), [[True] * 3], r"`end_of_episode` has shape \(1, 3\)"),
+    ],
+)
+def test_refused_step_changes_nothing(place: Place, step: Any, end_of_episode: Any, message: str) -> None:
+    with rw.VectorObserver(place.client, "a", 3, num_envs=3) as observer:
+        for number in (1, 2, 3):
+            if number == 3:
+                with pytest.raises(rw.StructureError, match=message):
+                    observer(step, end_of_episode=end_of_episode)
+            observer(step_of(number, 3))
+    assert place.lanes() == {lane: [[1, 2, 3]] for lane in (1, 2, 3)}
+
+
+def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
+    with rw.VectorObserver(place.client, "a", 1, num_envs=2) as observer:
+        with pytest.raises(rw.StructureError, match="`end_of_episode` has shape"):
+            observer({"x": np.zeros(2)}, end_of_episode=True)
+        with pytest.raises(rw.StructureError, match=r"first step, leaf `x`: shape \(3,\), expected \(2, \.\.\.\)"):
+            observer({"x": np.zeros(3)})
+        with pytest.raises(rw.StructureError, match="leaf `x`: dtype datetime64"):
+            observer({"x": np.zeros(2, "M8[s]")})
+        observer(step_of(1, 2))
+    assert place.lanes() == {1: [[1]], 2: [[1]]}
+
+
+@pytest.mark.parametrize("num_envs", [0, -1, 2.0, True])
+def test_number_of_environments_that_is_none_is_refused(place: Place, num_envs: Any) -> None:
+    with pytest.raises(rw.SpecError, match="`num_envs` must be"):
+        rw.VectorObserver(place.client, "a", 2, num_envs=num_envs)
+
+
+# Reset, close, open.
+
+
+@pytest.mark.parametrize("priority", [1.0, lambda _: 1.0], ids=["together", "one by one"])
+def test_reset_ends_the_episodes_of_some_lanes(place: Place, priority: Any) -> None:
+    with rw.VectorObserver(place.client, "a", 3, 2, priority, num_envs=4) as observer:
+        observer.reset()  # before the first step
+        for number in range(1, 8):
+            observer(step_of(number, 4))
+            if number == 4:
+                observer.reset(lanes=[0])
+                observer.reset(write_cached_steps=False, lanes=(1,))
+                observer.reset(lanes=np.array([], int))
+                observer.reset(lanes=np.array([0]))  # of nothing
+        observer.reset(lanes=[3, 2])
+        assert observer.stats().dropped_steps == {"reset": 1}
+        assert observer.stats().episodes == 4
+    assert place.lanes() == {
+        1: [[1, 2, 3], [2, 3, 4], [5, 6, 7]],
+        2: [[1, 2, 3], [5, 6, 7]],
+        3: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
+        4: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
+    }
+
+
+def test_reset_of_all_lanes_drops_and_counts_those_that_are_too_short(place: Place) -> None:
+    with rw.VectorObserver(place.client, "a", 3, num_envs=2) as observer:
+        observer(step_of(1, 2), end_of_episode=[True, False])
+        observer(step_of(2, 2))
+        observer(step_of(3, 2))
+        observer.reset()
+        assert observer.stats().dropped_steps == {"short_episode": 1 + 2}
+    assert place.lanes() == {2: [[1, 2, 3]]}
+
+
+@pytest.mark.parametrize("lanes", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
+def test_lanes_that_are_none_are_refused(place: Place, lanes: Any) -> None:
+    with rw.VectorObserver(place.client, "a", 2, end_of_episode="pad", num_envs=2) as observer:
+        observer(step_of(1, 2))
+        with pytest.raises(rw.SpecError, match="`lanes` must be"):
+            observer.reset(lanes=lanes)
+        observer(step_of(2, 2))
+    assert place.lanes() == {1: [[1, 2]], 2: [[1, 2]]}
+
+
+def test_closed_observer_says_so_until_it_is_opened_again(place: Place) -> None:
+    observer = rw.VectorObserver(place.address, "a", 2, num_envs=2)
+    observer(step_of(1, 2))
+    observer.close()
+    observer.close()
+    assert observer.stats().dropped_steps == {"reset": 2}
+    for call in (lambda: observer(step_of(2, 2)), observer.flush, observer.reset):
+        with pytest.raises(rw.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
+            call()
+    observer.open()
+    observer(step_of(2, 2))
+    observer(step_of(3, 2))
+    observer.close()
+    assert place.lanes() == {1: [[2, 3]], 2: [[2, 3]]}
+    assert observer.stats().steps == 6

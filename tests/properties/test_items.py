@@ -1,0 +1,164 @@
+"""Bytes made from templates say, to the real protobuf parser, exactly what was asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from reverb_writer.wire import items, tensors
+from reverb_writer.wire.messages import InsertStreamRequest
+
+no_deadline = settings(deadline=None)  # the machine may be busy
+
+KEYS = st.integers(0, items.KEY_LIMIT - 1)
+TABLES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
+# The widths of an index change at 128 columns, those of a column's and an item's length before and after that.
+NUM_COLUMNS = st.integers(1, 6) | st.sampled_from([126, 127, 128, 129, 130, 300])
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    num_columns = draw(NUM_COLUMNS)
+    n = draw(st.integers(1, 4))
+    m = draw(st.integers(1, 9) if num_columns < 100 else st.integers(1, 2))
+    pieces = st.lists(st.integers(0, items.MAX_CHUNK_LENGTH), min_size=2, max_size=2, unique=True).map(sorted)
+    steps = np.array(draw(st.lists(pieces, min_size=n * m, max_size=n * m)), np.int64).reshape(n, m, 2)
+    return {
+        "table": draw(TABLES),
+        "keys": np.array(draw(st.lists(KEYS, min_size=n, max_size=n)), np.uint64),
+        "priorities": np.array(draw(st.lists(st.floats(0, allow_infinity=False), min_size=n, max_size=n))),
+        "chunk_keys": np.array(draw(st.lists(KEYS, min_size=n * m, max_size=n * m)), np.uint64).reshape(n, m),
+        "offsets": steps[..., 0],
+        "lengths": steps[..., 1] - steps[..., 0],
+        "num_columns": num_columns,
+        "squeeze": draw(st.booleans()),
+    }
+
+
+LARGEST: dict[str, Any] = {
+    "table": "t" * 20_000,
+    "keys": np.array([items.KEY_LIMIT - 1, 0], np.uint64),
+    "priorities": np.array([np.finfo(float).max, 5e-324]),
+    "chunk_keys": np.full((2, 300), items.KEY_LIMIT - 1, np.uint64),
+    "offsets": np.full((2, 300), items.MAX_CHUNK_LENGTH - 1),
+    "lengths": np.full((2, 300), 1),
+    "num_columns": 2,
+    "squeeze": True,
+}
+
+
+def parsed_slices(column: Any) -> list[tuple[int, int, int, int]]:
+    return [(piece.chunk_key, piece.offset, piece.length, piece.index) for piece in column.chunk_slices]
+
+
+@no_deadline
+@given(requests())
+@example(LARGEST)
+def test_items_are_read_as_they_were_asked_for(request: dict[str, Any]) -> None:
+    rows = items.encode_items(**request)
+    assert (rows.dtype, rows.shape[0]) == (np.uint8, len(request["keys"]))
+    message = InsertStreamRequest.FromString(rows.tobytes())
+    assert not message.chunks
+    assert not message.keep_chunk_keys
+    assert [item.key for item in message.items] == request["keys"].tolist()
+    assert [item.priority for item in message.items] == request["priorities"].tolist()
+    assert {item.table for item in message.items} == {request["table"]}
+    for i, item in enumerate(message.items):
+        columns = item.flat_trajectory.columns
+        assert len(columns) == request["num_columns"]
+        assert {column.squeeze for column in columns} == {request["squeeze"]}
+        pieces = [request[name][i].tolist() for name in ("chunk_keys", "offsets", "lengths")]
+        for index, column in enumerate(columns):
+            assert parsed_slices(column) == [(*numbers, index) for numbers in zip(*pieces, strict=True)]
+
+
+@no_deadline
+@given(requests(), requests())
+def test_encoding_twice_gives_the_same_bytes_whatever_came_between(one: dict[str, Any], other: dict[str, Any]) -> None:
+    before = items.encode_items(**one).tobytes()
+    items.encode_items(**{**other, "table": one["table"], "num_columns": one["num_columns"]})
+    assert items.encode_items(**one).tobytes() == before
+
+
+@no_deadline
+@given(requests(), st.data())
+def test_rows_may_be_sent_one_by_one(request: dict[str, Any], data: st.DataObject) -> None:
+    rows = items.encode_items(**request)
+    kept = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
+    message = InsertStreamRequest.FromString(rows[kept].tobytes())
+    assert [item.key for item in message.items] == request["keys"][kept].tolist()
+
+
+@no_deadline
+@given(requests())
+def test_arguments_are_only_read(request: dict[str, Any]) -> None:
+    arrays = [value for value in request.values() if isinstance(value, np.ndarray)]
+    copies = [array.copy() for array in arrays]
+    for array in arrays:
+        array.flags.writeable = False
+    items.encode_items(**request)[:] = 0
+    assert all(np.array_equal(array, copy) for array, copy in zip(arrays, copies, strict=True))
+
+
+DTYPES = st.sampled_from(["?", "u1", "i4", "i8", "f2", ">f4", "f8"])
+
+
+@st.composite
+def columns_of_one_length(draw: st.DrawFn) -> list[Any]:
+    length = draw(st.integers(1, 5))
+    shapes = st.tuples(st.just(length)) | st.tuples(st.just(length), st.integers(0, 3), st.integers(1, 2))
+    return draw(st.lists(DTYPES.flatmap(lambda dtype: hnp.arrays(dtype, shapes)), min_size=1, max_size=4))
+
+
+@no_deadline
+@given(KEYS, st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 10), columns_of_one_length())
+@example(items.KEY_LIMIT - 1, 2**64 - 1, 0, [np.zeros((300, 300))] * 3)
+@example(0, 0, 0, [np.array([b"", b"\0"], object)] * 200)
+def test_chunk_is_read_as_it_was_asked_for(key: int, episode_id: int, start: int, columns: list[Any]) -> None:
+    message = InsertStreamRequest.FromString(items.encode_chunk(key, episode_id, start, columns))
+    assert not message.items
+    (chunk,) = message.chunks
+    assert (chunk.chunk_key, chunk.delta_encoded, chunk.data_tensors_len) == (key, False, len(columns))
+    assert chunk.data_uncompressed_size == sum(column.nbytes for column in columns)
+    steps = chunk.sequence_range
+    assert (steps.episode_id, steps.start, steps.end, steps.sparse) == (
+        episode_id,
+        start,
+        start + len(columns[0]) - 1,
+        False,
+    )
+    assert len(chunk.data.tensors) == len(columns)
+    for tensor, column in zip(chunk.data.tensors, columns, strict=True):
+        decoded = tensors.decode(tensor)
+        assert (decoded.dtype, decoded.shape) == (column.dtype.newbyteorder("="), column.shape)
+        assert decoded.tolist() == column.tolist() or decoded.tobytes() == column.astype(decoded.dtype).tobytes()
+
+
+@no_deadline
+@given(st.lists(KEYS, max_size=40))
+@example([items.KEY_LIMIT - 1] * 3000)
+def test_keys_to_keep_are_read_as_they_were_asked_for(keys: list[int]) -> None:
+    message = InsertStreamRequest.FromString(items.encode_keep_keys(keys))
+    assert list(message.keep_chunk_keys) == keys
+    assert not message.items
+    assert not message.chunks
+
+
+@no_deadline
+@given(requests(), st.lists(KEYS, max_size=5), columns_of_one_length(), st.permutations(range(3)))
+def test_parts_make_a_request_in_any_order(
+    request: dict[str, Any], keys: list[int], columns: list[Any], order: list[int]
+) -> None:
+    parts = [
+        items.encode_items(**request).tobytes(),
+        items.encode_chunk(1, 2, 3, columns),
+        items.encode_keep_keys(keys),
+    ]
+    message = InsertStreamRequest.FromString(b"".join(parts[i] for i in order))
+    assert [item.key for item in message.items] == request["keys"].tolist()
+    assert [chunk.chunk_key for chunk in message.chunks] == [1]
+    assert list(message.keep_chunk_keys) == keys

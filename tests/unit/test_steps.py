@@ -1,0 +1,397 @@
+"""What a step must look like, by leaf path: taken apart, checked, converted where nothing is lost, refused otherwise."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from reverb_writer.errors import StructureError
+from reverb_writer.steps import FIRST, LAST, MID, StepStructure, Trajectory
+from reverb_writer.wire.signatures import ArraySpec
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+class Tensor:
+    """A foreign tensor: it has a dtype of its own kind, and NumPy can read it."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = np.asarray(values)
+        self.dtype = f"tensor({self._values.dtype})"
+        self.shape = list(self._values.shape)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return self._values if dtype is None else self._values.astype(dtype)
+
+
+def f32(*values: float) -> np.ndarray[Any, Any]:
+    return np.array(values, np.float32)
+
+
+def trajectory(step_type: int = MID, next_step_type: int = MID, value: int = 7) -> Trajectory:
+    return Trajectory(
+        step_type=np.int32(step_type),
+        observation={"rgb": np.full((2, 2), value, np.uint8), "name": np.array("x")},
+        action=np.int64(value),
+        policy_info=(),
+        next_step_type=np.int32(next_step_type),
+        reward=np.float32(value),
+        discount=np.float32(1),
+    )
+
+
+# Leaves and their paths, in the order of dm-tree: dicts by sorted key, the others by position.
+
+NESTS = [
+    (5, [""], [5]),
+    (np.float32(5), [""], [5]),
+    ({"b": 1, "a": 2}, ["a", "b"], [2, 1]),
+    (collections.OrderedDict(b=1, a=2), ["a", "b"], [2, 1]),
+    ({2: 1, 10: 3, -1: 4}, ["-1", "2", "10"], [4, 1, 3]),
+    ([1, 2, 3], ["0", "1", "2"], [1, 2, 3]),
+    ((1, (2, [3])), ["0", "1/0", "1/1/0"], [1, 2, 3]),
+    (Pair(right=1, left=2), ["left", "right"], [2, 1]),
+    (Pair({"y": 1, "x": 2}, ()), ["left/x", "left/y"], [2, 1]),
+    ({"only": {"one": [5]}}, ["only/one/0"], [5]),
+    ({"a": {}, "b": 1, "c": [], "d": 2, "e": ()}, ["b", "d"], [1, 2]),
+    ({"a": {"deep": [(), {}]}, "b": 1, "c": 2}, ["b", "c"], [1, 2]),
+    ([{"a": 1}, {"a": 2, "b": {"c": 3}}], ["0/a", "1/a", "1/b/c"], [1, 2, 3]),
+]
+
+
+@pytest.mark.parametrize(("nest", "paths", "values"), NESTS, ids=lambda value: str(value) if value else "empty")
+def test_leaves_come_in_order_with_their_paths(nest: Any, paths: list[str], values: list[int]) -> None:
+    structure = StepStructure(nest)
+    assert structure.paths == tuple(paths)
+    assert [int(leaf) for leaf in structure.flatten(nest, 0)] == values
+    packed = structure.pack(values)
+    assert type(packed) is type(nest) or not paths[0]
+    assert packed == nest
+
+
+@pytest.mark.parametrize("nest", [nest for nest, _, _ in NESTS])
+def test_arrays_of_the_right_kind_are_passed_on_as_they_are(nest: Any) -> None:
+    structure = StepStructure(nest)
+    leaves = [np.full((), number, dtype) for number, dtype in enumerate(structure.dtypes)]
+    assert all(
+        mine is yours for mine, yours in zip(structure.flatten(structure.pack(leaves), 0), leaves, strict=True)
+    )
+
+
+def test_dtypes_are_native_and_strings_are_objects() -> None:
+    structure = StepStructure({"a": np.zeros(3, ">f8"), "b": "text", "c": b"bytes", "d": np.array(["x", "yz"])})
+    assert structure.dtypes == (np.dtype("=f8"), np.dtype(object), np.dtype(object), np.dtype(object))
+    assert structure.shapes == ((3,), (), (), (2,))
+
+
+def test_example_may_change_afterwards() -> None:
+    step = {"a": 1, "b": 2}
+    structure = StepStructure(step)
+    step["c"] = 3
+    assert structure.paths == ("a", "b")
+    assert structure.pack([4, 5]) == {"a": 4, "b": 5}
+    assert structure.flatten({"a": 4, "b": 5}, 1) == [4, 5]
+
+
+# A spec beforehand.
+
+
+def test_spec_is_as_good_as_a_first_step() -> None:
+    spec = {"a": ArraySpec((2,), np.float32), "s": ArraySpec((), np.object_)}
+    structure = StepStructure(spec)
+    assert (structure.dtypes, structure.shapes) == ((np.dtype(np.float32), np.dtype(object)), ((2,), ()))
+    assert structure.flatten({"a": f32(1, 2), "s": "x"}, 0)[1] == b"x"
+    with pytest.raises(StructureError, match=r"step 3, leaf `a`: float64 \(2,\), expected float32 \(2,\)"):
+        structure.flatten({"a": np.zeros(2), "s": "x"}, 3)
+
+
+@pytest.mark.parametrize("shape", [None, (None, 3), (3, None)])
+def test_spec_with_unknown_sizes_is_refused(shape: Any) -> None:
+    with pytest.raises(StructureError, match=r"spec, leaf `a`: shape .*None.* expected one without unknown sizes"):
+        StepStructure({"a": ArraySpec(shape, np.float32)})
+
+
+# What is refused at the first step.
+
+
+@pytest.mark.parametrize("empty", [(), {}, [], {"a": (), "b": [{}]}])
+def test_nest_without_leaves_is_refused(empty: Any) -> None:
+    with pytest.raises(StructureError, match="at least one leaf"):
+        StepStructure(empty)
+
+
+@pytest.mark.parametrize("leaf", [None, object(), {1, 2}, np.array([1, "a"], object), np.array({}, object)])
+def test_leaf_that_is_no_array_number_or_string_is_refused(leaf: Any) -> None:
+    with pytest.raises(StructureError, match=r"first step, leaf `a/0`: \w+ is no array, number or string"):
+        StepStructure({"a": [leaf]})
+
+
+def test_keys_that_cannot_be_sorted_are_refused() -> None:
+    with pytest.raises(StructureError, match="first step: .*sort"):
+        StepStructure({1: 2, "a": 3})
+    with pytest.raises(StructureError, match="step 4: .*sort"):
+        StepStructure({"a": 3}).flatten({1: 2, "a": 3}, 4)
+
+
+@pytest.mark.parametrize("value", [np.zeros(1, np.int32), np.float32(0), "last", np.zeros((2, 1), bool)])
+@pytest.mark.parametrize("name", ["step_type", "is_last"])
+def test_boundary_leaf_that_cannot_tell_a_boundary_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(StructureError, match=f"first step, leaf `{name}`: .* expected an integer or a boolean"):
+        StepStructure({name: value, "x": 1})
+
+
+# What is refused later. Nothing about the structure changes by it.
+
+
+class Lookalike(Mapping[str, Any]):
+    """A dict that is none."""
+
+    def __init__(self, **items: Any) -> None:
+        self._items = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Any:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
+STRUCTURES = [
+    ({"a": 1, "b": 2}, {"a": 1}, "Missing: `b`; unexpected: none."),
+    ({"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}, "Missing: none; unexpected: `c`."),
+    ({"a": 1, "b": 2}, {"a": 1, "c": 2}, "Missing: `b`; unexpected: `c`."),
+    ({"a": 1, "b": 2}, {"a": 1, "b": {"x": 2}}, "Missing: `b`; unexpected: `b/x`."),
+    ({"a": 1, "b": {"x": 2}}, {"a": 1, "b": 2}, "Missing: `b/x`; unexpected: `b`."),
+    ({"a": 1, "b": {"x": 2}}, {"a": 1, "b": {}}, "Missing: `b/x`; unexpected: none."),
+    ({"a": 1, "b": 2, "c": ()}, {"a": 1, "b": 2, "c": (3,)}, "Missing: none; unexpected: `c/0`."),
+    ({"a": 1, "b": 2, "c": {}}, {"a": 1, "b": 2, "c": 3}, "Missing: none; unexpected: `c`."),
+    ([1, 2], [1], "Missing: `1`; unexpected: none."),
+    ([1, 2], [1, 2, 3], "Missing: none; unexpected: `2`."),
+    (1, [1], "Missing: ``; unexpected: `0`."),
+    (Pair(1, 2), {"left": 1}, "Missing: `right`; unexpected: none."),
+    ({"a": 1}, {}, "Missing: `a`; unexpected: none."),
+]
+
+
+@pytest.mark.parametrize(("first", "later", "message"), STRUCTURES, ids=lambda value: str(value))
+def test_step_of_another_structure_is_refused_by_its_paths(first: Any, later: Any, message: str) -> None:
+    structure = StepStructure(first)
+    with pytest.raises(StructureError) as refusal:
+        structure.flatten(later, 17)
+    assert str(refusal.value) == f"step 17: its leaves are not those of the first step. {message}"
+
+
+@pytest.mark.parametrize("later", [collections.OrderedDict(b=2, a=1), Lookalike(b=2, a=1)])
+def test_other_containers_of_the_same_paths_are_taken(later: Any) -> None:
+    assert StepStructure({"a": 3, "b": 4}).flatten(later, 0) == [1, 2]
+
+
+LEAVES = [
+    (np.uint8(1), np.float64(1), "float64 (), expected uint8 ()"),
+    (f32(1, 2), f32(1, 2, 3), "float32 (3,), expected float32 (2,)"),
+    (f32(1, 2), f32(1, 2)[:, None], "float32 (2, 1), expected float32 (2,)"),
+    (np.float32(1), np.float64(1), "float64 (), expected float32 ()"),
+    (np.int32(1), np.int64(1), "int64 (), expected int32 ()"),
+    (np.int32(1), np.uint32(1), "uint32 (), expected int32 ()"),
+    (np.int32(1), np.bool_(1), "bool (), expected int32 ()"),
+    (np.int32(1), 0.5, "float64 (), expected int32 ()"),
+    (np.int32(1), 1.0, "float64 (), expected int32 ()"),
+    (np.bool_(1), 1, "int64 (), expected bool ()"),
+    (np.uint8(1), 300, "int64 (), expected uint8 ()"),
+    (np.uint8(1), -1, "int64 (), expected uint8 ()"),
+    (np.int64(1), 2**63, "uint64 (), expected int64 ()"),
+    (np.int64(1), 2**70, "int (), expected int64 ()"),
+    (np.float32(1), 1e300, "float64 (), expected float32 ()"),
+    (np.float64(1), 10**400, "int (), expected float64 ()"),
+    (np.float32(1), None, "NoneType (), expected float32 ()"),
+    (np.float32(1), "1.0", "str (), expected float32 ()"),
+    ("text", 1.0, "float64 (), expected strings ()"),
+    ("text", np.array(["text"]), "<U4 (1,), expected strings ()"),
+    (f32(1), 1.0, "float64 (), expected float32 (1,)"),
+]
+
+
+@pytest.mark.parametrize(("first", "later", "message"), LEAVES)
+def test_leaf_that_differs_is_refused_by_its_path(first: Any, later: Any, message: str) -> None:
+    structure = StepStructure({"good": 1, "observation": {"bad": first}})
+    with pytest.raises(StructureError) as refusal:
+        structure.flatten({"good": 1, "observation": {"bad": later}}, 17)
+    assert str(refusal.value) == f"step 17, leaf `observation/bad`: {message} as in the first step."
+
+
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (np.array({"a": 1}, object), "dict is no string"),
+        (np.array(3, object), "int is no string"),
+        (None, "NoneType is no string"),
+        ("\ud800", r"'\\ud800' is not Unicode: surrogates not allowed. Pass it as bytes."),
+    ],
+)
+def test_what_is_no_string_is_refused_where_the_first_step_had_one(leaf: Any, message: str) -> None:
+    with pytest.raises(StructureError, match=f"step 2, leaf `s`: {message}"):
+        StepStructure({"s": "first"}).flatten({"s": leaf}, 2)
+
+
+# What is converted, because nothing is lost by it.
+
+CONVERTED = [
+    (np.float32(1), 0, np.float32(0)),
+    (np.float32(1), 0.5, np.float32(0.5)),
+    (np.float32(1), True, np.float32(1)),
+    (np.float16(1), float("inf"), np.float16("inf")),
+    (np.float64(1), 2**70, np.float64(2**70)),
+    (np.complex64(1), 0.5, np.complex64(0.5)),
+    (np.int8(1), -128, np.int8(-128)),
+    (np.int32(1), True, np.int32(1)),
+    (np.uint64(1), 2**64 - 1, np.uint64(2**64 - 1)),
+    (np.bool_(1), False, np.bool_(0)),
+    (f32(1, 2), np.array([3, 4], ">f4"), f32(3, 4)),
+    (f32(1, 2), np.array([3, 9, 4], "f4")[::2], f32(3, 4)),
+    (np.zeros((2, 3)), np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.arange(6.0).reshape(2, 3)),
+    (np.zeros((2, 2)), np.arange(4.0).reshape(2, 2)[::-1], np.array([[2.0, 3.0], [0.0, 1.0]])),
+    (f32(1, 2), Tensor(f32(3, 4)), f32(3, 4)),
+    (Tensor(f32(1, 2)), Tensor(f32(3, 4)), f32(3, 4)),
+]
+
+
+@pytest.mark.parametrize(("first", "later", "expected"), CONVERTED)
+def test_leaf_is_converted_without_loss(first: Any, later: Any, expected: Any) -> None:
+    (leaf,) = StepStructure({"x": first}).flatten({"x": later}, 0)
+    assert leaf.dtype == expected.dtype
+    assert leaf.dtype.isnative
+    np.testing.assert_array_equal(leaf, expected, strict=True)
+
+
+@pytest.mark.parametrize("value", [0.5, 2, True])
+def test_python_number_is_a_good_bfloat16(value: float) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    (leaf,) = StepStructure({"x": bfloat16(1)}).flatten({"x": value}, 0)
+    assert (leaf.dtype, float(leaf)) == (np.dtype(bfloat16), value)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "expected"),
+    [
+        ("ä", "ä".encode()),
+        ("nul\0", b"nul\0"),
+        (b"\xff\0\0", b"\xff\0\0"),
+        (np.str_("x"), b"x"),
+        (np.array("x"), b"x"),
+        (np.array("x", object), b"x"),
+        ("", b""),
+    ],
+)
+def test_string_is_taken_byte_by_byte(leaf: Any, expected: bytes) -> None:
+    (taken,) = StepStructure({"s": "first"}).flatten({"s": leaf}, 0)
+    assert (type(taken), taken) == (bytes, expected)
+
+
+def test_arrays_of_strings_are_arrays_of_bytes() -> None:
+    (taken,) = StepStructure({"s": np.array(["a", "b"])}).flatten({"s": np.array([b"x\0", "yz"], object)}, 0)
+    assert taken.dtype == object
+    assert taken.tolist() == [b"x\0", b"yz"]
+
+
+# Batches.
+
+
+def test_batched_structure_goes_without_the_batch() -> None:
+    structure = StepStructure({"x": np.zeros((3, 2)), "n": np.zeros(3, int)}, batch_size=3)
+    assert (structure.paths, structure.shapes) == (("n", "x"), ((), (2,)))
+    assert [leaf.shape for leaf in structure.flatten({"x": np.ones((3, 2)), "n": np.ones(3, int)}, 0)] == [(3,), (3, 2)]
+
+
+@pytest.mark.parametrize("leaf", [np.zeros((2, 3)), np.zeros(()), 1.0])
+def test_first_batch_of_another_size_is_refused(leaf: Any) -> None:
+    with pytest.raises(StructureError, match=r"first step, leaf `b`: shape .* expected \(3, \.\.\.\)"):
+        StepStructure({"a": np.zeros(3), "b": leaf}, batch_size=3)
+
+
+@pytest.mark.parametrize("spec", [{"x": ArraySpec((2,), float)}, {"x": np.zeros(2)}, {"x": Tensor(np.zeros(2))}])
+def test_spec_of_a_batch_is_that_of_one_environment(spec: Any) -> None:
+    structure = StepStructure(spec, batch_size=2, is_spec=True)
+    assert structure.shapes == ((2,),)
+    structure.flatten({"x": np.zeros((2, 2))}, 0)
+    with pytest.raises(StructureError, match=r"leaf `x`: float64 \(2,\), expected float64 \(2, 2\)"):
+        structure.flatten({"x": np.zeros(2)}, 0)
+
+
+# Boundary steps.
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (trajectory(FIRST), False),
+        (trajectory(MID, LAST), False),
+        (trajectory(LAST, FIRST), True),
+        ({"step_type": 2, "x": 0}, True),
+        ({"step_type": 1, "x": 0}, False),
+        ({"is_first": True, "is_last": False, "is_terminal": True}, False),
+        ({"is_first": False, "is_last": True, "is_terminal": False}, True),
+        ({"is_last": np.uint8(1), "step_type": np.int32(1)}, False),
+        ({"x": {"step_type": 2}}, False),
+        ({"x": 2}, False),
+        ([2, 2], False),
+        (2, False),
+    ],
+)
+def test_boundary_step_is_told_by_its_leaf(step: Any, expected: bool) -> None:
+    structure = StepStructure(step)
+    assert structure.ends_episode(structure.flatten(step, 0)) is expected
+
+
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        ({"step_type": np.array([0, 1, 2], np.int32)}, [False, False, True]),
+        ({"is_last": np.array([True, False, True])}, [True, False, True]),
+        ({"x": np.zeros(3)}, [False, False, False]),
+    ],
+)
+def test_boundary_steps_of_a_batch_are_told_one_by_one(step: Any, expected: list[bool]) -> None:
+    structure = StepStructure(step, batch_size=3)
+    assert structure.ends_episode(structure.flatten(step, 0)).tolist() == expected
+
+
+# Padding steps (behaviour, A.1).
+
+
+def test_padding_of_a_trajectory_is_a_boundary_of_zeros() -> None:
+    structure = StepStructure(trajectory())
+    leaves = structure.padding_step()
+    padding = structure.pack(leaves)
+    assert (int(padding.step_type), int(padding.next_step_type)) == (LAST, FIRST)
+    assert (int(padding.action), float(padding.reward), float(padding.discount)) == (0, 0, 0)
+    assert padding.observation["rgb"].tolist() == [[0, 0], [0, 0]]
+    assert padding.observation["name"] == b""
+    assert padding.policy_info == ()
+    assert [np.asarray(leaf, dtype).dtype for leaf, dtype in zip(leaves, structure.dtypes, strict=True)] == list(
+        structure.dtypes
+    )
+
+
+def test_padding_of_other_nests_is_zeros_of_their_dtypes_and_shapes() -> None:
+    step = {"is_last": True, "step_type": np.int8(2), "x": np.ones((2, 3), np.float16), "s": np.array(["a", "b"])}
+    padding = StepStructure(step).pack(StepStructure(step).padding_step())
+    assert padding["is_last"].dtype == bool
+    assert (padding["step_type"].dtype, int(padding["step_type"])) == (np.int8, 0)
+    assert (padding["x"].dtype, padding["x"].tolist()) == (np.float16, [[0, 0, 0]] * 2)
+    assert padding["s"].tolist() == [b"", b""]
+    assert not padding["is_last"]
+
+
+def test_padding_of_a_batch_is_that_of_one_environment() -> None:
+    structure = StepStructure({"x": np.ones((4, 2), np.int16)}, batch_size=4)
+    assert [(leaf.dtype, leaf.shape) for leaf in structure.padding_step()] == [(np.int16, (2,))]

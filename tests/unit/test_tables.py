@@ -1,0 +1,175 @@
+"""Table configurations: the numbers they come down to, worked by hand, and refusals by their exact words."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverb_writer.errors import SpecError
+from reverb_writer.tables import MinSize, Prioritized, Queue, RateLimiter, SampleToInsertRatio, Stack, TableConfig
+
+
+@pytest.mark.parametrize(
+    ("limiter", "balance"),
+    [
+        (MinSize(5), (1, 5, -math.inf, math.inf)),
+        (SampleToInsertRatio(8, 100, 200), (8, 100, 600, 1000)),  # 8 x 100 = 800, 200 to either side
+        (SampleToInsertRatio(0.25, 40, 1), (0.25, 40, 9, 11)),  # 0.25 x 40 = 10
+        (SampleToInsertRatio(2, 10, (-30, 50)), (2, 10, -30, 50)),  # a pair is taken as it is
+        (Queue(7), (1, 1, 0, 7)),
+        (Stack(7), (1, 1, 0, 7)),
+    ],
+)
+def test_rate_limiter_comes_down_to_four_numbers(limiter: RateLimiter, balance: tuple[float, ...]) -> None:
+    assert limiter.balance == balance
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "message"),
+    [
+        (MinSize, (0,), "`min_size` must be >= 1, got 0."),
+        (MinSize, (True,), "`min_size` must be an integer, got True (bool)."),
+        (MinSize, (2.0,), "`min_size` must be an integer, got 2.0 (float)."),
+        (Queue, (0,), "`size` must be >= 1, got 0."),
+        (Stack, ("5",), "`size` must be an integer, got '5' (str)."),
+        (Prioritized, (-0.5,), "`exponent` must be >= 0, got -0.5. With 0 the priorities play no part."),
+        (Prioritized, (math.nan,), "`exponent` must be a finite number, got nan."),
+        (SampleToInsertRatio, (0, 1, 9), "`samples_per_insert` must be > 0, got 0. Use MinSize to keep no ratio."),
+        (SampleToInsertRatio, (math.inf, 1, 9), "`samples_per_insert` must be a finite number, got inf."),
+        (SampleToInsertRatio, (1, 0, 9), "`min_size` must be >= 1, got 0."),
+        (SampleToInsertRatio, (1, 1, "9"), "`error_buffer` must be a finite number, got '9'."),
+        (SampleToInsertRatio, (1, 1, (0, math.inf)), "`max_diff` must be a finite number, got inf."),
+        (
+            SampleToInsertRatio,
+            (1, 1, (1, 2, 3)),
+            "`error_buffer` must be a number or (min_diff, max_diff), got (1, 2, 3).",
+        ),
+        (
+            SampleToInsertRatio,
+            (8, 100, 4),
+            (
+                "`error_buffer` must be >= max(1, `samples_per_insert`) = 8, got 4: one insert moves diff by 8, one "
+                "sample by 1, and either could stay blocked. Raise it to 8, better to what a learner has in flight."
+            ),
+        ),
+        (
+            SampleToInsertRatio,
+            (0.5, 10, (0, 1.5)),
+            (
+                "`error_buffer` must span >= 2 x max(1, `samples_per_insert`) = 2, got 1.5 (0 to 1.5): one insert "
+                "moves diff by 0.5, one sample by 1, and either could stay blocked. Raise max_diff to 2."
+            ),
+        ),
+        (
+            SampleToInsertRatio,
+            (8, 100, (900, 1000)),
+            (
+                "`error_buffer`: min_diff must be <= `samples_per_insert` x `min_size` = 8 x 100 = 800, got 900: with "
+                "`min_size` items there, nothing could be sampled yet. Lower min_diff to 800."
+            ),
+        ),
+    ],
+)
+def test_selector_or_limiter_that_cannot_work_is_refused(kind: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
+        kind(*arguments)
+
+
+@pytest.mark.parametrize("error_buffer", [8, 8.0, (792, 808)])
+def test_smallest_error_buffer_that_works_is_taken(error_buffer: Any) -> None:
+    assert SampleToInsertRatio(8, 100, error_buffer).balance == (8, 100, 792, 808)
+
+
+def test_ratio_whose_writers_wait_for_the_first_sample_warns_with_its_numbers() -> None:
+    with pytest.warns(
+        UserWarning, match="max_diff 700 is below .* = 8 x 100 = 800: after the first 100 inserts"
+    ) as told:
+        SampleToInsertRatio(8, 100, (0, 700))
+    assert told[0].filename == __file__
+
+
+def test_numpy_numbers_are_stored_as_plain_ones() -> None:
+    ratio = SampleToInsertRatio(np.float32(0.5), np.int64(10), [np.int8(-5), np.float64(7)])  # type: ignore[arg-type]
+    assert repr(ratio) == "SampleToInsertRatio(samples_per_insert=0.5, min_size=10, error_buffer=(-5.0, 7.0))"
+    table = TableConfig("replay", np.int16(9), max_times_sampled=np.uint8(3))  # type: ignore[arg-type]
+    assert (type(table.max_size), type(table.max_times_sampled)) == (int, int)
+
+
+def test_defaults_are_a_uniform_replay_of_a_million_items() -> None:
+    table = TableConfig("replay")
+    assert dataclasses.astuple(table) == ("replay", 1_000_000, "uniform", "fifo", (1,), 0, None)
+    assert table.rate_limiter == MinSize(1)
+
+
+def test_queue_and_stack_give_each_item_once() -> None:
+    assert TableConfig.queue("q", 10) == TableConfig("q", 10, "fifo", "fifo", Queue(10), 1)
+    assert TableConfig.stack("s", 10) == TableConfig("s", 10, "lifo", "lifo", Stack(10), 1)
+    assert Queue(10) != Stack(10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": ""}, "`name` must be a string that is not empty, got ''."),
+        ({"name": 3}, "`name` must be a string that is not empty, got 3."),
+        ({"max_size": 0}, "`max_size` must be >= 1, got 0."),
+        ({"max_size": 2**31}, "`max_size` must be <= 2147483647, got 2147483648."),
+        ({"max_times_sampled": -1}, "`max_times_sampled` must be >= 0, got -1."),
+        (
+            {"sampler": "unifrom"},
+            (
+                "`sampler` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap' or Prioritized(exponent), "
+                "got 'unifrom'."
+            ),
+        ),
+        (
+            {"remover": []},
+            (
+                "`remover` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap' or Prioritized(exponent), "
+                "got []."
+            ),
+        ),
+        ({"rate_limiter": 100}, "`rate_limiter` must be a MinSize, SampleToInsertRatio, Queue or Stack, got 100."),
+        (
+            {"rate_limiter": MinSize(11), "max_size": 10},
+            (
+                "table `replay`: `min_size` must be <= `max_size`, got 11 > 10: the table never holds enough items to "
+                "be sampled. Raise `max_size` or lower `min_size`."
+            ),
+        ),
+        (
+            {"rate_limiter": Queue(10)},
+            (
+                "table `replay`: Queue(size=10) needs `sampler` and `remover` 'fifo', `max_times_sampled` 1 and "
+                "`max_size` >= 10, got 'uniform', 'fifo', 0 and 1000000. Use TableConfig.queue('replay', 10)."
+            ),
+        ),
+        (
+            {"rate_limiter": Stack(10), "sampler": "lifo", "remover": "lifo", "max_times_sampled": 1, "max_size": 9},
+            (
+                "table `replay`: Stack(size=10) needs `sampler` and `remover` 'lifo', `max_times_sampled` 1 and "
+                "`max_size` >= 10, got 'lifo', 'lifo', 1 and 9. Use TableConfig.stack('replay', 10)."
+            ),
+        ),
+    ],
+)
+def test_table_that_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
+        TableConfig(**{"name": "replay", **fields})
+
+
+def test_configurations_travel_by_pickle_and_can_be_keys() -> None:
+    tables = [TableConfig.queue("q", 3), TableConfig("p", sampler=Prioritized(0.6), signature={"x": np.zeros(3)})]
+    assert pickle.loads(pickle.dumps(tables[0])) == tables[0]  # noqa: S301  # our own bytes
+    assert len({*tables, TableConfig.queue("q", 3)}) == 2
+
+
+def test_configurations_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        TableConfig("replay").max_size = 5  # type: ignore[misc]

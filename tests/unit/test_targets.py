@@ -1,0 +1,141 @@
+"""What an observer's arguments mean: kinds of windows, their tables and priorities, and the chunks that suit them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from reverb_writer.errors import SpecError
+from reverb_writer.targets import Target, chunk_length_for, end_of_episode_mode, window_targets
+from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.wire.items import MAX_CHUNK_LENGTH
+
+DROP = EndOfEpisode.DROP
+pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+
+
+@pytest.mark.parametrize(
+    ("tables", "expected"), [("one", ("one",)), (["b", "a"], ("b", "a")), (("one",), ("one",)), ((), ())]
+)
+def test_tables_are_a_name_or_several(tables: Any, expected: tuple[str, ...]) -> None:
+    assert Target(WindowSpec(2), tables).tables == expected
+
+
+@pytest.mark.parametrize("tables", [("a", "a"), ("a", ""), "", ("a", 3), (None,)])
+def test_tables_that_are_none_are_refused(tables: Any) -> None:
+    with pytest.raises(SpecError, match="`table_name` must be a name or several different ones"):
+        Target(WindowSpec(2), tables)
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "high", None])
+def test_priority_that_is_none_is_refused(priority: Any) -> None:
+    with pytest.raises(SpecError, match="`priority` must be a finite number >= 0"):
+        Target(WindowSpec(2), "table", priority)
+
+
+# TF-Agents' booleans.
+
+
+@pytest.mark.parametrize(
+    ("mode", "pad", "tile", "expected"),
+    [
+        (None, False, False, "drop"),
+        (None, True, False, "pad"),
+        (None, True, True, "tile"),
+        ("cover", False, False, "cover"),
+        (EndOfEpisode.TRUNCATE, False, False, "truncate"),
+    ],
+)
+def test_mode_or_booleans_give_the_mode(mode: Any, pad: bool, tile: bool, expected: str) -> None:
+    assert end_of_episode_mode(mode, pad=pad, tile=tile) is EndOfEpisode(expected)
+
+
+@pytest.mark.parametrize(
+    ("mode", "pad", "tile", "message"),
+    [
+        (None, False, True, "Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`"),
+        ("pad", True, False, "say the same thing twice"),
+        ("cover", True, True, "say the same thing twice"),
+        ("finish", False, False, "`end_of_episode` must be one of 'drop', "),
+    ],
+)
+def test_booleans_that_contradict_are_refused(mode: Any, pad: bool, tile: bool, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        end_of_episode_mode(mode, pad=pad, tile=tile)
+
+
+# Several kinds of windows.
+
+
+def test_one_kind_goes_to_all_tables() -> None:
+    assert window_targets(["a", "b"], 4, 2, EndOfEpisode.PAD, 3.0, None) == [
+        Target(WindowSpec(4, 2, "pad"), ("a", "b"), 3.0)
+    ]
+
+
+def test_windows_go_to_the_tables_of_their_names_or_their_own() -> None:
+    windows = {
+        "short": WindowSpec(2),
+        "long": Target(WindowSpec(8, 4), ("x", "y"), 0.5),
+        "named": Target(WindowSpec(3), (), 7.0),
+    }
+    assert window_targets("all", 5, 1, DROP, 2.0, windows) == [
+        Target(WindowSpec(5), ("all",), 2.0),
+        Target(WindowSpec(2), ("short",), 2.0),
+        Target(WindowSpec(8, 4), ("x", "y"), 0.5),
+        Target(WindowSpec(3), ("named",), 7.0),
+    ]
+    assert len(window_targets(None, None, 1, DROP, 2.0, windows)) == 3
+
+
+@pytest.mark.parametrize(
+    ("table", "length", "windows", "message"),
+    [
+        (None, None, None, "`table_name` and `sequence_length` belong together, got None and None"),
+        (None, None, {}, "belong together"),
+        ("a", None, None, "got 'a' and None. Give both, or `windows` alone."),
+        ("a", None, {"b": WindowSpec(2)}, "belong together"),
+        (None, 3, {"b": WindowSpec(2)}, "got None and 3"),
+        ([], 3, None, "`table_name` must be a name or several different ones, got none"),
+        (["a", "a"], 3, None, "several different ones"),
+        (None, None, {"b": 3}, r"`windows\['b'\]` must be a WindowSpec or a Target, got int"),
+        ("a", 0, None, "`sequence_length` must be >= 1, got 0"),
+    ],
+)
+def test_arguments_that_name_no_windows_are_refused(table: Any, length: Any, windows: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        window_targets(table, length, 1, DROP, 1.0, windows)
+
+
+# Chunks.
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        # One window a chunk where they do not overlap.
+        ([(20, 20)], 20),
+        ([(1, 1)], 1),
+        # The common grid, where a window touches at most four chunks of it.
+        ([(20, 10)], 10),
+        ([(4, 1)], 1),
+        ([(4, 3)], 1),
+        ([(12, 9)], 3),
+        # The shortest window where the grid is too fine.
+        ([(5, 1)], 5),
+        ([(20, 1)], 20),
+        ([(20, 3)], 20),
+        ([(2, 1), (80, 40)], 2),
+        ([(40, 40), (80, 40)], 40),
+        ([(20_000, 1)], MAX_CHUNK_LENGTH),
+        ([(20_000, 20_000)], MAX_CHUNK_LENGTH),
+    ],
+)
+def test_chunks_follow_from_the_windows(windows: list[tuple[int, int]], expected: int) -> None:
+    assert chunk_length_for([WindowSpec(*window) for window in windows]) == expected
+
+
+def test_whole_episodes_take_the_chunks_of_the_windows_beside_them() -> None:
+    assert chunk_length_for([WindowSpec.whole_episode()]) == 100
+    assert chunk_length_for([WindowSpec.whole_episode(), WindowSpec(20, 10)]) == 10

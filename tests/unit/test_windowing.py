@@ -1,0 +1,394 @@
+"""Windows worked by hand or taken from a peer, refusals by their exact words, and the drawings."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverb_writer import windowing
+from reverb_writer.errors import SpecError
+from reverb_writer.windowing import EndOfEpisode, WindowSpec
+
+DROP, PAD, TILE, COVER, TRUNCATE, ALIGN_END = EndOfEpisode
+
+# S > L warns once per process and pair; only the test of the warning minds.
+pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+
+
+def spelled(windows: list[tuple[int, int]], stream: str) -> str:
+    """Spell windows as the tables do, with P for the padding that follows the last step of `stream`."""
+    return " ".join(stream.ljust(stop, "P")[start:stop] for start, stop in windows)
+
+
+def episode(n: int) -> str:
+    """Spell an `n`-step episode: its step numbers, and B for the boundary step."""
+    return "0123456789"[: n - 1] + "B"
+
+
+# Behaviour 1.3, read off tf-agents 0.19: L, S, n, then the windows of DROP, PAD and TILE. The tails that DROP and PAD
+# lose, and the steps that S > L skips, are the peer's too.
+TF_AGENTS_EPISODES = [
+    (2, 1, 4, "01 12 2B", "01 12 2B", "01 12 2B BP"),
+    (2, 2, 4, "01 2B", "01 2B", "01 2B"),
+    (3, 1, 6, "012 123 234 34B", "012 123 234 34B", "012 123 234 34B 4BP BPP"),
+    (3, 2, 6, "012 234", "012 234", "012 234 4BP"),
+    (3, 3, 6, "012 34B", "012 34B", "012 34B"),
+    (4, 1, 6, "0123 1234 234B", "0123 1234 234B", "0123 1234 234B 34BP 4BPP BPPP"),
+    (4, 2, 6, "0123 234B", "0123 234B", "0123 234B 4BPP"),
+    (4, 3, 6, "0123", "0123", "0123 34BP"),
+    (4, 4, 6, "0123", "0123", "0123 4BPP"),
+    (4, 1, 4, "012B", "012B", "012B 12BP 2BPP BPPP"),
+    (4, 2, 4, "012B", "012B", "012B 2BPP"),
+    (4, 1, 3, "", "01BP", "01BP 1BPP BPPP"),
+    (4, 2, 3, "", "01BP", "01BP BPPP"),
+    (4, 4, 3, "", "01BP", "01BP"),
+    (4, 1, 2, "", "0BPP", "0BPP BPPP"),
+    (4, 1, 1, "", "BPPP", "BPPP"),
+    (3, 5, 6, "012", "012", "012 BPP"),
+    (3, 5, 9, "012 567", "012 567", "012 567"),
+    (1, 1, 3, "0 1 B", "0 1 B", "0 1 B"),
+    (1, 2, 4, "0 2", "0 2", "0 2"),
+]
+
+
+@pytest.mark.parametrize(("length", "stride", "n", "drop", "pad", "tile"), TF_AGENTS_EPISODES)
+def test_complete_episode_has_the_windows_of_tf_agents(
+    length: int, stride: int, n: int, drop: str, pad: str, tile: str
+) -> None:
+    for mode, expected in ((DROP, drop), (PAD, pad), (TILE, tile)):
+        assert spelled(WindowSpec(length, stride, mode).windows(n), episode(n)) == expected
+
+
+# Behaviour 1.4: an episode that reset() ends after k steps, without a boundary step.
+@pytest.mark.parametrize(
+    ("k", "length", "stride", "mode", "expected"),
+    [
+        (0, 4, 1, TILE, ""),
+        (2, 4, 1, PAD, "01PP"),
+        (2, 4, 1, TILE, "01PP 1PPP"),
+        (6, 4, 1, PAD, "0123 1234 2345"),
+        (6, 4, 4, PAD, "0123"),
+        (6, 4, 4, TILE, "0123 45PP"),
+        (6, 4, 1, TILE, "0123 1234 2345 345P 45PP 5PPP"),
+    ],
+)
+def test_episode_reset_before_its_boundary_has_the_windows_of_tf_agents(
+    k: int, length: int, stride: int, mode: EndOfEpisode, expected: str
+) -> None:
+    assert spelled(WindowSpec(length, stride, mode).windows(k), "0123456789"[:k]) == expected
+
+
+# Behaviour 6.2. T transitions make n = T + 1 steps; Acme's F is our B, its padding zeros are our P.
+@pytest.mark.parametrize(
+    ("transitions", "length", "period", "zero_pad", "truncate", "write", "going_on"),
+    [
+        (4, 3, 2, "012 23B", "012 23B", "012 23B", "012 23B"),
+        (7, 3, 3, "012 345 6BP", "012 345 6B", "012 345 56B", "012 345"),
+        (5, 4, 4, "0123 4BPP", "0123 4B", "0123 234B", "0123"),
+        (2, 4, 1, "01BP", "01B", "", ""),
+    ],
+)
+def test_complete_episode_has_the_windows_of_acme(
+    transitions: int, length: int, period: int, zero_pad: str, truncate: str, write: str, going_on: str
+) -> None:
+    n = transitions + 1
+    for mode, expected in ((COVER, zero_pad), (TRUNCATE, truncate), (ALIGN_END, write)):
+        assert spelled(WindowSpec(length, period, mode).windows(n), episode(n)) == expected
+    assert spelled(WindowSpec(length, period).spanning_windows(n), episode(n)) == going_on
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "stream", "expected"),
+    [
+        # TF-Agents' sequence observer, behaviour 1.5
+        (3, 1, "012B" * 2, "012 12B 2B0 B01 012 12B"),
+        (3, 2, "012B" * 2, "012 2B0 012"),
+        (4, 4, "012B" * 2, "012B 012B"),
+        # Acme CONTINUE, behaviour 6.2
+        (3, 2, "012345B" * 3, "012 234 45B B01 123 345 5B0 012 234 45B"),
+        (3, 2, "01", ""),
+        (3, 2, "", ""),
+    ],
+)
+def test_spanning_windows_run_across_boundaries(length: int, stride: int, stream: str, expected: str) -> None:
+    assert spelled(WindowSpec(length, stride).spanning_windows(len(stream)), stream) == expected
+
+
+def test_spanning_windows_are_the_same_whatever_the_end_mode() -> None:
+    for mode in EndOfEpisode:
+        assert WindowSpec(4, 3, mode).spanning_windows(9) == [(0, 4), (3, 7)]
+
+
+def test_whole_episode_is_one_window_at_the_boundary() -> None:
+    spec = WindowSpec.whole_episode()
+    assert spec == WindowSpec(None)
+    assert list(spec.ends(0, 100)) == []
+    assert spec.num_padding(5) == 0
+    assert spec.closing_window(5) == (0, 5)
+    assert spec.windows(5) == [(0, 5)]
+    assert spec.num_dropped(5) == {}
+    assert spec.spanning_windows(5) == []
+
+
+@pytest.mark.parametrize("mode", EndOfEpisode)
+def test_episode_of_no_steps_has_no_windows_no_padding_and_no_loss(mode: EndOfEpisode) -> None:
+    for spec in (WindowSpec(3, 2, mode), WindowSpec.whole_episode()):
+        assert spec.num_padding(0) == 0
+        assert spec.closing_window(0) is None
+        assert spec.windows(0) == []
+        assert spec.num_dropped(0) == {}
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "mode", "n", "padding", "closing"),
+    [
+        (4, 3, DROP, 6, 0, None),
+        (4, 3, PAD, 6, 0, None),
+        (4, 3, PAD, 3, 1, None),
+        (4, 3, TILE, 6, 3, None),
+        (4, 3, TILE, 3, 3, None),
+        (4, 3, COVER, 3, 1, None),
+        (4, 3, COVER, 6, 1, None),
+        (4, 3, COVER, 7, 0, None),
+        (4, 3, COVER, 8, 2, None),
+        (4, 3, TRUNCATE, 3, 0, (0, 3)),
+        (4, 3, TRUNCATE, 6, 0, (3, 6)),
+        (4, 3, TRUNCATE, 7, 0, None),
+        (4, 3, TRUNCATE, 8, 0, (6, 8)),
+        (4, 3, ALIGN_END, 3, 0, None),
+        (4, 3, ALIGN_END, 6, 0, (2, 6)),
+        (4, 3, ALIGN_END, 7, 0, None),
+        (4, 3, ALIGN_END, 8, 0, (4, 8)),
+    ],
+)
+def test_end_of_episode_adds_padding_or_one_closing_window(
+    length: int, stride: int, mode: EndOfEpisode, n: int, padding: int, closing: tuple[int, int] | None
+) -> None:
+    spec = WindowSpec(length, stride, mode)
+    assert spec.num_padding(n) == padding
+    assert spec.closing_window(n) == closing
+
+
+@pytest.mark.parametrize(
+    ("length", "stride", "mode", "n", "expected"),
+    [
+        (4, 1, DROP, 3, {"short_episode": 3}),
+        (4, 1, ALIGN_END, 3, {"short_episode": 3}),
+        (4, 1, PAD, 3, {}),
+        (4, 3, DROP, 6, {"unaligned_tail": 2}),
+        (4, 3, PAD, 6, {"unaligned_tail": 2}),
+        (4, 3, TILE, 6, {}),
+        (4, 3, COVER, 6, {}),
+        (4, 3, TRUNCATE, 6, {}),
+        (4, 3, ALIGN_END, 6, {}),
+        (3, 5, DROP, 9, {"stride_gap": 2, "unaligned_tail": 1}),  # windows 012 567; 3 and 4, then B
+        (3, 5, DROP, 12, {"stride_gap": 2, "unaligned_tail": 4}),  # 012 567; 3 and 4, then 8, 9, 10 and B
+        (3, 5, TILE, 6, {"stride_gap": 2}),  # 012 BPP
+        (3, 5, TILE, 12, {"stride_gap": 4}),  # 012 567 ABP, counting on in hexadecimal
+        (80, 40, DROP, 10**15 + 79, {"unaligned_tail": 39}),  # 10**15 is a multiple of 40, so 39 follow the last window
+        (2, 5, DROP, 5 * 10**15 + 2, {"stride_gap": 3 * 10**15}),  # starts 0, 5, ... 5e15, and 3 steps in each gap
+    ],
+)
+def test_dropped_steps_are_counted_by_reason(
+    length: int, stride: int, mode: EndOfEpisode, n: int, expected: dict[str, int]
+) -> None:
+    assert WindowSpec(length, stride, mode).num_dropped(n) == expected
+
+
+def test_reasons_are_the_published_strings() -> None:
+    assert (windowing.SHORT_EPISODE, windowing.STRIDE_GAP, windowing.UNALIGNED_TAIL) == (
+        "short_episode",
+        "stride_gap",
+        "unaligned_tail",
+    )
+
+
+INTEGER_REFUSALS = [
+    (0, "must be >= 1, got 0."),
+    (-3, "must be >= 1, got -3."),
+    (2.0, "must be an integer, got 2.0 (float)."),
+    ("2", "must be an integer, got '2' (str)."),
+    (True, "must be an integer, got True (bool)."),
+    (np.True_, f"must be an integer, got {np.True_!r} ({type(np.True_).__name__})."),
+    (np.array([2]), "must be an integer, got array([2]) (ndarray)."),
+]
+
+
+@pytest.mark.parametrize(("value", "refusal"), INTEGER_REFUSALS)
+def test_sequence_length_that_is_no_positive_integer_is_refused(value: Any, refusal: str) -> None:
+    with pytest.raises(SpecError) as error:
+        WindowSpec(value)
+    assert str(error.value) == f"`sequence_length` {refusal} Pass None for whole episodes."
+
+
+@pytest.mark.parametrize(("value", "refusal"), [*INTEGER_REFUSALS, (None, "must be an integer, got None (NoneType).")])
+def test_stride_length_that_is_no_positive_integer_is_refused(value: Any, refusal: str) -> None:
+    with pytest.raises(SpecError) as error:
+        WindowSpec(3, stride_length=value)
+    assert str(error.value) == f"`stride_length` {refusal}"
+
+
+@pytest.mark.parametrize("value", ["keep", "DROP", None, 1, ["drop"]])
+def test_unknown_mode_is_refused_with_the_ones_there_are(value: Any) -> None:
+    with pytest.raises(SpecError) as error:
+        WindowSpec(3, end_of_episode=value)
+    names = "'drop', 'pad', 'tile', 'cover', 'truncate', 'align_end'"
+    assert str(error.value) == f"`end_of_episode` must be one of {names}, got {value!r}."
+
+
+@pytest.mark.parametrize("mode", [COVER, TRUNCATE, ALIGN_END])
+def test_mode_that_keeps_every_step_refuses_a_stride_that_skips_some(mode: EndOfEpisode) -> None:
+    with pytest.raises(SpecError) as error:
+        WindowSpec(3, 4, mode)
+    assert str(error.value) == (
+        f"`stride_length` must be <= `sequence_length` with {mode.name}, got 4 > 3. "
+        "Lower `stride_length` to 3, or use DROP, PAD or TILE."
+    )
+    assert WindowSpec(3, 3, mode).stride_length == 3
+
+
+@pytest.mark.parametrize(("stride", "mode"), [(2, DROP), (1, PAD), (1, ALIGN_END)])
+def test_whole_episode_refuses_a_stride_and_a_mode(stride: int, mode: EndOfEpisode) -> None:
+    with pytest.raises(SpecError) as error:
+        WindowSpec(None, stride, mode)
+    assert str(error.value) == (
+        "`sequence_length` None needs `stride_length` 1 and `end_of_episode` DROP, "
+        f"got {stride} and {mode.name}. Leave both out."
+    )
+
+
+@pytest.mark.parametrize("spec", [WindowSpec(3), WindowSpec.whole_episode()])
+@pytest.mark.parametrize("method", ["num_padding", "closing_window", "windows", "num_dropped", "preview"])
+@pytest.mark.parametrize(
+    ("n", "refusal"),
+    [
+        (-1, "`n` must be >= 0, got -1."),
+        (2.5, "`n` must be an integer, got 2.5 (float)."),
+        (False, "`n` must be an integer, got False (bool)."),
+    ],
+)
+def test_episode_length_that_cannot_be_is_refused(spec: WindowSpec, method: str, n: object, refusal: str) -> None:
+    with pytest.raises(SpecError) as error:
+        getattr(spec, method)(n)
+    assert str(error.value) == refusal
+
+
+def test_stream_length_that_cannot_be_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"^`num_steps` must be >= 0, got -1\.$"):
+        WindowSpec(3).spanning_windows(-1)
+
+
+@pytest.mark.parametrize("mode", [DROP, PAD, TILE])
+def test_stride_beyond_the_window_warns_once_in_a_process(mode: EndOfEpisode) -> None:
+    windowing._warn_of_gap.cache_clear()  # noqa: SLF001  # as if in a fresh process
+    with pytest.warns(UserWarning, match="`stride_length`") as caught:
+        WindowSpec(3, 5, mode)
+    (warning,) = caught
+    assert str(warning.message) == (
+        "`stride_length` 5 > `sequence_length` 3: 2 of every 5 steps will be in no window. "
+        "Lower `stride_length` to 3 to keep them."
+    )
+    assert warning.filename == __file__
+
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
+        for other in (DROP, PAD, TILE):
+            WindowSpec(3, 5, other)
+        WindowSpec(3, 3, mode)
+    assert again == []
+
+
+def test_mode_is_taken_by_its_lower_case_name() -> None:
+    assert [mode.value for mode in EndOfEpisode] == ["drop", "pad", "tile", "cover", "truncate", "align_end"]
+    for mode in EndOfEpisode:
+        spec = WindowSpec(3, 2, mode.value)
+        assert spec.end_of_episode is mode
+        assert spec == WindowSpec(3, 2, mode)
+
+
+@pytest.mark.parametrize("integer", [np.int8, np.uint64, np.array])
+def test_numpy_integers_are_stored_as_plain_ones(integer: type) -> None:
+    spec = WindowSpec(integer(3), integer(2), "tile")
+    assert (type(spec.sequence_length), type(spec.stride_length)) == (int, int)
+    assert spec == WindowSpec(3, 2, "tile")
+    assert {type(bound) for window in spec.windows(integer(6)) for bound in window} == {int}
+    assert spec.preview(integer(6)) == spec.preview(6)
+    assert type(WindowSpec(9).num_dropped(integer(6))["short_episode"]) is int
+
+
+def test_spec_is_an_immutable_value() -> None:
+    spec = WindowSpec(4, 3, "cover")
+    assert len({spec, WindowSpec(4, 3, COVER), WindowSpec(4, 3)}) == 2
+    assert pickle.loads(pickle.dumps(spec)) == spec  # noqa: S301  # our own bytes
+    assert dataclasses.replace(spec, stride_length=2) == WindowSpec(4, 2, COVER)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        spec.stride_length = 9  # type: ignore[misc]  # that it is refused is the point
+    assert spec.stride_length == 3
+
+
+DRAWINGS = [
+    (
+        (4, 3, "tile"),
+        6,
+        """\
+step     0 1 2 3 4 B P
+0:4      0 1 2 3
+3:7            3 4 B P
+covered 6 of 6 steps""",
+    ),
+    (
+        (4, 3, "truncate"),
+        6,
+        """\
+step     0 1 2 3 4 B
+0:4      0 1 2 3
+3:6            3 4 B
+covered 6 of 6 steps""",
+    ),
+    (
+        (4,),
+        2,
+        """\
+step     0 B
+dropped  0 B
+covered 0 of 2 steps; dropped: short_episode 2""",
+    ),
+    (
+        (3, 4),
+        8,
+        """\
+step     0 1 2 3 4 5 6 B
+0:3      0 1 2
+4:7              4 5 6
+dropped        3       B
+covered 6 of 8 steps; dropped: stride_gap 1, unaligned_tail 1""",
+    ),
+    (
+        (5, 5, "cover"),
+        12,
+        """\
+step      0  1  2  3  4  5  6  7  8  9 10  B  P  P  P
+0:5       0  1  2  3  4
+5:10                     5  6  7  8  9
+10:15                                  10  B  P  P  P
+covered 12 of 12 steps""",
+    ),
+    ((None,), 3, "step     0 1 B\n0:3      0 1 B\ncovered 3 of 3 steps"),
+    ((3,), 0, "step\ncovered 0 of 0 steps"),
+]
+
+
+@pytest.mark.parametrize(("fields", "n", "drawing"), DRAWINGS)
+def test_preview_draws_each_window_under_the_steps_it_holds(fields: tuple[Any, ...], n: int, drawing: str) -> None:
+    assert WindowSpec(*fields).preview(n) == drawing
+
+
+def test_preview_keeps_its_columns_when_step_numbers_are_long() -> None:
+    header, _, last, _ = WindowSpec(1000, 1000).preview(2000).splitlines()
+    assert last.startswith("1000:2000 ")
+    assert header.index("1998") == last.index("1998")
