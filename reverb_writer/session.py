@@ -167,7 +167,7 @@ class WriteSession:
         self._signatures = {name: info.tables[name].signature for name in names}
         self._client, self._owns_client = client, owned
         # Whoever forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _let_go, stream, client if owned else None)
+        self._finalizer = weakref.finalize(self, _let_go, self._writers, stream, client if owned else None)
         reference = weakref.ref(self)
 
         def send_due() -> None:
@@ -266,8 +266,8 @@ class WriteSession:
         )
 
 
-def _let_go(stream: InsertStream, client: Client | None) -> None:
-    stream.abandon()
+def _let_go(writers: Sequence[SequenceWriter], stream: InsertStream, client: Client | None) -> None:
+    stream.abandon(sum(writer.num_due for writer in writers))
     if client is not None:
         client.close()
 

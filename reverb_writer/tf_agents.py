@@ -27,7 +27,8 @@ import tree
 
 from reverb_writer.client import Client, as_client
 from reverb_writer.errors import ClosedError, StructureError
-from reverb_writer.observers import EpisodeObserver, Observer, SequenceObserver, TrajectoryObserver
+from reverb_writer.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver
+from reverb_writer.observing import Observer
 from reverb_writer.priorities import Priority
 
 __all__ = [

@@ -10,7 +10,7 @@ import numpy as np
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.observers import Observer, columns_of, packer
+from reverb_writer.observing import Observer, columns_of, packer
 from reverb_writer.priorities import Priority
 from reverb_writer.session import StreamOptions
 from reverb_writer.steps import StepStructure

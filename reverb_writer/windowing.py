@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import enum
 import functools
-import operator
 import warnings
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
+from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 
 __all__ = ["SHORT_EPISODE", "STRIDE_GAP", "UNALIGNED_TAIL", "EndOfEpisode", "WindowSpec"]
@@ -86,10 +86,10 @@ class WindowSpec:
 
     def __post_init__(self) -> None:
         """Check the fields, alone and together, and store them as plain ints and a member of the enum."""
-        length, stride = self.sequence_length, _integer("stride_length", self.stride_length, minimum=1)
+        length, stride = self.sequence_length, integer("stride_length", self.stride_length, minimum=1)
         mode = EndOfEpisode(self.end_of_episode)
         if length is not None:
-            length = _integer("sequence_length", length, minimum=1, hint=" Pass None for whole episodes.")
+            length = integer("sequence_length", length, minimum=1, hint="Pass None for whole episodes.")
         elif (stride, mode) != (1, EndOfEpisode.DROP):
             got = f"got {stride} and {mode.name}. Leave both out."
             raise SpecError(f"`sequence_length` None needs `stride_length` 1 and `end_of_episode` DROP, {got}")
@@ -127,7 +127,7 @@ class WindowSpec:
         >>> WindowSpec(4, end_of_episode="tile").num_padding(6)
         3
         """
-        n = _integer("n", n, minimum=0)
+        n = integer("n", n, minimum=0)
         if n == 0 or self.sequence_length is None:
             return 0
         if self.end_of_episode is EndOfEpisode.PAD:
@@ -144,7 +144,7 @@ class WindowSpec:
         >>> WindowSpec(4, stride_length=4, end_of_episode="truncate").closing_window(6)
         (4, 6)
         """
-        n, length = _integer("n", n, minimum=0), self.sequence_length
+        n, length = integer("n", n, minimum=0), self.sequence_length
         if n == 0 or length is None:
             return (0, n) if n else None
         missing = self._num_missing(n, length)
@@ -166,7 +166,7 @@ class WindowSpec:
         >>> WindowSpec(3, stride_length=2, end_of_episode="cover").windows(6)
         [(0, 3), (2, 5), (4, 7)]
         """
-        n = _integer("n", n, minimum=0)
+        n = integer("n", n, minimum=0)
         closing = self.closing_window(n)
         return self.spanning_windows(n + self.num_padding(n)) + ([closing] if closing else [])
 
@@ -178,7 +178,7 @@ class WindowSpec:
         >>> WindowSpec(4, stride_length=4).spanning_windows(8)
         [(0, 4), (4, 8)]
         """
-        num_steps, length = _integer("num_steps", num_steps, minimum=0), self.sequence_length or 0
+        num_steps, length = integer("num_steps", num_steps, minimum=0), self.sequence_length or 0
         return [(end - length, end) for end in self.ends(0, num_steps)]
 
     def num_dropped(self, n: int) -> dict[str, int]:
@@ -189,7 +189,7 @@ class WindowSpec:
         >>> WindowSpec(4, stride_length=3).num_dropped(6)
         {'unaligned_tail': 2}
         """
-        n = _integer("n", n, minimum=0)
+        n = integer("n", n, minimum=0)
         if n == 0 or self.sequence_length is None or self.closing_window(n):
             return {}
         ends = self.ends(0, n + self.num_padding(n))
@@ -208,7 +208,7 @@ class WindowSpec:
         dropped          4 B
         covered 4 of 6 steps; dropped: unaligned_tail 2
         """
-        n = _integer("n", n, minimum=0)
+        n = integer("n", n, minimum=0)
         windows, reasons = self.windows(n), self.num_dropped(n)
         num_columns = max([n, *(stop for _, stop in windows)])
         labels = [str(step) if step < n - 1 else "B" if step < n else "P" for step in range(num_columns)]
@@ -223,19 +223,6 @@ class WindowSpec:
         lines += [line("dropped", dropped)] if dropped else []
         summary = "; dropped: " + ", ".join(f"{reason} {count}" for reason, count in reasons.items()) if reasons else ""
         return "\n".join([*lines, f"covered {n - len(dropped)} of {n} steps{summary}"])
-
-
-def _integer(name: str, value: object, *, minimum: int, hint: str = "") -> int:
-    kind = type(value).__name__
-    try:
-        number = None if kind in ("bool", "bool_") else operator.index(value)  # type: ignore[arg-type]  # is caught
-    except TypeError:
-        number = None
-    if number is None:
-        raise SpecError(f"`{name}` must be an integer, got {value!r} ({kind}).{hint}")
-    if number < minimum:
-        raise SpecError(f"`{name}` must be >= {minimum}, got {number}.{hint}")
-    return number
 
 
 @functools.cache

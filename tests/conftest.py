@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
-from server_process import HostedServer, ServerProcess
+from server_process import HostedServer, Nursery, ServerProcess
 
 from reverb_writer.tables import TableConfig
 
@@ -18,9 +18,16 @@ StartServer = Callable[..., HostedServer]
 
 
 @pytest.fixture(scope="session")
-def shared_process() -> Iterator[ServerProcess]:
-    """One process for all servers that no test wants to kill: loading TensorFlow takes seconds."""
-    with contextlib.closing(ServerProcess()) as process:
+def nursery() -> Iterator[Nursery]:
+    """Whence all processes of servers come: loading TensorFlow takes seconds."""
+    with contextlib.closing(Nursery()) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="session")
+def shared_process(nursery: Nursery) -> Iterator[ServerProcess]:
+    """One process for all servers that no test wants to kill."""
+    with contextlib.closing(ServerProcess(nursery)) as process:
         yield process
 
 
@@ -38,11 +45,11 @@ def replay_server(shared_process: ServerProcess) -> Iterator[StartServer]:
 
 
 @pytest.fixture
-def lone_server() -> Iterator[StartServer]:
+def lone_server(nursery: Nursery) -> Iterator[StartServer]:
     """`lone_server(*tables, port=None)` starts a server whose `process` the test may kill, pause and restart."""
     with contextlib.ExitStack() as processes:
 
         def start(*tables: TableConfig, port: int | None = None) -> HostedServer:
-            return processes.enter_context(contextlib.closing(ServerProcess())).start(*tables, port=port)
+            return processes.enter_context(contextlib.closing(ServerProcess(nursery))).start(*tables, port=port)
 
         yield start

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 import reverb_writer as rw
+from reverb_writer.wire.signatures import ArraySpec
+
+
+class Place(NamedTuple):
+    """A server with tables, and a client of it."""
+
+    address: str
+    client: rw.Client
+
+    def column(self, table: str = "a", column: int = 0) -> list[list[Any]]:
+        """Take out all items of a table, oldest first, and return one column of each."""
+        return read_column(self.client, table, column)
 
 
 def fifo(name: str, max_size: int = 1_000_000, **options: Any) -> rw.TableConfig:
     """Describe a table that gives each item once, oldest first, and never makes a writer wait."""
     return rw.TableConfig(name, max_size, "fifo", "fifo", max_times_sampled=1, **options)
+
+
+def spec(shape: tuple[int | None, ...] | None, dtype: npt.DTypeLike) -> ArraySpec:
+    """Describe a leaf."""
+    return ArraySpec(shape, np.dtype(dtype))
 
 
 def read(client: rw.Client, table: str) -> list[rw.Sample]:
@@ -21,3 +43,13 @@ def read(client: rw.Client, table: str) -> list[rw.Sample]:
 def read_column(client: rw.Client, table: str, column: int = 0) -> list[list[Any]]:
     """Take out all items of a table, oldest first, and return one column of each as a list."""
     return [sample.data[column].tolist() for sample in read(client, table)]
+
+
+def eventually(true: Callable[[], bool], timeout_s: float = 30.0) -> bool:
+    """Return whether something comes true in time."""
+    end = time.monotonic() + timeout_s
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,13 +1,17 @@
-"""A process that hosts replay servers for the tests, and the tests' end of the line to it.
+"""Processes that host replay servers for the tests, and the tests' end of the line to each.
+
+    tests --Nursery--> a process that has loaded dm-reverb --fork--> hosts of servers, which may be killed
+      +--------------------ServerProcess: requests and replies, pickled---------------+
 
 The tests may run on an interpreter without dm-reverb. The servers then run on the one that REVERB_WRITER_SERVER_PYTHON
-names. Requests and replies are pickled over a socket pair; when the tests' end closes, the process ends.
+names. Each process ends when the tests' end of its line closes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -22,13 +26,48 @@ from reverb_writer.tables import TableConfig
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON") or sys.executable
 START_TIMEOUT_S = 60.0  # TensorFlow takes three seconds to load, more on a busy machine
+_NUMBER_BYTES = 4
+
+
+class Nursery:
+    """Forks processes that have dm-reverb loaded already."""
+
+    def __init__(self) -> None:
+        """Start to load it."""
+        self._line, theirs = socket.socketpair()
+        self._line.settimeout(START_TIMEOUT_S)
+        with theirs:
+            self._process = subprocess.Popen(
+                [SERVER_PYTHON, __file__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # Ctrl-C is for the tests, which then close this process
+            )
+
+    def fork(self, folder: str) -> tuple[int, Connection]:
+        """Start a process whose temporary files go to `folder`; return its number and the line to it."""
+        ours, theirs = socket.socketpair()
+        number = b""
+        with theirs, contextlib.suppress(ConnectionError):
+            socket.send_fds(self._line, [folder.encode()], [theirs.fileno()])
+            number = self._line.recv(_NUMBER_BYTES)
+        if not number:
+            hint = f"{SERVER_PYTHON} ran it; is dm-reverb there? REVERB_WRITER_SERVER_PYTHON names another interpreter"
+            raise RuntimeError(f"the server process has ended: {hint}")
+        return int.from_bytes(number, "big"), Connection(ours.detach())
+
+    def close(self) -> None:
+        """End the process; those that it has forked go on."""
+        self._line.close()
+        self._process.kill()
+        self._process.wait(START_TIMEOUT_S)
 
 
 class ServerProcess:
     """Hosts servers until it is closed; can be killed, paused and restarted."""
 
-    def __init__(self) -> None:
+    def __init__(self, nursery: Nursery) -> None:
         """Start the process, with no server in it yet."""
+        self._nursery = nursery
         self._servers: dict[int, HostedServer] = {}
         self._folder = tempfile.TemporaryDirectory()  # for what a killed process leaves behind
         self._spawn()
@@ -47,50 +86,45 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End the process by SIGKILL: no server says goodbye."""
-        self._process.kill()
-        self._process.wait(START_TIMEOUT_S)
+        self._signal(signal.SIGKILL)
+        self._line.close()
+        ended, _, _ = select.select([self._process], [], [], START_TIMEOUT_S)
+        assert ended, "a killed process has not ended"
 
     def pause(self) -> None:
         """Stop the process by SIGSTOP: its ports accept connections, and nothing answers."""
-        self._process.send_signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused process go on."""
-        self._process.send_signal(signal.SIGCONT)
+        self._signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """After `kill()`: start a new process with the same servers on the same ports, empty."""
-        self._line.close()
+        os.close(self._process)
         self._spawn()
         for server in self._servers.values():
             self._ask("start", server.tables, server.port)
 
     def close(self) -> None:
         """End the process, paused or not."""
-        self._line.close()
         self.kill()
+        os.close(self._process)
         self._folder.cleanup()
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [SERVER_PYTHON, __file__, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "TMPDIR": self._folder.name},
-                start_new_session=True,  # Ctrl-C is for the tests, which then close this process
-            )
-        self._line = Connection(ours.detach())
+        number, self._line = self._nursery.fork(self._folder.name)
+        self._process = os.pidfd_open(number)  # readable when the process has ended and its ports are free
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, number)
 
     def _ask(self, *request: Any) -> Any:
-        try:
-            self._line.send(request)
-            if not self._line.poll(START_TIMEOUT_S):
-                raise TimeoutError(f"the server process did not answer {request!r}")
-            error, value = self._line.recv()
-        except (EOFError, ConnectionError) as ended:
-            hint = f"{SERVER_PYTHON} ran it; is dm-reverb there? REVERB_WRITER_SERVER_PYTHON names another interpreter"
-            raise RuntimeError(f"the server process has ended: {hint}") from ended
+        self._line.send(request)
+        if not self._line.poll(START_TIMEOUT_S):
+            raise TimeoutError(f"the server process did not answer {request!r}")
+        error, value = self._line.recv()
         if error:
             raise RuntimeError(error)
         return value
@@ -136,5 +170,24 @@ def host(line: Connection) -> None:
         server.stop()
 
 
+def raise_hosts(line: socket.socket) -> None:
+    """Fork a host for each request, until the tests' end of `line` closes."""
+    import reverb_writer_server  # noqa: F401  # what takes seconds, and is done before the fork
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaves no zombies
+    while True:
+        folder, lines, _, _ = socket.recv_fds(line, 4096, 1)
+        if not lines:
+            return
+        number = os.fork()
+        if not number:
+            line.close()
+            tempfile.tempdir = folder.decode()
+            host(Connection(lines[0]))
+            os._exit(0)
+        os.close(lines[0])
+        line.sendall(number.to_bytes(_NUMBER_BYTES, "big"))
+
+
 if __name__ == "__main__":
-    host(Connection(int(sys.argv[1])))
+    raise_hosts(socket.socket(fileno=int(sys.argv[1])))

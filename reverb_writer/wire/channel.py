@@ -109,8 +109,10 @@ class Channel:
             if tls.server_name is not None:
                 options.append(("grpc.ssl_target_name_override", tls.server_name))  # type: ignore[arg-type]  # str or int
             self._connect = functools.partial(grpc.secure_channel, address, _credentials(tls), options)
+            self._advice = "the certificates; the server may ask for one of the client, too"
         else:
             self._connect = functools.partial(grpc.insecure_channel, address, options)
+            self._advice = "whether it expects `tls`"
         self._lock = threading.Lock()
         self._channel = self._connect()
         self._former: grpc.Channel | None = None
@@ -171,7 +173,7 @@ class Channel:
         if reasons:
             return ServerUnavailableError(
                 f"no Reverb server at {self.address} within {timeout_s:.1f} s ({'; '.join(reasons)}). Start it, or "
-                "check the address."
+                f"check the address and {self._advice}."
             )
         self.renew()
         return ReplayTimeoutError(

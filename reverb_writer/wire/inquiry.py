@@ -30,12 +30,15 @@ class Inquiry:
         self._timeout_s = timeout_s
         self._first: Any = None
         self._last: Any = None
+        self._first_at = self._last_at = 0.0
 
     def proceed(self, waited_s: float) -> None:
         """Ask what is to be asked after `waited_s` seconds."""
         if self._first is None and waited_s >= min(_PATIENCE_S, self._timeout_s / 4):
+            self._first_at = time.monotonic()
             self._first = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s)
         elif self._last is None and waited_s >= max(self._timeout_s / 2, self._timeout_s - _LAST_QUESTION_S):
+            self._last_at = time.monotonic()
             self._last = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s - waited_s)
 
     def why_inserts_wait(self, tables: set[str], silence_s: float, down: str | None) -> str:
@@ -51,7 +54,7 @@ class Inquiry:
             return f"The server at {address} is gone, last heard of {silence_s:.1f} s ago ({down}). Start it again."
         if self._first is None:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
-        before, now = _answer(self._first), _answer(self._last)
+        before, now = _answer(self._first, self._first_at), _answer(self._last, self._last_at)
         now = now or before
         if now is None:
             return f"The server at {address} holds the connection but does not answer; silent for {silence_s:.1f} s."
@@ -93,7 +96,7 @@ class Heartbeat:
         return -math.inf
 
 
-def _answer(question: Any) -> ServerInfo | None:
+def _answer(question: Any, at: float) -> ServerInfo | None:
     if question is None or not question.done() or question.exception() is not None:
         return None
-    return parse_server_info(question.result())
+    return parse_server_info(question.result(), at)

@@ -58,10 +58,7 @@ _LOG_EVERY_S = 10.0
 
 
 class InsertStream:
-    """A stream of items to one server, bounded in flight, that survives lost connections and restarts.
-
-    Thread-safe; several writers may share one. A context manager.
-    """
+    """Items to one server, bounded in flight, across lost connections and restarts. Thread-safe; writers share it."""
 
     def __init__(
         self,
@@ -103,15 +100,12 @@ class InsertStream:
         self._heard_at = time.monotonic()
         self._down: str | None = None
         self._on_tick: list[Callable[[], None]] = []
+        self._waiting = 0
         self._blocked_s = 0.0
         self._reconnects = self._restarts = 0
         self._dropping = False
-        self._threads = [
-            threading.Thread(target=target, name=f"reverb-writer-{target.__name__.strip('_')}", daemon=True)
-            for target in (self._run, self._tick)
-        ]
-        for thread in self._threads:
-            thread.start()
+        for target in (self._run, self._tick):
+            threading.Thread(target=target, name=f"reverb-writer{target.__name__}", daemon=True).start()
         lifetime.watch(self)
 
     def after_fork(self) -> None:
@@ -124,8 +118,6 @@ class InsertStream:
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # something to send
         self._progress = threading.Condition(self._lock)  # something confirmed, or no hope that it will be
-
-    # ------------------------------------------------------------------------------------------ for writers
 
     def check(self) -> None:
         """Raise what keeps the stream from ever delivering: closed, forked, or refused by the server."""
@@ -222,14 +214,17 @@ class InsertStream:
         finally:
             self.abandon()
 
-    def abandon(self) -> None:
-        """End the stream at once and give up what is pending, with a line in the log that says how much. Idempotent."""
+    def abandon(self, num_unwritten: int = 0) -> None:
+        """End the stream at once and give up what is pending, with a line in the log that says how much. Idempotent.
+
+        `num_unwritten` is what writers have not handed over yet, for that line.
+        """
         if self._closed or self.channel.is_forked:
             return
         with self._lock:
             self._ended.set()
             self._update()
-            undelivered = self._flight.drop_all()
+            undelivered = self._flight.drop_all() + num_unwritten
             self._work.notify_all()
             self._progress.notify_all()
             self._connection += 1
@@ -244,18 +239,13 @@ class InsertStream:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close; while another error is under way, at once."""
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
+        self.close() if kind is None else self.abandon()
 
     def _update(self) -> bool:
         """Refresh `blocked`; return whether the bounds are reached."""
         full = self._flight.pending >= self._max_items or self._flight.pending_bytes >= self._max_bytes
         self.blocked = self._closed or self._fault is not None or (full and self.on_block != "drop_oldest")
         return full
-
-    # ------------------------------------------------------------------------------------------ threads
 
     def _outgoing(self, connection: int) -> Iterator[bytes]:
         """Feed gRPC; runs in its thread, until the connection is not the current one any more."""
@@ -267,8 +257,8 @@ class InsertStream:
                 message = self._flight.take_message(_MESSAGE_BYTES)
                 small = len(message) < _MESSAGE_BYTES
             yield message
-            # Each message costs both sides as much as dozens of items do: let some gather, as TCP does.
-            if small:
+            # Each message costs both sides as much as dozens of items do: let some gather, unless someone waits for it.
+            if small and not self._waiting:
                 time.sleep(_GATHER_S)
 
     def _may_send(self) -> bool:
@@ -321,12 +311,10 @@ class InsertStream:
             tables = self._flight.tables()
             if self._state_id not in (None, info.state_id):
                 self._restarts += 1
-                _LOG.warning(
-                    "%s: the server was restarted; sending the %d unconfirmed items again. What it held is gone unless "
-                    "it was restored from a checkpoint.",
-                    self.channel.address,
-                    self.pending_items,
+                text = (
+                    "%s: the server was restarted; sending %d unconfirmed items. The rest is as its checkpoint has it."
                 )
+                _LOG.warning(text, self.channel.address, self.pending_items)
             self._state_id = info.state_id
             self._heard_at = info.at
         unknown_table(tables, info, self.channel.address)
@@ -375,32 +363,36 @@ class InsertStream:
                 if not self._closed:
                     _LOG.exception("%s: the stream's timer goes on after an error.", self.channel.address)
 
-    # ------------------------------------------------------------------------------------------ waiting
-
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
         """Wait until `done`, at most `timeout_s` seconds; ask the server meanwhile why it takes so long."""
-        start = logged_at = time.monotonic()
+        start = time.monotonic()
         inquiry = Inquiry(self.channel, timeout_s)
         with self._lock:
-            while not done():
-                waited = time.monotonic() - start
-                if self._closed or self._fault is not None or waited >= timeout_s:
-                    break
-                inquiry.proceed(waited)
-                if time.monotonic() - logged_at > _LOG_EVERY_S:
-                    logged_at = time.monotonic()
-                    _LOG.warning("%s: waiting for %.0f s: %s", self.channel.address, waited, self._why(inquiry))
-                self._progress.wait(min(0.05, timeout_s - waited))
-            self._blocked_s += time.monotonic() - start
+            self._waiting += 1
+            try:
+                self._await(done, start, timeout_s, inquiry)
+            finally:
+                self._waiting -= 1
+                self._blocked_s += time.monotonic() - start
             if self._closed:
                 raise ClosedError("the insert stream was closed by another thread while this one waited.")
-            if done():
-                return
-            self._raise_fault()
-            tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
-            text = f"table {tables}: {self.pending_items} items unconfirmed after {timeout_s:.1f} s. "
-            text += self._why(inquiry)
-            raise (ServerUnavailableError if self._down is not None else ReplayTimeoutError)(text)
+            if not done():
+                self._raise_fault()
+                tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
+                text = f"table {tables}: {self.pending_items} items unconfirmed after {timeout_s:.1f} s. "
+                raise (ReplayTimeoutError if self._down is None else ServerUnavailableError)(text + self._why(inquiry))
+
+    def _await(self, done: Callable[[], bool], start: float, timeout_s: float, inquiry: Inquiry) -> None:
+        logged_at = start
+        while not (done() or self._closed or self._fault):
+            waited = time.monotonic() - start
+            if waited >= timeout_s:
+                break
+            inquiry.proceed(waited)
+            if start + waited - logged_at > _LOG_EVERY_S:
+                logged_at = start + waited
+                _LOG.warning("%s: waiting for %.0f s: %s", self.channel.address, waited, self._why(inquiry))
+            self._progress.wait(min(0.05, timeout_s - waited))
 
     def _why(self, inquiry: Inquiry) -> str:
         return inquiry.why_inserts_wait(self._flight.tables(), time.monotonic() - self._heard_at, self._down)

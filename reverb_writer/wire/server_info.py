@@ -107,7 +107,7 @@ class ServerInfo:
     Attributes:
         state_id: random at every start of the server.
         tables: by name.
-        at: `time.monotonic()` when the answer came.
+        at: `time.monotonic()` of that moment.
     """
 
     state_id: int
@@ -127,15 +127,15 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
         reply = channel.call(messages.SERVER_INFO, b"", timeout_s)
     except grpc.RpcError as error:
         raise refused(channel.address, error) from error
-    return parse_server_info(reply)
+    return parse_server_info(reply, time.monotonic())
 
 
-def parse_server_info(reply: bytes) -> ServerInfo:
-    """Read a ServerInfoResponse."""
+def parse_server_info(reply: bytes, at: float) -> ServerInfo:
+    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`."""
     response = messages.ServerInfoResponse.FromString(reply)
     tables = {table.name: _table_info(table) for table in response.table_info}
     state = response.tables_state_id
-    return ServerInfo((state.high << 64) | state.low, tables, time.monotonic())
+    return ServerInfo((state.high << 64) | state.low, tables, at)
 
 
 def why_inserts_wait(before: ServerInfo, now: ServerInfo, tables: set[str]) -> str | None:

@@ -45,7 +45,8 @@ def step(number: int) -> dict[str, Any]:
 
 
 def window(start: int, stop: int) -> dict[str, Any]:
-    return tree.map_structure(lambda *leaves: np.stack(leaves), *(step(number) for number in range(start, stop)))
+    steps: dict[str, Any] = tree.map_structure(lambda *leaves: np.stack(leaves), *map(step, range(start, stop)))
+    return steps
 
 
 def assert_equal(got: Any, expected: Any) -> None:

@@ -23,6 +23,7 @@ import pytest
 import tree
 
 import reverb_writer as rw
+from reverb_writer.errors import SpecError
 
 MODES = {"ZERO_PAD": "cover", "TRUNCATE": "truncate", "WRITE": "align_end"}
 
@@ -129,6 +130,12 @@ def test_episodes_of_every_length_are_cut_as_acme_cuts_them(peer: Any, length: i
         expected += ["".join(letters[start:stop]) for start, stop in cut(num_transitions + 1, length, period, mode)]
     write(rw.TrajectoryObserver(peer, "ours", length, period, end_of_episode=MODES[mode]), episodes)
     assert spelled(take(peer)) == " ".join(expected)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_period_above_the_length_is_refused(peer: Any, mode: str) -> None:
+    with pytest.raises(SpecError, match=f"must be <= `sequence_length` with {MODES[mode].upper()}, got 5 > 3"):
+        rw.TrajectoryObserver(peer, "ours", 3, 5, end_of_episode=MODES[mode])
 
 
 # Behaviour A.6, value by value

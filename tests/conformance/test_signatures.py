@@ -86,6 +86,7 @@ def test_a_servers_signatures_are_read() -> None:
     }
     tables = [Table(name, signature=nest) for name, nest in signed.items()]
     with serving(tables) as address, grpc.insecure_channel(address) as channel:
-        info = channel.unary_unary(messages.SERVER_INFO, response_deserializer=messages.ServerInfoResponse.FromString)
-        nests = {table.name: signatures.decode(table.signature) for table in info(b"", timeout=TIMEOUT_S).table_info}
+        ask: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(messages.SERVER_INFO)
+        info = messages.ServerInfoResponse.FromString(ask(b"", timeout=TIMEOUT_S))
+        nests = {table.name: signatures.decode(table.signature) for table in info.table_info}
     assert nests == {**OURS, "none": None, "bounded": {"x": spec((4,), "f4", "b")}}

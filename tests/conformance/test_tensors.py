@@ -33,7 +33,7 @@ def of_dtype(dtype: Any, shape: tuple[int, ...] = (STEPS, 4)) -> Array:
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return np.frombuffer(BITS, "u1", int(np.prod(shape))).reshape(shape) % 2 == 1
-    array = np.frombuffer(BITS, dtype, int(np.prod(shape))).reshape(shape)
+    array: Array = np.frombuffer(BITS, dtype, int(np.prod(shape))).reshape(shape)
     return array if dtype.kind in "iu" else np.nan_to_num(array)
 
 
@@ -77,7 +77,8 @@ def call(channel: grpc.Channel, method: str, request: bytes, response: Any) -> A
         answered.wait(TIMEOUT_S)  # a server that sees the end of the requests may end without a response
 
     try:
-        return response.FromString(next(channel.stream_stream(method)(requests(), timeout=TIMEOUT_S)))
+        call: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(method)
+        return response.FromString(next(call(requests(), timeout=TIMEOUT_S)))
     finally:
         answered.set()
 

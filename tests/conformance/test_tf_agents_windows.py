@@ -43,10 +43,12 @@ def sequence_observer(length: int, stride: int, mode: str, **options: Any) -> Ma
 
 
 def windows(peer: Any, make: MakeObserver, script: Script, *, nested: bool = True) -> list[str]:
-    """Play the script to an observer of each side, compare the items leaf by leaf, and return their labels."""
+    """Play the script to an observer of each side; compare their items leaf by leaf; return the items' labels."""
     for module, table in ((theirs, "theirs"), (ours, "ours")):
         with closing(make(module, peer, table)) as observer:
             play(observer, script)
+    tables = peer.server_info(timeout=20)
+    assert tables["ours"].num_episodes == tables["theirs"].num_episodes
     items = take(peer, "theirs", nested=nested)
     assert_same(take(peer, "ours", nested=nested), items)
     return labels(items)
@@ -326,20 +328,24 @@ def test_one_table_may_be_named_by_any_sequence(peer: Any) -> None:
     assert_same(take(peer, "ours"), take(peer, "theirs"))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_several_lengths_from_one_observer_are_the_windows_of_several_observers(peer: Any, mode: str) -> None:
+@pytest.mark.parametrize("second", MODES)
+@pytest.mark.parametrize("first", MODES)
+def test_several_lengths_from_one_observer_are_the_windows_of_several_observers(
+    peer: Any, first: str, second: str
+) -> None:
     steps = Steps()
     script = [*steps.episode(6), *steps.episode(2), *steps.beginning(5), "flush", "drop and reset", *steps.episode(30)]
-    numbers = {"": (2, 1), "_too": (7, 3)}
-    end_of_episode = {"none": "drop"}.get(mode, mode)
-    kinds = {f"ours{suffix}": rw.WindowSpec(*numbers[suffix], end_of_episode) for suffix in numbers}
-    with closing(rw.TrajectoryObserver(peer, windows=kinds)) as observer:
+    kinds = {"": (2, 1, first), "_too": (7, 3, second)}
+    specs = {
+        f"ours{suffix}": rw.WindowSpec(length, stride, "drop" if mode == "none" else mode)
+        for suffix, (length, stride, mode) in kinds.items()
+    }
+    with closing(rw.TrajectoryObserver(peer, windows=specs)) as observer:
         play(observer, script)
-    for suffix, (length, stride) in numbers.items():
-        with closing(
-            theirs.ReverbAddTrajectoryObserver(peer, f"theirs{suffix}", length, stride, 1, *MODES[mode])
-        ) as observer:
+    for suffix, (length, stride, mode) in kinds.items():
+        table = f"theirs{suffix}"
+        with closing(theirs.ReverbAddTrajectoryObserver(peer, table, length, stride, 1, *MODES[mode])) as observer:
             play(observer, script)
-        expected = take(peer, f"theirs{suffix}")
+        expected = take(peer, table)
         assert expected
         assert_same(take(peer, f"ours{suffix}"), expected)

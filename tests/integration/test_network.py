@@ -102,7 +102,10 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
 ) -> None:
     monkeypatch.setattr(inquiry, "_SILENCE_S", 0.2)
     server = replay_server(rw.TableConfig.queue("replay", 10))
-    with rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer, rw.Client(server.address) as c:
+    with (
+        rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer,
+        rw.Client(server.address) as c,
+    ):
         write(observer, range(20))
         time.sleep(3)
         assert [int(sample.data[0][0]) for sample in c.sample("replay", 20)] == list(range(20))

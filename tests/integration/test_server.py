@@ -84,7 +84,7 @@ def test_queue_and_stack_give_each_item_once_in_their_order(
         for number in range(3):
             client.insert(np.array([number]), {"table": 1.0})
         with pytest.raises(rw.ReplayTimeoutError, match="blocks inserts"):
-            client.insert(np.array([3]), {"table": 1.0}, timeout_s=0.5)
+            client.insert(np.array([3]), {"table": 1.0}, timeout_s=2.0)
         assert [int(np.squeeze(sample.data)) for sample in client.sample("table", 3)] == expected
 
 
@@ -136,7 +136,7 @@ def test_block_that_raises_stops_the_server(server_package: Any) -> None:
         raise KeyError
     assert server.wait(0)
     with rw.Client(server.address) as client, pytest.raises(rw.ServerUnavailableError):
-        client.server_info(timeout_s=0.5)
+        client.server_info(timeout_s=2.0)
 
 
 def test_waiting_ends_with_the_server_or_with_its_time(server_package: Any) -> None:

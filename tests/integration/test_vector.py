@@ -6,17 +6,16 @@ Steps are (lane, number), both from 1 on, so that zeros are padding.
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from reading import fifo, read
-from server_process import HostedServer, ServerProcess
+from episodes import SMALL_GRID, cut
+from reading import Place, read
+from reading import spec as spec_of
 
 import reverb_writer as rw
-from reverb_writer.wire.signatures import ArraySpec
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 
@@ -25,33 +24,18 @@ ENDS = [{3, 4, 10}, {10}, set[int](), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {6, 9}]
 NUM_STEPS = 12
 
 
-class Place(NamedTuple):
-    address: str
-    client: rw.Client
-
-    def lanes(self, table: str = "a") -> dict[int, list[list[int]]]:
-        """Take out all items; return the numbers in the windows of each lane, in their order."""
-        found: dict[int, list[list[int]]] = {}
-        for item in read(self.client, table):
-            lanes, numbers = (column.tolist() for column in item.data[:2])
-            assert set(lanes) <= {lanes[0], 0}
-            found.setdefault(lanes[0], []).append(numbers)
-        return found
+def lanes_of(place: Place, table: str = "a") -> dict[int, list[list[int]]]:
+    """Take out all items; return the numbers in the windows of each lane, in their order."""
+    found: dict[int, list[list[int]]] = {}
+    for item in read(place.client, table):
+        lanes, numbers = (column.tolist() for column in item.data[:2])
+        assert set(lanes) <= {lanes[0], 0}
+        found.setdefault(lanes[0], []).append(numbers)
+    return found
 
 
-@pytest.fixture(scope="module")
-def server(shared_process: ServerProcess) -> Iterator[HostedServer]:
-    started = shared_process.start(fifo("a"), fifo("b"))
-    yield started
-    started.stop()
-
-
-@pytest.fixture
-def place(server: HostedServer) -> Iterator[Place]:
-    with rw.Client(server.address, timeout_s=20) as client:
-        for table in ("a", "b"):
-            client.reset(table)
-        yield Place(server.address, client)
+def numbers_of(window: Any) -> float:
+    return float(window["n"].sum())
 
 
 def step_of(number: int, num_envs: int) -> dict[str, Any]:
@@ -62,20 +46,16 @@ def ending(number: int) -> list[bool]:
     return [number in ends for ends in ENDS]
 
 
-def feed(observer: Any, after: Callable[[int], None] = lambda _: None) -> None:
+def feed(observer: Any, flush_every: int | None = None) -> None:
     for number in range(1, NUM_STEPS + 1):
         observer(step_of(number, len(ENDS)), end_of_episode=ending(number))
-        after(number)
+        if flush_every and number % flush_every == 0:
+            observer.flush()
 
 
 def episodes(ends: set[int]) -> list[range]:
     """Return the complete episodes of a lane, as the numbers of their steps."""
     return [range(start + 1, stop + 1) for start, stop in itertools.pairwise([0, *sorted(ends)])]
-
-
-def cut(steps: Sequence[int], windows: Sequence[tuple[int, int]]) -> list[list[int]]:
-    padded = [*steps, *[0] * 20]
-    return [padded[start:stop] for start, stop in windows]
 
 
 def expected(spec: rw.WindowSpec) -> dict[int, list[list[int]]]:
@@ -90,19 +70,6 @@ def expected(spec: rw.WindowSpec) -> dict[int, list[list[int]]]:
         if windows:
             found[lane] = windows
     return found
-
-
-def specs() -> list[rw.WindowSpec]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [
-            rw.WindowSpec(length, stride, mode)
-            for mode, length, stride in itertools.product(rw.EndOfEpisode, (1, 3, 4), (1, 2, 3, 5))
-            if stride <= length or mode.value in ("drop", "pad", "tile")
-        ]
-
-
-SPECS = specs()
 
 
 def observed(place: Place, spec: rw.WindowSpec, /, **options: Any) -> rw.VectorObserver:
@@ -120,12 +87,12 @@ def observed(place: Place, spec: rw.WindowSpec, /, **options: Any) -> rw.VectorO
 # Lanes are observers of their own.
 
 
-@pytest.mark.parametrize("priority", [1.0, lambda window: window["n"].sum()], ids=["together", "one by one"])
+@pytest.mark.parametrize("priority", [1.0, numbers_of], ids=["together", "one by one"])
 def test_lane_holds_what_its_own_observer_would_write(place: Place, priority: Any) -> None:
-    for spec in SPECS:
+    for spec in SMALL_GRID:
         with observed(place, spec, priority=priority) as observer:
             feed(observer)
-        assert place.lanes() == expected(spec), spec
+        assert lanes_of(place) == expected(spec), spec
         # Steps are in a window, or counted.
         stats = observer.stats()
         dropped = 0
@@ -146,25 +113,25 @@ def test_lane_holds_what_its_own_observer_would_write(place: Place, priority: An
         {"chunk_length": 1000},
         {"max_delay_s": 0.002},
         {"max_in_flight_items": 1},
-        {"spec": {"lane": ArraySpec((), np.int64), "n": np.zeros((), np.int64)}},
+        {"spec": {"lane": spec_of((), np.int64), "n": np.zeros((), np.int64)}},
     ],
     ids=str,
 )
 def test_lanes_are_the_same_however_they_are_sent(place: Place, way: dict[str, Any]) -> None:
-    for spec in SPECS[::3]:
+    for spec in SMALL_GRID[::3]:
         options = dict(way)
         beforehand = options.pop("spec", None)
         with observed(place, spec, spec=beforehand, **options) as observer:
             feed(observer)
-        assert place.lanes() == expected(spec), spec
+        assert lanes_of(place) == expected(spec), spec
 
 
 @pytest.mark.parametrize("period", [1, 3])
 def test_lanes_are_the_same_whenever_they_are_flushed(place: Place, period: int) -> None:
-    for spec in SPECS[::4]:
+    for spec in SMALL_GRID[::4]:
         with observed(place, spec) as observer:
-            feed(observer, lambda number, o=observer: number % period or o.flush())
-        assert place.lanes() == expected(spec), spec
+            feed(observer, flush_every=period)
+        assert lanes_of(place) == expected(spec), spec
 
 
 def test_long_lanes_are_one_stream_of_windows_each(place: Place) -> None:
@@ -173,7 +140,7 @@ def test_long_lanes_are_one_stream_of_windows_each(place: Place) -> None:
     with rw.VectorObserver(place.client, "a", 5, 2, end_of_episode="cover", num_envs=3) as observer:
         for number in range(1, 2001):
             observer(step_of(number, 3), end_of_episode=[number % end == 0 for end in ends])
-    found = place.lanes()
+    found = lanes_of(place)
     for lane, end in enumerate(ends, 1):
         windows = []
         for start in range(0, 2000, end):
@@ -187,14 +154,14 @@ def test_lanes_write_several_kinds_of_windows(place: Place) -> None:
     with rw.VectorObserver(place.client, windows=kinds, num_envs=len(ENDS)) as observer:
         feed(observer)
     for table, spec in kinds.items():
-        assert place.lanes(table) == expected(spec)
+        assert lanes_of(place, table) == expected(spec)
 
 
 def test_one_environment_is_a_batch_of_one(place: Place) -> None:
     with rw.VectorObserver(place.client, "a", 2, num_envs=1) as observer:
         for number in (1, 2, 3):
             observer(step_of(number, 1), end_of_episode=[False])
-    assert place.lanes() == {1: [[1, 2], [2, 3]]}
+    assert lanes_of(place) == {1: [[1, 2], [2, 3]]}
 
 
 def test_lanes_are_episodes_of_their_own_to_the_server(place: Place) -> None:
@@ -231,7 +198,7 @@ def test_leaves_are_copied(place: Place) -> None:
             step["n"][:] = number
             observer(step)
             step["n"][:] = -1
-    assert place.lanes() == {1: [[1, 2], [2, 3]], 2: [[1, 2], [2, 3]]}
+    assert lanes_of(place) == {1: [[1, 2], [2, 3]], 2: [[1, 2], [2, 3]]}
 
 
 def test_mask_is_true_for_the_real_steps_of_each_lane(place: Place) -> None:
@@ -273,14 +240,14 @@ def test_steps_tell_the_ends_of_their_episodes(place: Place, name: str) -> None:
         for number, last in enumerate([[0, 0], [1, 0], [0, 1], [0, 0]], 1):
             flag = np.array(last, bool) if name == "is_last" else np.array(last, np.int32) + 1
             observer({"a": np.arange(1, 3), "b": np.full(2, number), name: flag})
-    assert place.lanes() == {1: [[1, 2], [3, 4]], 2: [[1, 2], [2, 3]]}
+    assert lanes_of(place) == {1: [[1, 2], [3, 4]], 2: [[1, 2], [2, 3]]}
 
 
 # Priorities.
 
 
 def test_function_gives_each_window_of_each_lane_its_priority(place: Place) -> None:
-    for spec in SPECS[::5]:
+    for spec in SMALL_GRID[::5]:
         with observed(place, spec, priority=lambda w: 100 * w["lane"][0] + w["n"].sum(), chunk_length=3) as observer:
             feed(observer)
         for item in read(place.client, "a"):
@@ -303,13 +270,13 @@ def test_function_that_fails_for_one_lane_changes_nothing(place: Place, bad_lane
         for number in range(1, 6):
             if number == bad:
                 failing = True
-                with pytest.raises(rw.SpecError, match="got -1.0"):
+                with pytest.raises(rw.SpecError, match=r"got -1\.0"):
                     observer(step_of(99, 3), end_of_episode=[True] * 3)
                 failing = False
                 assert observer.stats().steps == 3 * (number - 1)
             observer(step_of(number, 3), end_of_episode=[number == 5] * 3)
     windows = cut(range(1, 6), spec.windows(5))
-    assert place.lanes() == {1: windows, 2: windows, 3: windows}
+    assert lanes_of(place) == {1: windows, 2: windows, 3: windows}
 
 
 # Steps that are refused.
@@ -334,7 +301,7 @@ def test_refused_step_changes_nothing(place: Place, step: Any, end_of_episode: A
                 with pytest.raises(rw.StructureError, match=message):
                     observer(step, end_of_episode=end_of_episode)
             observer(step_of(number, 3))
-    assert place.lanes() == {lane: [[1, 2, 3]] for lane in (1, 2, 3)}
+    assert lanes_of(place) == {lane: [[1, 2, 3]] for lane in (1, 2, 3)}
 
 
 def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
@@ -346,7 +313,7 @@ def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
         with pytest.raises(rw.StructureError, match="leaf `x`: dtype datetime64"):
             observer({"x": np.zeros(2, "M8[s]")})
         observer(step_of(1, 2))
-    assert place.lanes() == {1: [[1]], 2: [[1]]}
+    assert lanes_of(place) == {1: [[1]], 2: [[1]]}
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 2.0, True])
@@ -372,7 +339,7 @@ def test_reset_ends_the_episodes_of_some_lanes(place: Place, priority: Any) -> N
         observer.reset(lanes=[3, 2])
         assert observer.stats().dropped_steps == {"reset": 1}
         assert observer.stats().episodes == 4
-    assert place.lanes() == {
+    assert lanes_of(place) == {
         1: [[1, 2, 3], [2, 3, 4], [5, 6, 7]],
         2: [[1, 2, 3], [5, 6, 7]],
         3: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
@@ -387,7 +354,7 @@ def test_reset_of_all_lanes_drops_and_counts_those_that_are_too_short(place: Pla
         observer(step_of(3, 2))
         observer.reset()
         assert observer.stats().dropped_steps == {"short_episode": 1 + 2}
-    assert place.lanes() == {2: [[1, 2, 3]]}
+    assert lanes_of(place) == {2: [[1, 2, 3]]}
 
 
 @pytest.mark.parametrize("lanes", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
@@ -397,7 +364,7 @@ def test_lanes_that_are_none_are_refused(place: Place, lanes: Any) -> None:
         with pytest.raises(rw.SpecError, match="`lanes` must be"):
             observer.reset(lanes=lanes)
         observer(step_of(2, 2))
-    assert place.lanes() == {1: [[1, 2]], 2: [[1, 2]]}
+    assert lanes_of(place) == {1: [[1, 2]], 2: [[1, 2]]}
 
 
 def test_closed_observer_says_so_until_it_is_opened_again(place: Place) -> None:
@@ -406,12 +373,13 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place) -> None:
     observer.close()
     observer.close()
     assert observer.stats().dropped_steps == {"reset": 2}
-    for call in (lambda: observer(step_of(2, 2)), observer.flush, observer.reset):
+    calls: list[Callable[[], None]] = [lambda: observer(step_of(2, 2)), observer.flush, observer.reset]
+    for call in calls:
         with pytest.raises(rw.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
             call()
     observer.open()
     observer(step_of(2, 2))
     observer(step_of(3, 2))
     observer.close()
-    assert place.lanes() == {1: [[2, 3]], 2: [[2, 3]]}
+    assert lanes_of(place) == {1: [[2, 3]], 2: [[2, 3]]}
     assert observer.stats().steps == 6

@@ -46,7 +46,7 @@ class _Closing:
 def writer_of(stream: InsertStream, *windows: rw.WindowSpec | rw.Target, **options: Any) -> rw.SequenceWriter:
     """Return a writer of integers; a spec's windows go to table `a` if it is the first, to `b` if the second."""
     targets = [
-        window if isinstance(window, rw.Target) else rw.Target(window, table)
+        window if isinstance(window, rw.Target) else rw.Target(window, (table,))
         for window, table in zip(windows, ("a", "b"), strict=False)
     ]
     return rw.SequenceWriter(stream, [INTEGER], [()], targets, padding_step=[0], **options)
@@ -114,9 +114,7 @@ def test_step_is_stored_once_for_all_windows_and_tables(client: rw.Client, strea
 
 
 @pytest.mark.parametrize("chunk_length", [1, 3, 16383])
-def test_chunks_have_the_length_that_is_asked_for(
-    client: rw.Client, stream: InsertStream, chunk_length: int
-) -> None:
+def test_chunks_have_the_length_that_is_asked_for(client: rw.Client, stream: InsertStream, chunk_length: int) -> None:
     writer = writer_of(stream, rw.WindowSpec(6, 2), chunk_length=chunk_length)
     assert writer.chunk_length == chunk_length
     append_all(writer, *range(12))
@@ -130,7 +128,7 @@ def test_chunks_have_the_length_that_is_asked_for(
 
 
 def test_padding_is_what_is_given(client: rw.Client, stream: InsertStream) -> None:
-    target = rw.Target(rw.WindowSpec(3, 3, "cover"), "a")
+    target = rw.Target(rw.WindowSpec(3, 3, "cover"), ("a",))
     dtypes, shapes, padding = [np.dtype(np.float16), np.dtype(object)], [(2,), ()], [np.full(2, 9, np.float16), b"end"]
     writer = rw.SequenceWriter(stream, dtypes, shapes, [target], padding_step=padding)
     writer.append([np.ones(2, np.float16), b"x"], last=True)
@@ -158,12 +156,12 @@ def test_writers_share_a_stream_each_with_episodes_of_its_own(client: rw.Client,
 def test_writers_of_many_threads_do_not_disturb_each_other(client: rw.Client, stream: InsertStream) -> None:
     spec = rw.WindowSpec(5, 3, "tile")
     writers = [writer_of(stream, spec, request_items=7) for _ in range(4)]
+    firsts = [[1000 * (10 * lane + episode) for episode in range(10)] for lane in range(4)]
     done = threading.Event()
 
     def write(lane: int) -> None:
-        for episode in range(10):
-            for i in range(60):
-                writers[lane].append([np.int64(1000 * (10 * lane + episode) + i)], last=i == 59)
+        for first, i in itertools.product(firsts[lane], range(60)):
+            writers[lane].append([np.int64(first + i)], last=i == 59)
 
     def send_all_the_time() -> None:
         while not done.is_set():
@@ -181,11 +179,8 @@ def test_writers_of_many_threads_do_not_disturb_each_other(client: rw.Client, st
     stream.flush(20)
     found = read_column(client, "a")
     for lane in range(4):
-        expected = []
-        for episode in range(10):
-            first = 1000 * (10 * lane + episode)
-            steps = [*range(first, first + 60), *[0] * 10]
-            expected += [steps[start:stop] for start, stop in spec.windows(60)]
+        episodes = [[*range(first, first + 60), *[0] * 10] for first in firsts[lane]]
+        expected = [steps[start:stop] for steps in episodes for start, stop in spec.windows(60)]
         assert [window for window in found if window[0] // 10_000 == lane] == expected
 
 
@@ -237,7 +232,7 @@ def test_windows_without_a_table_are_refused(stream: InsertStream) -> None:
 
 
 def test_dtype_that_reverb_does_not_know_is_refused(stream: InsertStream) -> None:
-    targets = [rw.Target(rw.WindowSpec(2), "a")]
+    targets = [rw.Target(rw.WindowSpec(2), ("a",))]
     with pytest.raises(rw.StructureError, match="dtype datetime64"):
         rw.SequenceWriter(stream, [np.dtype("M8[s]")], [()], targets, padding_step=[0])
 

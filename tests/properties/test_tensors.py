@@ -31,10 +31,10 @@ def laid_out(draw: st.DrawFn, arrays: st.SearchStrategy[Array]) -> Array:
     array = draw(arrays)
     array = array.transpose(draw(st.permutations(range(array.ndim))))
     steps = draw(st.tuples(*[st.sampled_from([1, 2, -1, -2])] * array.ndim))
-    index = (Ellipsis, *(slice(None, None, step) for step in steps))
-    array = array[index]
-    array.flags.writeable = draw(st.booleans())
-    return array
+    index: Any = (Ellipsis, *(slice(None, None, step) for step in steps))
+    view: Array = array[index]
+    view.flags.writeable = draw(st.booleans())
+    return view
 
 
 def numbers() -> st.SearchStrategy[Array]:

@@ -35,6 +35,7 @@ LAYERS = [
     "chunks",
     "writer",
     "session",
+    "observing",
     "observers",
     "vector",
     "environments",

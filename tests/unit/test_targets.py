@@ -31,7 +31,7 @@ def test_tables_that_are_none_are_refused(tables: Any) -> None:
 @pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "high", None])
 def test_priority_that_is_none_is_refused(priority: Any) -> None:
     with pytest.raises(SpecError, match="`priority` must be a finite number >= 0"):
-        Target(WindowSpec(2), "table", priority)
+        Target(WindowSpec(2), ("table",), priority)
 
 
 # TF-Agents' booleans.
@@ -75,7 +75,7 @@ def test_one_kind_goes_to_all_tables() -> None:
 
 
 def test_windows_go_to_the_tables_of_their_names_or_their_own() -> None:
-    windows = {
+    windows: dict[str, WindowSpec | Target] = {
         "short": WindowSpec(2),
         "long": Target(WindowSpec(8, 4), ("x", "y"), 0.5),
         "named": Target(WindowSpec(3), (), 7.0),

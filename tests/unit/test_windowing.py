@@ -285,7 +285,7 @@ def test_stream_length_that_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", [DROP, PAD, TILE])
 def test_stride_beyond_the_window_warns_once_in_a_process(mode: EndOfEpisode) -> None:
-    windowing._warn_of_gap.cache_clear()  # noqa: SLF001  # as if in a fresh process
+    windowing._warn_of_gap.cache_clear()  # as if in a fresh process
     with pytest.warns(UserWarning, match="`stride_length`") as caught:
         WindowSpec(3, 5, mode)
     (warning,) = caught

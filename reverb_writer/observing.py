@@ -1,0 +1,182 @@
+"""What observers are made of: their life, and the way of one step."""
+
+from __future__ import annotations
+
+import logging
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.client import check_timeout
+from reverb_writer.errors import SpecError
+from reverb_writer.session import Columns, ObserverStats, StreamOptions, WriteSession
+from reverb_writer.steps import StepStructure
+from reverb_writer.targets import Target
+from reverb_writer.writer import SequenceWriter
+
+__all__ = ["Observer", "SingleObserver", "columns_of", "packer"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+
+class Observer:
+    """The life of an observer: open, flush, close, counters. What it does with a step is its own."""
+
+    def __init__(self, client: Any, targets: Sequence[Target], *, mask: bool, options: StreamOptions) -> None:
+        """Open the session; see the observers for the arguments."""
+        self._session = WriteSession(client, targets, options)
+        self._mask = mask
+        self._structure: StepStructure | None = None
+
+    @property
+    def client(self) -> Any:
+        """The client, as it was given."""
+        return self._session.given_client
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all windows that are complete are confirmed by the server.
+
+        Args:
+            timeout_s: seconds to wait at most; None for the observer's.
+
+        Raises:
+            ReplayTimeoutError: not in time; names the cause with its numbers. Nothing is lost by it.
+            ServerUnavailableError: likewise, and the server is gone.
+        """
+        self._session.flush(timeout_s)
+
+    def open(self) -> None:
+        """Open the observer again after `close()`; does nothing if it is open.
+
+        Raises:
+            StructureError: a table is not there any more.
+            ServerUnavailableError: no server answers.
+        """
+        self._session.open()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Deliver the windows that are complete, and end. Steps that are in none are counted as dropped. Idempotent.
+
+        Args:
+            timeout_s: seconds to wait at most; None for the observer's.
+
+        Raises:
+            ReplayTimeoutError: items were left; says how many and why. The observer is closed all the same.
+            ServerUnavailableError: likewise, and the server is gone.
+        """
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+        if not self._session.is_forked:
+            self._end_all()
+        self._session.close(timeout_s)
+
+    def stats(self) -> ObserverStats:
+        """Return the counters so far; callable from any thread."""
+        return self._session.stats()
+
+    def __enter__(self) -> Any:
+        """Return the observer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close; what cannot be delivered is only logged if an error is under way already."""
+        try:
+            self.close()
+        except Exception:
+            if error is None:
+                raise
+            _LOG.exception("While another error was under way, the observer could not deliver all items.")
+
+    def _end_all(self) -> None:
+        """End all episodes, with nothing written but the windows that are complete, and let go of the writers."""
+        raise NotImplementedError
+
+
+class SingleObserver(Observer):
+    """An observer of one stream of steps."""
+
+    def __init__(
+        self, client: Any, targets: Sequence[Target], *, spec: Any, mask: bool, options: StreamOptions
+    ) -> None:
+        """Open the session, and make the writer if it is known what steps look like."""
+        super().__init__(client, targets, mask=mask, options=options)
+        self._writer: SequenceWriter | None = None
+        if spec is not None:
+            self._start(spec)
+
+    def _end_all(self) -> None:
+        self._end_episode(discard=True)
+        self._writer = None
+
+    def _start(self, example: Any) -> tuple[StepStructure, SequenceWriter]:
+        """Make the writer, at the first step or of a spec."""
+        structure = self._structure or StepStructure(example)
+        columns = columns_of(structure, self._mask)
+        self._session.check_columns(columns)
+        options = self._session.options
+        writer = SequenceWriter(
+            self._session.stream,
+            columns.dtypes,
+            columns.shapes,
+            self._session.targets,
+            padding_step=[*structure.padding_step(), *([np.False_] if self._mask else [])],
+            pack=packer(structure, self._mask),
+            chunk_length=options.chunk_length,
+        )
+        self._session.add_writers([writer])
+        self._structure, self._writer = structure, writer
+        return structure, writer
+
+    def _append(self, step: Any, end_of_episode: bool | None, *, spanning: bool = False) -> bool:
+        """Write a step, and end the episode if it is a boundary step; return whether it is."""
+        session, structure, writer = self._session, self._structure, self._writer
+        session.wait_for_room()
+        if structure is None or writer is None:
+            structure, writer = self._start(step)
+        leaves = structure.flatten(step, session.num_steps)
+        last = bool(structure.ends_episode(leaves) if end_of_episode is None else end_of_episode)
+        if self._mask:
+            leaves = [*leaves, np.True_]
+        dropped = writer.append(leaves, last=last and not spanning)
+        session.num_steps += 1
+        if last:
+            session.num_episodes += 1
+            session.drop(dropped)
+            if spanning:
+                writer.send()
+        return last
+
+    def _end_episode(self, *, align: bool = False, discard: bool = False) -> None:
+        if self._writer is not None and self._writer.num_steps:
+            self._session.drop(self._writer.end_episode(align=align, discard=discard))
+            self._session.num_episodes += 1
+
+    def _reset(self, write_cached_steps: bool) -> None:
+        self._session.stream.check()
+        writer = self._writer
+        if writer is None or not writer.num_steps:
+            return
+        if write_cached_steps and not writer.can_align():
+            length = min(target.spec.sequence_length or 1 for target in self._session.targets)
+            raise SpecError(
+                "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
+                f"sequence_length={length}, consider enabling pad_end_of_episodes."
+            )
+        self._session.wait_for_room()
+        self._end_episode(align=write_cached_steps, discard=not write_cached_steps)
+
+
+def columns_of(structure: StepStructure, mask: bool) -> Columns:
+    """Return what is written of a step: its leaves, and the mask after them."""
+    if not mask:
+        return Columns(structure.paths, structure.dtypes, structure.shapes)
+    return Columns((*structure.paths, "mask"), (*structure.dtypes, np.dtype(bool)), (*structure.shapes, ()))
+
+
+def packer(structure: StepStructure, mask: bool) -> Any:
+    """Return what makes the nest of a window, the mask left out."""
+    return (lambda leaves: structure.pack(leaves[:-1])) if mask else structure.pack

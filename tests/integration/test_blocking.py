@@ -1,0 +1,205 @@
+"""A rate limiter that lets nothing in: who waits for how long, what is said, and what becomes of the steps."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+LONG_S = 60.0  # a time-out that no test reaches
+FAR_TOO_LONG_S = 30.0
+
+
+@pytest.fixture
+def server(replay_server: Callable[..., HostedServer]) -> HostedServer:
+    return replay_server(rw.TableConfig.queue("queue", 10))
+
+
+@contextlib.contextmanager
+def observed(server: HostedServer, **options: Any) -> Iterator[rw.TrajectoryObserver]:
+    """Observe single steps, at most 100 in flight; what cannot be delivered in the end does not matter."""
+    observer = rw.TrajectoryObserver(
+        server.address, "queue", 1, **{"max_in_flight_items": 100, "max_delay_s": 0.05, **options}
+    )
+    try:
+        yield observer
+    finally:
+        with contextlib.suppress(rw.ReverbWriterError):
+            observer.close(timeout_s=0.1)
+
+
+def write(observer: rw.TrajectoryObserver, number: int) -> None:
+    observer({"n": np.int64(number)}, end_of_episode=False)
+
+
+def write_until_refused(observer: rw.TrajectoryObserver) -> tuple[int, rw.ReplayTimeoutError, float]:
+    """Write steps 0, 1, 2 ... until one is refused; return its number, the error, and how long that took."""
+    for number in range(1_000_000):
+        begin = time.monotonic()
+        try:
+            write(observer, number)
+        except rw.ReplayTimeoutError as error:
+            return number, error, time.monotonic() - begin
+    pytest.fail("nothing blocked")
+
+
+def take(server: HostedServer, count: int) -> list[int]:
+    """Take so many items out of the queue, as they come."""
+    with rw.Client(server.address) as client:
+        return [int(sample.data[0][0]) for sample in client.sample("queue", count)]
+
+
+def test_full_window_makes_a_step_wait_and_then_says_why(server: HostedServer) -> None:
+    with observed(server, timeout_s=3) as observer:
+        refused, error, waited_s = write_until_refused(observer)
+        assert waited_s < FAR_TOO_LONG_S
+        for part in (
+            "table `queue`",
+            "items unconfirmed after 3.0 s",
+            "samples = 10, max_diff 10",
+            "nothing has sampled",
+        ):
+            assert part in str(error)
+        stats = observer.stats()
+        assert (stats.steps, stats.items, stats.dropped_items) == (refused, refused, 0)
+        assert stats.acknowledged_items == 10
+        assert stats.pending_items == refused - 10 >= 100
+        assert stats.blocked_s > 1
+
+
+def test_refused_step_has_changed_nothing(server: HostedServer) -> None:
+    with observed(server, timeout_s=0.5) as observer:
+        refused, _, _ = write_until_refused(observer)
+        with pytest.raises(rw.ReplayTimeoutError):
+            write(observer, refused)
+        assert take(server, refused - 10) == list(range(refused - 10))
+        write(observer, refused)
+        assert take(server, 11) == list(range(refused - 10, refused + 1))
+        observer.flush()
+        assert observer.stats().acknowledged_items == refused + 1
+
+
+def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> None:
+    with observed(server, timeout_s=LONG_S) as observer:
+        learner = threading.Timer(1.0, take, args=[server, 990])
+        learner.start()
+        for number in range(1000):
+            write(observer, number)
+        learner.join()
+        observer.flush()
+    assert take(server, 10) == list(range(990, 1000))
+
+
+def test_flush_says_why_it_did_not_come_to_an_end(server: HostedServer) -> None:
+    with observed(server, timeout_s=LONG_S) as observer:
+        for number in range(15):
+            write(observer, number)
+        with pytest.raises(rw.ReplayTimeoutError, match=r"5 items unconfirmed after 1\.5 s.*max_diff 10"):
+            observer.flush(timeout_s=1.5)
+        assert take(server, 15) == list(range(15))
+        observer.flush()
+
+
+def test_ratio_without_a_learner_is_named_with_its_numbers(replay_server: Callable[..., HostedServer]) -> None:
+    # From 20 items on, each lets 8 samples be taken, and the balance may be 160 + 80: 30 items, 8 x 30 = 240.
+    limiter = rw.SampleToInsertRatio(samples_per_insert=8, min_size=20, error_buffer=80)
+    server = replay_server(rw.TableConfig("queue", 1000, rate_limiter=limiter))
+    with observed(server, timeout_s=3) as observer:
+        _, error, _ = write_until_refused(observer)
+        assert "inserts x 8 - samples = 240, max_diff 240, and nothing has sampled for" in str(error)
+        assert observer.stats().acknowledged_items == 30
+
+
+def test_raise_refuses_a_step_at_once(server: HostedServer) -> None:
+    with observed(server, timeout_s=LONG_S, on_block="raise") as observer:
+        refused, error, waited_s = write_until_refused(observer)
+        assert waited_s < FAR_TOO_LONG_S
+        assert "table `queue`" in str(error)
+        assert observer.stats().steps == refused
+        assert take(server, refused - 10) == list(range(refused - 10))
+        observer.flush(timeout_s=20)
+        write(observer, refused)
+        assert take(server, 11) == list(range(refused - 10, refused + 1))
+
+
+def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -> None:
+    with observed(server, timeout_s=LONG_S, on_block="drop_oldest") as observer:
+        for number in range(5000):
+            write(observer, number)
+            if number % 50 == 0:
+                time.sleep(0.001)
+        with pytest.raises(rw.ReplayTimeoutError):
+            observer.flush(timeout_s=0.5)
+        stats = observer.stats()
+        assert stats.items == 5000 == stats.acknowledged_items + stats.pending_items + stats.dropped_items
+        assert stats.acknowledged_items == 10
+        assert stats.blocked_s < FAR_TOO_LONG_S
+        delivered = take(server, 5000 - stats.dropped_items)
+        observer.flush()
+        assert observer.stats().dropped_items == stats.dropped_items
+    assert delivered == sorted(set(delivered))
+    assert delivered[:10] == list(range(10))
+    assert delivered[-10:] == list(range(4990, 5000))
+
+
+def test_blocked_table_is_the_one_that_is_named(replay_server: Callable[..., HostedServer]) -> None:
+    server = replay_server(rw.TableConfig("free"), rw.TableConfig.queue("queue", 10))
+    windows: dict[str, Any] = {"free": rw.WindowSpec(1), "queue": rw.WindowSpec(1)}
+    with rw.TrajectoryObserver(server.address, windows=windows, max_delay_s=0.05) as observer:
+        for number in range(12):
+            write(observer, number)
+        with pytest.raises(rw.ReplayTimeoutError, match="The rate limiter of table `queue` blocks inserts"):
+            observer.flush(timeout_s=1)
+        assert take(server, 12) == list(range(12))
+
+
+def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer) -> None:
+    errors: list[Exception] = []
+    with rw.Client(server.address) as client, client.open_stream() as stream:
+        writer = rw.SequenceWriter(stream, [np.dtype(np.int64)], [()], [rw.Target(rw.WindowSpec(1), ("queue",))])
+
+        def flush() -> None:
+            try:
+                stream.flush(LONG_S)
+            except rw.ClosedError as error:
+                errors.append(error)
+
+        for number in range(20):
+            writer.append([np.int64(number)])
+        writer.send()
+        waiting = threading.Thread(target=flush)
+        waiting.start()
+        time.sleep(0.3)
+        with pytest.raises(rw.ReplayTimeoutError):
+            stream.close(0.1)
+        waiting.join(FAR_TOO_LONG_S)
+        assert not waiting.is_alive()
+    assert "closed by another thread" in str(errors)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "soon"])
+def test_time_out_that_is_none_is_refused(server: HostedServer, timeout_s: Any) -> None:
+    with observed(server) as observer:
+        with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0 seconds"):
+            observer.flush(timeout_s)
+        with pytest.raises(rw.SpecError, match="`timeout_s` must be > 0 seconds"):
+            observer.close(timeout_s)
+        write(observer, 0)  # it is open still
+
+
+def test_infinite_time_out_waits(server: HostedServer) -> None:
+    with rw.TrajectoryObserver(server.address, "queue", 1, timeout_s=float("inf")) as observer:
+        for number in range(15):
+            write(observer, number)
+        learner = threading.Timer(0.7, take, args=[server, 15])
+        learner.start()
+        observer.flush()
+        learner.join()

@@ -1,0 +1,155 @@
+"""`EpisodeObserver` on a real server: an episode is an item, unless it is too long."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import feed
+from reading import Place, read
+
+import reverb_writer as rw
+
+
+@pytest.mark.parametrize("chunk_length", [None, 1, 3])
+def test_episode_is_one_item_of_its_own_length(place: Place, chunk_length: int | None) -> None:
+    lengths = [1, 5, 1000, 99, 100, 101]
+    with rw.EpisodeObserver(place.client, ["a", "b"], 1000, priority=3, chunk_length=chunk_length) as observer:
+        feed(observer, lengths)
+    firsts = itertools.accumulate(lengths, initial=1)
+    episodes = [list(range(first, first + n)) for first, n in zip(firsts, lengths, strict=False)]
+    assert place.column("b") == episodes
+    items = read(place.client, "a")
+    assert [item.data[0].tolist() for item in items] == episodes
+    assert {item.info.priority for item in items} == {3}
+    stats = observer.stats()
+    assert (stats.steps, stats.episodes, stats.items, stats.dropped_steps) == (sum(lengths), 6, 12, {})
+
+
+def test_episode_spans_many_chunks_of_large_steps(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 300) as observer:
+        for number in range(250):
+            observer({"frame": np.full((40, 1000), number % 251, np.uint8)}, end_of_episode=number == 249)
+    (item,) = read(place.client, "a")
+    assert item.data[0].shape == (250, 40, 1000)
+    assert (item.data[0] == np.arange(250, dtype=np.uint8)[:, None, None]).all()
+
+
+def test_overflow_is_refused_once_and_the_next_episode_is_written(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 3) as observer:
+        for numbers in (range(1, 6), range(6, 10)):
+            for i, number in enumerate(numbers):
+                overflow = pytest.raises(ValueError, match="longer than max_sequence_length=3 steps, boundary step")
+                with overflow if i == 3 else contextlib.nullcontext():
+                    observer({"n": np.int64(number)}, end_of_episode=number == numbers[-1])
+        feed(observer, [3], first=10)
+        stats = observer.stats()
+        assert (stats.steps, stats.episodes, stats.dropped_steps) == (12, 3, {"overflow": 9})
+    assert place.column() == [[10, 11, 12]]
+
+
+def test_overflow_is_bypassed_counted_and_logged(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=True) as observer:
+        feed(observer, [5, 3, 4, 1])
+        assert observer.stats().dropped_steps == {"overflow": 9}
+    assert place.column() == [[6, 7, 8], [13]]
+    assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
+
+
+@pytest.mark.parametrize("write_cached_steps", [True, False])
+def test_reset_ends_an_overflow(place: Place, write_cached_steps: bool) -> None:
+    with rw.EpisodeObserver(place.client, "a", 2, bypass_partial_episodes=True) as observer:
+        for number in range(1, 5):
+            observer({"n": np.int64(number)})
+        observer.reset(write_cached_steps)
+        feed(observer, [2], first=5)
+        assert observer.stats().dropped_steps == {"overflow": 4}
+    assert place.column() == [[5, 6]]
+
+
+def test_overflow_ends_with_the_observer(place: Place) -> None:
+    observer = rw.EpisodeObserver(place.client, "a", 2, bypass_partial_episodes=True)
+    for number in range(1, 5):
+        observer({"n": np.int64(number)})
+    observer.close()
+    assert observer.stats().dropped_steps == {"overflow": 4}
+    observer.open()
+    feed(observer, [2], first=5)
+    observer.close()
+    assert place.column() == [[5, 6]]
+
+
+def test_step_of_an_overflow_is_checked_too(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 1, bypass_partial_episodes=True) as observer:
+        observer({"n": np.int64(1)})
+        for _ in range(2):
+            with pytest.raises(rw.StructureError, match="step 1, leaf `n`"):
+                observer({"n": 0.5})
+        observer({"n": np.int64(2)})
+        with pytest.raises(rw.StructureError, match="step 2, leaf `n`"):
+            observer({"n": 0.5}, end_of_episode=True)
+        observer({"n": np.int64(3)}, end_of_episode=True)
+        assert observer.stats().dropped_steps == {"overflow": 3}
+
+
+def test_part_of_an_episode_is_written_or_dropped_at_a_reset(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 5) as observer:
+        for write in (True, False):
+            for number in range(1, 4):
+                observer({"n": np.int64(number)})
+            observer.reset(write)
+            observer.reset(write)
+        assert observer.stats().dropped_steps == {"reset": 3}
+    assert place.column() == [[1, 2, 3]]
+
+
+def test_priority_of_episodes_can_be_changed(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 5, priority=1) as observer:
+        observer.update_priority(2)
+        feed(observer, [1])
+        observer({"n": np.int64(2)})
+        observer.update_priority(3.5)
+        for bad in (-1, float("nan")):
+            with pytest.raises(rw.SpecError, match="`priority`"):
+                observer.update_priority(bad)
+        with pytest.raises(rw.SpecError, match="between episodes only"):
+            observer.update_priority(lambda episode: episode["n"].sum())
+        observer({"n": np.int64(3)}, end_of_episode=True)
+        observer.update_priority(lambda episode: episode["n"].sum())
+        feed(observer, [2], first=4)
+        observer.update_priority(7)
+        feed(observer, [1], first=6)
+        observer.close()
+        observer.open()
+        feed(observer, [1], first=7)
+    assert [(item.data[0].tolist(), item.info.priority) for item in read(place.client, "a")] == [
+        ([1], 2),
+        ([2, 3], 3.5),
+        ([4, 5], 9),
+        ([6], 7),
+        ([7], 7),
+    ]
+
+
+def test_function_of_the_whole_episode_is_its_priority(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 500, priority=lambda episode: len(episode["n"])) as observer:
+        feed(observer, [3, 250, 1])
+    assert [item.info.priority for item in read(place.client, "a")] == [3, 250, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a", 0), "`max_sequence_length` must be >= 1, got 0"),
+        (("a", 2.0), "`max_sequence_length` must be an integer"),
+        (([], 2), "`table_name` must be a name or several different ones, got none"),
+        ((["a", "a"], 2), "`table_name` must be a name or several different ones"),
+        (("a", 2, -1.0), "`priority` must be a finite number >= 0"),
+    ],
+)
+def test_episode_arguments_that_cannot_work_are_refused(place: Place, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(rw.SpecError, match=message):
+        rw.EpisodeObserver(place.client, *arguments)

@@ -1,0 +1,132 @@
+"""When an observer's items are there, and how it is opened, closed and configured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import feed, observed
+from reading import Place, eventually
+
+import reverb_writer as rw
+
+# When items are there.
+
+
+def test_window_is_there_although_its_chunk_is_not_full(place: Place) -> None:
+    with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=0.02) as observer:
+        observer({"n": np.int64(1)})
+        observer({"n": np.int64(2)})
+        assert eventually(lambda: place.client.server_info()["a"].current_size == 1)
+        observer({"n": np.int64(3)})
+        assert eventually(lambda: place.client.server_info()["a"].current_size == 2)
+        assert place.column() == [[1, 2], [2, 3]]
+
+
+def test_windows_are_there_after_the_end_of_an_episode(place: Place) -> None:
+    with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
+        feed(observer, [3])
+        assert eventually(lambda: observer.stats().acknowledged_items == 2)
+        assert place.column() == [[1, 2], [2, 3]]
+
+
+def test_windows_are_there_after_a_flush(place: Place) -> None:
+    with observed(place, rw.WindowSpec(2), chunk_length=1000, max_delay_s=1000) as observer:
+        for number in range(1, 4):
+            observer({"n": np.int64(number)})
+        stats = observer.stats()
+        assert (stats.items, stats.acknowledged_items, stats.pending_items) == (2, 0, 2)
+        observer.flush()
+        stats = observer.stats()
+        assert (stats.items, stats.acknowledged_items, stats.pending_items) == (2, 2, 0)
+        assert place.client.server_info()["a"].current_size == 2
+        observer.flush()
+        observer({"n": np.int64(4)})
+        observer.flush()
+        assert place.column() == [[1, 2], [2, 3], [3, 4]]
+
+
+# Life and death.
+
+
+@pytest.mark.parametrize("kind", [rw.TrajectoryObserver, rw.SequenceObserver, rw.EpisodeObserver])
+def test_closed_observer_says_so_until_it_is_opened_again(place: Place, kind: Any) -> None:
+    observer = kind(place.address, "a", 3)
+    observer({"n": np.int64(1)})
+    observer.close()
+    observer.close()
+    for call in (lambda: observer({"n": np.int64(2)}), observer.flush, observer.reset):
+        with pytest.raises(rw.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
+            call()
+    assert observer.stats().dropped_steps == {"reset": 1}
+    observer.open()
+    observer.open()
+    for number in range(2, 5):
+        observer({"n": np.int64(number)}, end_of_episode=number == 4)
+    observer.flush()
+    assert place.column() == [[2, 3, 4]]
+    assert (observer.stats().steps, observer.stats().items) == (4, 1)
+    observer.close()
+    assert (observer.stats().steps, observer.stats().acknowledged_items) == (4, 1)
+
+
+def test_reopened_observer_asks_for_the_same_structure(place: Place) -> None:
+    observer = observed(place, rw.WindowSpec(1))
+    feed(observer, [1])
+    observer.close()
+    observer.open()
+    with pytest.raises(rw.StructureError, match="step 1, leaf `n`: float64"):
+        observer({"n": np.float64(1)})
+    observer.close()
+
+
+def test_block_closes_the_observer_and_an_own_client_only(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
+        feed(observer, [1])
+        assert observer.client is place.client
+    with pytest.raises(rw.ClosedError):
+        observer.flush()
+    assert place.column() == [[1]]  # the client is still usable
+
+
+def test_anything_with_a_server_address_is_a_client(place: Place) -> None:
+    class ReverbClient:
+        server_address = place.address
+
+    with rw.TrajectoryObserver(ReverbClient(), "a", 1) as observer:
+        feed(observer, [2])
+    assert place.column() == [[1], [2]]
+    with pytest.raises(rw.SpecError, match=r"`client` must be a Client, an address or a reverb\.Client, got int"):
+        rw.TrajectoryObserver(8000, "a", 1)
+
+
+def test_observers_may_share_a_client(place: Place) -> None:
+    with observed(place, rw.WindowSpec(1), "a") as one, observed(place, rw.WindowSpec(2), "b") as other:
+        feed(one, [2])
+        feed(other, [3], first=5)
+    assert place.column("a") == [[1], [2]]
+    assert place.column("b") == [[5, 6], [6, 7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"chunk_length": 0}, "`chunk_length` must be >= 1, got 0"),
+        ({"chunk_length": 16384}, "`chunk_length` must be <= 16383, got 16384"),
+        ({"chunk_length": 2.5}, "`chunk_length` must be an integer"),
+        ({"max_delay_s": 0}, "`max_delay_s` must be > 0 seconds, got 0"),
+        ({"timeout_s": -1}, "`timeout_s` must be > 0 seconds, got -1"),
+        ({"timeout_s": float("nan")}, "`timeout_s` must be > 0 seconds, got nan"),
+        ({"max_in_flight_items": 0}, "`max_in_flight_items` must be >= 1, got 0"),
+        ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
+        ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
+        ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
+        ({"tile_end_of_episodes": True}, "Must set `pad_end_of_episodes=True`"),
+    ],
+)
+def test_options_that_cannot_work_are_refused_at_construction(
+    place: Place, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(rw.SpecError, match=message):
+        rw.TrajectoryObserver(place.client, "a", 2, **options)

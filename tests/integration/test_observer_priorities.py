@@ -1,0 +1,98 @@
+"""Priorities on a real server: constants, functions of the window, and functions that fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import SMALL_EPISODES, expected, feed, observed
+from reading import Place, read
+
+import reverb_writer as rw
+
+MODES = tuple(rw.EndOfEpisode)
+
+pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunk_length", [None, 1, 7])
+def test_function_gives_each_window_its_priority(place: Place, mode: rw.EndOfEpisode, chunk_length: int | None) -> None:
+    spec = rw.WindowSpec(4, 3, mode)
+    with observed(place, spec, priority=lambda window: window["n"].sum() / 4, chunk_length=chunk_length) as observer:
+        feed(observer, SMALL_EPISODES)
+    items = read(place.client, "a")
+    assert [item.data[0].tolist() for item in items] == expected(spec, SMALL_EPISODES)
+    assert [item.info.priority for item in items] == [sum(item.data[0].tolist()) / 4 for item in items]
+
+
+def test_function_sees_the_nest_of_the_window_without_the_mask(place: Place) -> None:
+    seen: list[Any] = []
+
+    def keep(window: Any) -> float:
+        seen.append(window)
+        return 1.0
+
+    step = rw.Trajectory(np.int32(1), {"x": np.ones(2)}, "name", (), np.int32(1), 0.5, np.float32(1))
+    with rw.TrajectoryObserver(place.client, "a", 3, end_of_episode="cover", priority=keep, mask=True) as observer:
+        observer(step)
+        observer(step, end_of_episode=True)
+    (window,) = seen
+    assert isinstance(window, rw.Trajectory)
+    assert window.observation["x"].tolist() == [[1, 1], [1, 1], [0, 0]]
+    assert window.step_type.tolist() == [1, 1, 2]
+    assert window.action.tolist() == [b"name", b"name", b""]
+    assert window.policy_info == ()
+
+
+def broken(window: Any) -> float:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    "answer", [broken, lambda _: float("nan"), lambda _: -1, lambda _: float("inf"), lambda _: "x"]
+)
+@pytest.mark.parametrize("bad", range(1, 8))
+def test_function_that_fails_changes_nothing(place: Place, bad: int, answer: Callable[[Any], Any]) -> None:
+    spec = rw.WindowSpec(3, 2, "tile")
+    failing = False
+    with observed(place, spec, priority=lambda w: answer(w) if failing else float(w["n"][0])) as observer:
+        for number in range(1, 8):
+            failing = number == bad
+            if failing and (number == 7 or number in (3, 5)):
+                with pytest.raises((rw.SpecError, ZeroDivisionError)):
+                    observer({"n": np.int64(99)}, end_of_episode=number == 7)
+            failing = False
+            observer({"n": np.int64(number)}, end_of_episode=number == 7)
+        assert observer.stats().steps == 7
+    items = read(place.client, "a")
+    assert [item.data[0].tolist() for item in items] == expected(spec, [7])
+    assert [item.info.priority for item in items] == [1, 3, 5, 7]
+
+
+def test_function_that_fails_at_a_reset_changes_nothing(place: Place) -> None:
+    answers = [1.0, -1.0, 2.0]
+    with observed(place, rw.WindowSpec(2, 2), priority=lambda _: answers.pop(0)) as observer:
+        for number in range(1, 4):
+            observer({"n": np.int64(number)})
+        with pytest.raises(rw.SpecError, match=r"got -1\.0"):
+            observer.reset()
+        observer.reset()
+    assert [(item.data[0].tolist(), item.info.priority) for item in read(place.client, "a")] == [
+        ([1, 2], 1),
+        ([2, 3], 2),
+    ]
+
+
+@pytest.mark.parametrize("priority", [float("nan"), float("inf"), -0.1, "1", None])
+def test_constant_that_is_no_priority_is_refused_at_construction(place: Place, priority: Any) -> None:
+    with pytest.raises(rw.SpecError, match="`priority` must be a finite number >= 0"):
+        rw.TrajectoryObserver(place.client, "a", 2, priority=priority)
+
+
+def test_priority_zero_is_one(place: Place) -> None:
+    with observed(place, rw.WindowSpec(1), priority=0) as observer:
+        feed(observer, [1])
+    assert [item.info.priority for item in read(place.client, "a")] == [0]

@@ -1,0 +1,57 @@
+"""`SequenceObserver` on a real server: windows go on over the ends of episodes."""
+
+from __future__ import annotations
+
+import pytest
+from episodes import cut, feed, specs, windows_after_reset
+from reading import Place, eventually
+
+import reverb_writer as rw
+
+MODES = tuple(rw.EndOfEpisode)
+
+pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+
+
+@pytest.mark.parametrize("period", [None, 1, 3])
+def test_spanning_windows_go_on_over_the_ends_of_episodes(place: Place, period: int | None) -> None:
+    for spec in specs((1, 3, 4), (1, 2, 5)):
+        if spec.end_of_episode is not rw.EndOfEpisode.DROP or (period and spec.sequence_length == 1):
+            continue
+        with rw.SequenceObserver(place.client, "a", spec.sequence_length, spec.stride_length) as observer:
+            feed(observer, [4, 1, 3, 2], flush_every=period)
+            observer.flush()
+            assert observer.stats().episodes == 4
+        assert place.column() == cut(range(1, 11), spec.spanning_windows(10)), spec
+
+
+def test_spanning_windows_of_tf_agents(place: Place) -> None:
+    """Behaviour 1.5: two episodes of four steps."""
+    for length, stride, windows in [
+        (3, 1, "123 234 345 456 567 678"),
+        (3, 2, "123 345 567"),
+        (4, 4, "1234 5678"),
+    ]:
+        with rw.SequenceObserver(place.client, "a", length, stride) as observer:
+            feed(observer, [4, 4])
+        assert place.column() == [[int(digit) for digit in window] for window in windows.split()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_reset_ends_a_spanning_stream_by_its_mode(place: Place, mode: rw.EndOfEpisode) -> None:
+    spec = rw.WindowSpec(3, 3, mode)
+    with rw.SequenceObserver(place.client, "a", 3, 3, end_of_episode=mode) as observer:
+        feed(observer, [2, 2, 3])
+        observer.reset()
+        feed(observer, [3], first=8)
+        observer.reset(write_cached_steps=False)
+    assert place.column() == [
+        *cut(range(1, 8), windows_after_reset(spec, 7)),
+        [8, 9, 10],
+    ]
+
+
+def test_windows_are_sent_at_the_ends_of_episodes_of_a_spanning_stream(place: Place) -> None:
+    with rw.SequenceObserver(place.client, "a", 2, chunk_length=1000, max_delay_s=1000) as observer:
+        feed(observer, [3])
+        assert eventually(lambda: place.client.server_info()["a"].current_size == 2)
