@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -69,23 +68,24 @@ def encode_windows(
     keys = random.integers(KEY_LIMIT, size=(len(tables), len(ends)), dtype=np.uint64)
     needed: dict[int, bytes] = {}
     # Items are encoded in groups that touch equally many chunks: their bytes are alike.
-    groups: dict[int, tuple[Integers, list[npt.NDArray[np.uint8]]]] = {}
+    groups: dict[int, list[npt.NDArray[np.uint8]]] = {}
+    rank = np.empty(len(ends), np.int64)  # of each window in its group
     for width in np.unique(touched).tolist():
         of = np.flatnonzero(touched == width)
+        rank[of] = np.arange(len(of))
         ids = first[of][:, None] + np.arange(width)
         offsets = np.maximum(starts[of][:, None] - chunk_starts[ids], 0)
         lengths = np.minimum(ends[of][:, None], chunk_stops[ids]) - chunk_starts[ids] - offsets
         needed |= {chunks[at].key: chunks[at].data for at in np.unique(ids).tolist()}
-        encoded = [
+        groups[width] = [
             encode_items(table, keys[t, of], priorities[of], chunk_keys[ids], offsets, lengths, num_columns)
             for t, table in enumerate(tables)
         ]
-        groups[width] = of, encoded
     # But a FIFO table must see windows in the order of their ends, so groups are cut into runs again.
     cuts = [0, *(np.flatnonzero(np.diff(touched)) + 1).tolist(), len(ends)]
+    widths, ranks = touched[cuts[:-1]].tolist(), rank[cuts[:-1]].tolist()
     rows = []
-    for t, (start, stop) in itertools.product(range(len(tables)), itertools.pairwise(cuts)):
-        of, encoded = groups[touched[start]]
-        at = int(np.searchsorted(of, start))
-        rows.append((keys[t, start:stop].tolist(), encoded[t][at : at + stop - start]))
+    for t, drawn in enumerate(keys.tolist()):
+        for start, stop, width, at in zip(cuts, cuts[1:], widths, ranks, strict=False):
+            rows.append((drawn[start:stop], groups[width][t][at : at + stop - start]))
     return rows, needed

@@ -122,8 +122,8 @@ class Client:
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
 
-        A request that times out stays with the server: a table with `max_times_sampled` may give it its next item, which
-        is lost then. Wait with `server_info` where each item counts.
+        A request that times out stays with the server: a table with `max_times_sampled` may give it its next item,
+        which is lost then. Wait with `server_info` where each item counts.
 
         Args:
             table: its name.

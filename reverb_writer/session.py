@@ -284,13 +284,21 @@ def _check_signature(table: str, signature: Sequence[tuple[Any, Any]], columns: 
             f"{len(columns.paths)} ({', '.join(columns.paths)})."
         )
     for (name, spec), path, dtype, shape in zip(expected.items(), *columns, strict=True):
-        wanted = spec.shape and spec.shape[1:]  # without time; None for any shape
-        same_shape = spec.shape is None or (
-            len(spec.shape) == len(shape) + 1
-            and all(want in (None, size) for want, size in zip(wanted, shape, strict=True))
-        )
-        if spec.dtype != dtype or not same_shape:
+        if spec.dtype != dtype or not _has_shape(spec.shape, shape):
+            wanted = f"{spec.dtype} {spec.shape and spec.shape[1:]}"
             raise StructureError(
-                f"leaf `{path}`: {dtype} {shape}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
-                "signature). Cast or reshape the leaf."
+                f"leaf `{path}`: {dtype} {shape}, but table `{table}` holds {wanted} in `{name}` (its signature). "
+                "Cast or reshape the leaf."
             )
+
+
+def _has_shape(signature: tuple[int | None, ...] | None, shape: tuple[int, ...]) -> bool:
+    """Return whether windows of steps of this shape are what a table's signature describes.
+
+    It has the time dimension, but for tables that `reverb.TimestepDataset` reads: that wants the shape of a step.
+    """
+    if signature is None or signature == shape:
+        return True
+    return len(signature) == len(shape) + 1 and all(
+        want in (None, size) for want, size in zip(signature[1:], shape, strict=True)
+    )

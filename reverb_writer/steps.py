@@ -270,8 +270,11 @@ def _flat(kind: type[Any], leaves: Sequence[Any], empty: Mapping[Any, Any]) -> C
     size = len(leaves) + len(empty)
 
     def flatten(step: Any) -> Sequence[Any]:
-        if type(step) is not kind or len(step) != size or (empty and any(len(step[key]) for key in empty)):
+        if type(step) is not kind or len(step) != size:
             raise TypeError
+        for key in empty:
+            if len(step[key]):
+                raise TypeError
         found: tuple[Any, ...] = get(step)
         return found
 

@@ -103,7 +103,7 @@ class InsertStream:
         self._waiting = 0
         self._blocked_s = 0.0
         self._reconnects = self._restarts = 0
-        self._dropping = False
+        self._dropping = self._orphaned = False
         for target in (self._run, self._tick):
             threading.Thread(target=target, name=f"reverb-writer{target.__name__}", daemon=True).start()
         lifetime.watch(self)
@@ -203,22 +203,23 @@ class InsertStream:
         Raises:
             ReplayTimeoutError: items were left after `timeout_s` seconds; says how many and why. The stream is closed.
             ServerUnavailableError: likewise, and there is no server.
+            ClosedError: items were left because the client was closed before.
         """
-        if self._closed or self.channel.is_forked:
+        if self.channel.is_forked:
             return
         try:
-            self._wait(lambda: not self.pending_items, timeout_s)
+            if not self._closed:
+                self._wait(lambda: not self.pending_items, timeout_s)
         except ClosedError:
-            if not self._closed:  # then it is the client that was closed, too early
-                raise
+            self._orphaned |= not self._closed
         finally:
             self.abandon()
+        if self._orphaned:
+            self._orphaned = False
+            self.channel.check_usable()
 
     def abandon(self, num_unwritten: int = 0) -> None:
-        """End the stream at once and give up what is pending, with a line in the log that says how much. Idempotent.
-
-        `num_unwritten` is what writers have not handed over yet, for that line.
-        """
+        """End at once and give up what is pending; log how much, with what writers have not handed over. Idempotent."""
         if self._closed or self.channel.is_forked:
             return
         with self._lock:
@@ -285,6 +286,7 @@ class InsertStream:
                     self._acknowledge(set(messages.InsertStreamResponse.FromString(reply).keys))
                     failures = 0
             except ClosedError:
+                self._orphaned = not self._closed
                 self.abandon()
                 return
             except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it, not this thread
@@ -358,6 +360,7 @@ class InsertStream:
                     self.channel.renew()
                     self._call.cancel()
             except ClosedError:
+                self._orphaned = not self._closed
                 self.abandon()
             except Exception:  # noqa: BLE001  # without this thread nothing would be sent in time any more
                 if not self._closed:

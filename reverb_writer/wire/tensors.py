@@ -39,6 +39,7 @@ MAX_TENSOR_BYTES: Final = 2**31 - 1
 _MAX_DIMS: Final = 32  # NumPy 1; NumPy 2 can do 64
 _MAX_SNAPPY_RATIO: Final = 22  # its densest element makes 64 bytes of 3
 _MAX_EXTENT: Final = sys.maxsize // 16  # elements of the widest dtype; NumPy counts them as if no dimension were 0
+_WORTH_A_VIEW: Final = 8192  # bytes from which a copy costs more than the view that spares it
 _MORE: Final = 0x80  # marks a byte of a varint that is not its last
 _CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last field we write
 
@@ -173,6 +174,8 @@ def _layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
 
 
 def _snappy_content(array: Array) -> Any:
+    if array.nbytes >= _WORTH_A_VIEW and array.flags.c_contiguous:
+        return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8))
     # `tobytes` costs a copy, but is right for every layout, for 0-d arrays and for bfloat16, which cramjam refuses.
     return cramjam.snappy.compress_raw(array.tobytes())
 

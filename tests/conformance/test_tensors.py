@@ -34,7 +34,8 @@ def of_dtype(dtype: Any, shape: tuple[int, ...] = (STEPS, 4)) -> Array:
     if dtype.kind == "b":
         return np.frombuffer(BITS, "u1", int(np.prod(shape))).reshape(shape) % 2 == 1
     array: Array = np.frombuffer(BITS, dtype, int(np.prod(shape))).reshape(shape)
-    return array if dtype.kind in "iu" else np.nan_to_num(array)
+    numbers: Array = array if dtype.kind in "iu" else np.nan_to_num(array)
+    return numbers
 
 
 ARRAYS = {

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 MODES = {"none": (False, False), "pad": (True, False), "tile": (True, True)}
 SMALL = range(1, 6)
 
-MakeObserver = Callable[[Any, Any, str], Any]  # of a module, a client and a table
+MakeObserver = Callable[[Any, Any, str | tuple[str]], Any]  # of a module, a client and a table
 
 
 def trajectory_observer(length: int, stride: int, mode: str, **options: Any) -> MakeObserver:
