@@ -6,7 +6,14 @@ The names below load when they are first touched, so `import reverb_writer` cost
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+if "grpc" not in sys.modules:
+    # gRPC's own handlers let one forked child in five crash, even one that does not use gRPC, such as the worker of a
+    # data loader. Without them none does. Read by gRPC when it is imported; who has set it already has the last word.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
     from reverb_writer.client import Client as Client

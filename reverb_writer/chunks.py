@@ -27,6 +27,7 @@ class Chunk:
         start: step count before its first step.
         stop: step count after its last step.
         data: as `encode_chunk` makes it.
+        held: whether the server has been told to keep it for items to come.
         counted: whether a request has its bytes on its account.
     """
 
@@ -34,6 +35,7 @@ class Chunk:
     start: int
     stop: int
     data: bytes
+    held: bool = False
     counted: bool = False
 
 

@@ -134,7 +134,8 @@ class SingleObserver(Observer):
     def _append(self, step: Any, end_of_episode: bool | None, *, spanning: bool = False) -> bool:
         """Write a step, and end the episode if it is a boundary step; return whether it is."""
         session, structure, writer = self._session, self._structure, self._writer
-        session.wait_for_room()
+        if structure is None or writer is None or writer.stream.blocked:
+            session.wait_for_room()
         if structure is None or writer is None:
             structure, writer = self._start(step)
         leaves = structure.flatten(step, session.num_steps)

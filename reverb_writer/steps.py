@@ -17,7 +17,7 @@ import tree
 
 from reverb_writer.errors import StructureError
 
-__all__ = ["FIRST", "LAST", "MID", "StepStructure", "Trajectory", "zeros"]
+__all__ = ["FIRST", "LAST", "MID", "StepStructure", "Trajectory", "step_bytes", "zeros"]
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
@@ -170,6 +170,11 @@ class StepStructure:
 def zeros(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     """Return a leaf of zeros, or of empty strings if the dtype is `object`."""
     return np.full(shape, b"", object)[()] if dtype.kind == "O" else np.zeros(shape, dtype)
+
+
+def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> int:
+    """Return the size of a step, all leaves together; a string counts as a pointer."""
+    return sum(dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True))
 
 
 def _named_leaves(step: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:

@@ -14,6 +14,7 @@ from reverb_writer.wire.items import MAX_CHUNK_LENGTH
 __all__ = ["Target", "chunk_length_for", "end_of_episode_mode", "window_targets"]
 
 _EPISODE_CHUNK_LENGTH = 100
+_TINY_CHUNK_BYTES = 2048
 
 
 @dataclass(frozen=True)
@@ -93,23 +94,31 @@ def window_targets(
     return targets
 
 
-def chunk_length_for(specs: Sequence[WindowSpec]) -> int:
+def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
     """Return the chunk length that suits windows of these kinds.
 
     A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
     costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
     get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
-    window's length (twice as many steps sent as used, at most three chunks touched).
+    window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
+    twice as long: their headers outweigh the steps that are sent for nothing.
     The figures are in `docs/decisions/chunk-length.md`.
+
+    Args:
+        specs: the kinds of windows.
+        step_bytes: size of one step, all leaves together, uncompressed.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]
+    >>> [chunk_length_for([WindowSpec(20, stride)], step_bytes=52) for stride in (1, 10, 20)]
+    [40, 20, 20]
     """
     finite = {(spec.sequence_length, spec.stride_length) for spec in specs if spec.sequence_length is not None}
     if not finite:
         return _EPISODE_CHUNK_LENGTH
     lengths = [length for length, _ in finite]
+    if len(finite) == 1 and all(stride >= length for length, stride in finite):
+        return min(lengths[0], MAX_CHUNK_LENGTH)
     grid = math.gcd(*lengths, *(stride for _, stride in finite))
-    apart = len(finite) == 1 and all(stride >= length for length, stride in finite)
-    length = grid if grid * 4 >= max(lengths) and not apart else min(lengths)
-    return min(length, MAX_CHUNK_LENGTH)
+    length = grid if grid * 4 >= max(lengths) else min(lengths)
+    return min(2 * length if length * step_bytes < _TINY_CHUNK_BYTES else length, MAX_CHUNK_LENGTH)

@@ -13,7 +13,7 @@ from reverb_writer.errors import StructureError
 from reverb_writer.observing import Observer, columns_of, packer
 from reverb_writer.priorities import Priority
 from reverb_writer.session import StreamOptions
-from reverb_writer.steps import StepStructure
+from reverb_writer.steps import StepStructure, step_bytes
 from reverb_writer.targets import Target, chunk_length_for, end_of_episode_mode, window_targets
 from reverb_writer.windowing import EndOfEpisode, WindowSpec
 from reverb_writer.writer import SequenceWriter
@@ -122,7 +122,8 @@ class VectorObserver(Observer):
         columns = columns_of(structure, self._mask)
         self._session.check_columns(columns)
         options, targets = self._session.options, self._session.targets
-        length = options.chunk_length or chunk_length_for([target.spec for target in targets])
+        size = step_bytes(columns.dtypes, columns.shapes)
+        length = options.chunk_length or chunk_length_for([target.spec for target in targets], size)
         self._blocks = [
             np.zeros((self._num_envs, length, *shape), dtype)
             for shape, dtype in zip(columns.shapes, columns.dtypes, strict=True)

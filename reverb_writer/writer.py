@@ -23,7 +23,7 @@ import numpy.typing as npt
 from reverb_writer.chunks import Chunk, ItemRows, encode_windows
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.priorities import Ending, Priority, StepPlan, WindowPriorities
-from reverb_writer.steps import zeros
+from reverb_writer.steps import step_bytes, zeros
 from reverb_writer.targets import Target, chunk_length_for
 from reverb_writer.windowing import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
 from reverb_writer.wire import tensors
@@ -79,7 +79,7 @@ class SequenceWriter:
         if not targets or not all(target.tables for target in targets):
             raise SpecError(f"`targets` must be at least one kind of window, each with a table, got {targets!r}.")
         if chunk_length is None:
-            chunk_length = chunk_length_for([target.spec for target in targets])
+            chunk_length = chunk_length_for([target.spec for target in targets], step_bytes(dtypes, shapes))
         if not 1 <= chunk_length <= MAX_CHUNK_LENGTH:
             raise SpecError(f"`chunk_length` must be in 1..{MAX_CHUNK_LENGTH}, got {chunk_length}.")
         for dtype in dtypes:
@@ -92,6 +92,8 @@ class SequenceWriter:
         self._targets = tuple(targets)
         self._pads = list(map(zeros, dtypes, shapes) if padding_step is None else padding_step)
         self._pack = pack
+        self._tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
+        self._layouts: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}  # by steps in the chunk
         items_a_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
         self._request_steps = request_items / items_a_step
         self._random = np.random.default_rng()
@@ -234,7 +236,6 @@ class SequenceWriter:
         if max([self._last_end(), *stops]) > self._sealed:
             self._seal()
         self._write(ending.closing)
-        self.stream.release([chunk.key for chunk in self._chunks])
         self._start_episode()
         return ending.dropped
 
@@ -296,14 +297,16 @@ class SequenceWriter:
 
     def _seal(self) -> None:
         """Compress the steps since the last chunk into one of their own."""
-        if not self.fill:
+        fill = self.fill
+        if not fill:
             return
-        key = self._draw()
-        columns = [buffer[: self.fill] for buffer in self._buffers]
-        stop = self._sealed + self.fill
-        data = encode_chunk(key, self._episode_id, self._sealed & 0x3FFFFFFF, columns)
+        columns = self._buffers if fill == self.chunk_length else [buffer[:fill] for buffer in self._buffers]
+        layouts = self._layouts.get(fill)
+        if layouts is None:
+            layouts = self._layouts[fill] = [tensors.layout(column.dtype, column.shape) for column in columns]
+        key, stop = self._draw(), self._sealed + fill
+        data = encode_chunk(key, self._episode_id, self._sealed & 0x3FFFFFFF, columns, layouts)
         self._chunks.append(Chunk(key, self._sealed, stop, data))
-        self.stream.hold(key)
         self.num_chunks += 1
         self._unsent_bytes += len(data)
         self._sealed = stop
@@ -347,22 +350,26 @@ class SequenceWriter:
                 )
                 rows += encoded
                 needed |= chunks
+        first = self._sealed - self._longest  # a closing window may end where the last regular one did
+        num_gone = len(self._chunks) if closing else sum(chunk.stop <= first for chunk in self._chunks)
+        gone, self._chunks = self._chunks[:num_gone], self._chunks[num_gone:]
+        release = [chunk.key for chunk in gone if chunk.held]
         if rows:
-            tables = frozenset(itertools.chain.from_iterable(target.tables for target in self._targets))
+            hold = [chunk for chunk in self._chunks if not chunk.held]
             num_bytes = sum(row.nbytes for _, row in rows)
-            for chunk in self._chunks:
+            for chunk in (*gone, *self._chunks):
                 if not chunk.counted and chunk.key in needed:
                     chunk.counted = True
                     num_bytes += len(chunk.data)
             self.num_items += sum(len(keys) for keys, _ in rows)
-            self.stream.write(InsertRequest(tables, rows, needed, num_bytes))
+            request = InsertRequest(self._tables, rows, needed, num_bytes)
+            self.stream.write(request, hold=[chunk.key for chunk in hold], release=release)
+            for chunk in hold:
+                chunk.held = True
+        elif release:
+            self.stream.write(None, release=release)
         self._written = self._sealed
         self._unsent_bytes = 0
-        first = self._sealed - self._longest  # a closing window may end where the last regular one did
-        gone = next((i for i, chunk in enumerate(self._chunks) if chunk.stop > first), len(self._chunks))
-        if gone:
-            self.stream.release([chunk.key for chunk in self._chunks[:gone]])
-            del self._chunks[:gone]
 
 
 def _drop(spec: WindowSpec) -> WindowSpec:

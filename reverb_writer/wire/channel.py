@@ -15,7 +15,7 @@ import time
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 
@@ -33,6 +33,7 @@ _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.05
 _FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
+_AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
 
 _OPTIONS = [
     # Reverb's own client sets no limits either: a window of frames is larger than gRPC's default of 4 MB.
@@ -79,6 +80,8 @@ class Channel:
     Thread-safe. Connects on the first call and again by itself after a loss.
     """
 
+    _first_process: ClassVar[int | None] = None
+
     def __init__(
         self, address: str, *, tls: TLS | bool | None = None, token: str | None = None, use_proxy: bool = False
     ) -> None:
@@ -92,6 +95,8 @@ class Channel:
 
         Raises:
             SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
+            ClosedError: there was a channel in a parent process before the fork. Both would read from the same
+                sockets, and the parent would crash, too.
         """
         if not isinstance(address, str) or not _TARGET.fullmatch(address):
             raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
@@ -113,22 +118,27 @@ class Channel:
         else:
             self._connect = functools.partial(grpc.insecure_channel, address, options)
             self._advice = "whether it expects `tls`"
+        self._pid = os.getpid()
+        if Channel._first_process not in (None, self._pid):
+            raise ClosedError(
+                f"process {Channel._first_process} had a client when it forked this child {self._pid}. {_AFTER_FORK}"
+            )
+        Channel._first_process = self._pid
         self._lock = threading.Lock()
         self._channel = self._connect()
         self._former: grpc.Channel | None = None
-        self._pid = os.getpid()
         self._closed = False
 
     def check_usable(self) -> None:
         """Raise if the channel is closed or belongs to a parent process.
 
         Raises:
-            ClosedError: gRPC does not survive a fork, so a child needs a client of its own.
+            ClosedError: says which, and what to do.
         """
         if self._pid != os.getpid():
             raise ClosedError(
                 f"this client of {self.address} was made in process {self._pid} and is used in its forked child "
-                f"{os.getpid()}. gRPC does not survive a fork: make a client in the child, or start it with `spawn`."
+                f"{os.getpid()}. {_AFTER_FORK}"
             )
         if self._closed:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")

@@ -44,7 +44,7 @@ _LOG = logging.getLogger("reverb_writer")
 OnBlock = Literal["wait", "raise", "drop_oldest"]
 
 _MESSAGE_BYTES = 1 << 20
-_GATHER_S = 0.005
+_GATHER_S = 0.025
 _REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -92,6 +92,7 @@ class InsertStream:
         self._tick_s = tick_s
         self._make_locks()
         self._ended = threading.Event()
+        self._hurry = threading.Event()  # someone waits for confirmation
         self._flight = InFlight()
         self._connection = 0  # even while down; the generator of an old connection sees that it is not the current one
         self._call: Any = None
@@ -122,7 +123,7 @@ class InsertStream:
     def check(self) -> None:
         """Raise what keeps the stream from ever delivering: closed, forked, or refused by the server."""
         self.channel.check_usable()
-        if self._closed:
+        if self._ended.is_set():
             raise ClosedError("the insert stream is closed. Open the observer again, or make a new writer.")
         self._raise_fault()
 
@@ -138,17 +139,25 @@ class InsertStream:
         a refusal by the server.
 
         Raises:
-            ReplayTimeoutError: no room within `timeout_s` seconds (at once under "raise"); names the cause.
-            ServerUnavailableError: likewise, and there is no server.
+            ReplayTimeoutError, ServerUnavailableError: no room in time (at once under "raise"); names the cause.
         """
         self.check()
         self._wait(lambda: not self.blocked, 0.0 if self.on_block == "raise" else timeout_s)
 
-    def write(self, request: InsertRequest) -> None:
-        """Queue a request; never waits. Call `wait_for_room` before the work that leads to it."""
+    def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
+        """Queue a request; never waits. Call `wait_for_room` before the work that leads to it.
+
+        Args:
+            request: items; None to change holds only.
+            hold: keys of chunks that the server shall keep for items still to come.
+            release: keys of chunks of an earlier `hold`.
+        """
         with self._lock:
-            self._flight.add(request)
-            if self._closed:  # by another thread, in the meantime
+            self._flight.hold(hold)
+            if request is not None:
+                self._flight.add(request)
+            self._flight.release(release)
+            if self._ended.is_set():  # by another thread, in the meantime
                 self._flight.drop_all()
             while self._update() and self.on_block == "drop_oldest":
                 if not self._flight.drop_oldest():
@@ -158,22 +167,11 @@ class InsertStream:
                     _LOG.warning("%s: in-flight window full, oldest items are dropped.", self.channel.address)
             self._work.notify_all()
 
-    def hold(self, chunk_key: int) -> None:
-        """Have the server keep a chunk for items still to come."""
-        with self._lock:
-            self._flight.hold([chunk_key])
-
-    def release(self, chunk_keys: Iterable[int]) -> None:
-        """Take back `hold`."""
-        with self._lock:
-            self._flight.release(chunk_keys)
-
     def flush(self, timeout_s: float, request: InsertRequest | None = None) -> None:
         """Return when everything written so far, or this one request, is acknowledged.
 
         Raises:
-            ReplayTimeoutError: not within `timeout_s` seconds; names the cause with its numbers. Nothing is lost by it.
-            ServerUnavailableError: likewise, and there is no server.
+            ReplayTimeoutError, ServerUnavailableError: not in time; names the cause with its numbers. Nothing is lost.
         """
         self.check()
         self._wait(lambda: not (self.pending_items if request is None else request.unacknowledged), timeout_s)
@@ -182,10 +180,6 @@ class InsertStream:
         """Run `callback` every `tick_s` seconds in the stream's thread until the stream is closed."""
         with self._lock:
             self._on_tick.append(callback)
-
-    @property
-    def _closed(self) -> bool:
-        return self._ended.is_set()
 
     @property
     def pending_items(self) -> int:
@@ -201,17 +195,16 @@ class InsertStream:
         """Deliver what is pending, then end the stream. Idempotent; does nothing in a forked child.
 
         Raises:
-            ReplayTimeoutError: items were left after `timeout_s` seconds; says how many and why. The stream is closed.
-            ServerUnavailableError: likewise, and there is no server.
+            ReplayTimeoutError, ServerUnavailableError: items were left; says how many and why. The stream is closed.
             ClosedError: items were left because the client was closed before.
         """
         if self.channel.is_forked:
             return
         try:
-            if not self._closed:
+            if not self._ended.is_set():
                 self._wait(lambda: not self.pending_items, timeout_s)
         except ClosedError:
-            self._orphaned |= not self._closed
+            self._orphaned |= not self._ended.is_set()
         finally:
             self.abandon()
         if self._orphaned:
@@ -220,10 +213,11 @@ class InsertStream:
 
     def abandon(self, num_unwritten: int = 0) -> None:
         """End at once and give up what is pending; log how much, with what writers have not handed over. Idempotent."""
-        if self._closed or self.channel.is_forked:
+        if self._ended.is_set() or self.channel.is_forked:
             return
         with self._lock:
             self._ended.set()
+            self._hurry.set()
             self._update()
             undelivered = self._flight.drop_all() + num_unwritten
             self._work.notify_all()
@@ -245,7 +239,7 @@ class InsertStream:
     def _update(self) -> bool:
         """Refresh `blocked`; return whether the bounds are reached."""
         full = self._flight.pending >= self._max_items or self._flight.pending_bytes >= self._max_bytes
-        self.blocked = self._closed or self._fault is not None or (full and self.on_block != "drop_oldest")
+        self.blocked = self._ended.is_set() or self._fault is not None or (full and self.on_block != "drop_oldest")
         return full
 
     def _outgoing(self, connection: int) -> Iterator[bytes]:
@@ -258,9 +252,9 @@ class InsertStream:
                 message = self._flight.take_message(_MESSAGE_BYTES)
                 small = len(message) < _MESSAGE_BYTES
             yield message
-            # Each message costs both sides as much as dozens of items do: let some gather, unless someone waits for it.
-            if small and not self._waiting:
-                time.sleep(_GATHER_S)
+            # Each message, and each answer, costs as much as dozens of items: let some gather if no one waits for it.
+            if small:
+                self._hurry.wait(_GATHER_S)
 
     def _may_send(self) -> bool:
         """Whether gRPC may take a message. What it has taken cannot be dropped, so it takes no more than half then."""
@@ -272,13 +266,13 @@ class InsertStream:
         failures = 0
         while True:
             with self._lock:
-                self._work.wait_for(lambda: self._flight.has_queued or self._closed)
-            if self._closed:
+                self._work.wait_for(lambda: self._flight.has_queued or self._ended.is_set())
+            if self._ended.is_set():
                 return
             try:
                 self._probe()
                 with self._lock:
-                    if self._closed:
+                    if self._ended.is_set():
                         return
                     self._connection += 1
                     self._call = self.channel.stream(messages.INSERT_STREAM, self._outgoing(self._connection))
@@ -286,7 +280,7 @@ class InsertStream:
                     self._acknowledge(set(messages.InsertStreamResponse.FromString(reply).keys))
                     failures = 0
             except ClosedError:
-                self._orphaned = not self._closed
+                self._orphaned = not self._ended.is_set()
                 self.abandon()
                 return
             except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it, not this thread
@@ -326,7 +320,7 @@ class InsertStream:
 
     def _disconnected(self, error: Exception) -> None:
         with self._lock:
-            if self._closed:
+            if self._ended.is_set():
                 return
             self._connection += 1
             self._call = None
@@ -360,10 +354,10 @@ class InsertStream:
                     self.channel.renew()
                     self._call.cancel()
             except ClosedError:
-                self._orphaned = not self._closed
+                self._orphaned = not self._ended.is_set()
                 self.abandon()
             except Exception:  # noqa: BLE001  # without this thread nothing would be sent in time any more
-                if not self._closed:
+                if not self._ended.is_set():
                     _LOG.exception("%s: the stream's timer goes on after an error.", self.channel.address)
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
@@ -372,12 +366,15 @@ class InsertStream:
         inquiry = Inquiry(self.channel, timeout_s)
         with self._lock:
             self._waiting += 1
+            self._hurry.set()
             try:
                 self._await(done, start, timeout_s, inquiry)
             finally:
                 self._waiting -= 1
+                if not self._waiting:
+                    self._hurry.clear()
                 self._blocked_s += time.monotonic() - start
-            if self._closed:
+            if self._ended.is_set():
                 raise ClosedError("the insert stream was closed by another thread while this one waited.")
             if not done():
                 self._raise_fault()
@@ -387,7 +384,7 @@ class InsertStream:
 
     def _await(self, done: Callable[[], bool], start: float, timeout_s: float, inquiry: Inquiry) -> None:
         logged_at = start
-        while not (done() or self._closed or self._fault):
+        while not (done() or self._ended.is_set() or self._fault):
             waited = time.monotonic() - start
             if waited >= timeout_s:
                 break

@@ -16,7 +16,7 @@ Pure functions of arrays: thread-safe, no I/O. Source: reverb/cc/schema.proto; p
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +99,13 @@ def encode_items(
     return rows
 
 
-def encode_chunk(key: int, episode_id: int, start: int, columns: Sequence[npt.NDArray[np.generic]]) -> bytes:
+def encode_chunk(
+    key: int,
+    episode_id: int,
+    start: int,
+    columns: Sequence[npt.NDArray[Any]],
+    layouts: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
+) -> bytes:
     """Encode one chunk that holds the same steps of every column.
 
     Args:
@@ -107,15 +113,19 @@ def encode_chunk(key: int, episode_id: int, start: int, columns: Sequence[npt.ND
         episode_id: unsigned 64-bit; readers of a table count episodes by it.
         start: index of the first step in its episode, < 2**31.
         columns: arrays [length, ...], one a leaf; read before the call returns, not kept.
+        layouts: `tensors.layout` of each column, for callers that encode many alike; None to look them up.
 
     Returns:
         One `chunks` field of an InsertStreamRequest.
     """
     parts: list[bytes] = []
     size = 0
-    for column in columns:
-        tensor = tensors.encode(column)
-        parts += _DATA_TENSORS, varint(len(tensor)), tensor
+    if layouts is None:
+        layouts = [tensors.layout(column.dtype, column.shape) for column in columns]
+    for column, (header, content_of) in zip(columns, layouts, strict=True):
+        content = content_of(column)
+        num_bytes = varint(len(content))
+        parts += _DATA_TENSORS, varint(len(header) + len(num_bytes) + len(content)), header, num_bytes, content
         size += column.nbytes
     data = b"".join(parts)
     last = start + len(columns[0]) - 1

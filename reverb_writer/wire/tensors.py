@@ -31,7 +31,7 @@ from reverb_writer.wire.messages import DataType, TensorProto
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-__all__ = ["MAX_TENSOR_BYTES", "decode", "dtype_number", "dtype_of", "encode", "varint"]
+__all__ = ["MAX_TENSOR_BYTES", "decode", "dtype_number", "dtype_of", "encode", "layout", "varint"]
 
 MAX_TENSOR_BYTES: Final = 2**31 - 1
 """Size of the largest array, in bytes, that is encoded, and decoded unless told otherwise: what a message can hold."""
@@ -145,15 +145,21 @@ def encode(array: Array) -> bytes:
 
     Thread safety: any thread; the compression releases the GIL.
     """
-    header, content_of = _layout(array.dtype, array.shape)
+    header, content_of = layout(array.dtype, array.shape)
     content = content_of(array)
     encoded: bytes = header + varint(len(content)) + content
     return encoded
 
 
 @functools.lru_cache(maxsize=4096)
-def _layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
-    """Return what arrays of one dtype and shape share: the bytes before their content, and what makes the content."""
+def layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
+    """Return what arrays of one dtype and shape share: the bytes before their content, and what makes the content.
+
+    The bytes of a TensorProto are the former, the content's length as a varint, and the content.
+
+    Raises:
+        StructureError: as for `encode`.
+    """
     number = dtype_number(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
     if num_bytes > MAX_TENSOR_BYTES:
@@ -175,7 +181,7 @@ def _layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
 
 def _snappy_content(array: Array) -> Any:
     if array.nbytes >= _WORTH_A_VIEW and array.flags.c_contiguous:
-        return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8))
+        return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8).data)
     # `tobytes` costs a copy, but is right for every layout, for 0-d arrays and for bfloat16, which cramjam refuses.
     return cramjam.snappy.compress_raw(array.tobytes())
 

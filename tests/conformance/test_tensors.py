@@ -31,9 +31,11 @@ BITS = np.random.default_rng(0).bytes(STEPS * 4 * 16)
 def of_dtype(dtype: Any, shape: tuple[int, ...] = (STEPS, 4)) -> Array:
     """Return an array of bits that are the same in every run, without NaN."""
     dtype = np.dtype(dtype)
+    array: Array
     if dtype.kind == "b":
-        return np.frombuffer(BITS, "u1", int(np.prod(shape))).reshape(shape) % 2 == 1
-    array: Array = np.frombuffer(BITS, dtype, int(np.prod(shape))).reshape(shape)
+        array = np.frombuffer(BITS, "u1", int(np.prod(shape))).reshape(shape) % 2 == 1
+        return array
+    array = np.frombuffer(BITS, dtype, int(np.prod(shape))).reshape(shape)
     numbers: Array = array if dtype.kind in "iu" else np.nan_to_num(array)
     return numbers
 

@@ -201,7 +201,7 @@ def test_end_of_an_episode_tells_what_no_window_holds(stream: InsertStream) -> N
 
 
 def test_items_and_chunks_are_counted(client: rw.Client, stream: InsertStream) -> None:
-    writer = writer_of(stream, rw.WindowSpec(2, 2), rw.WindowSpec(4, 4))
+    writer = writer_of(stream, rw.WindowSpec(2, 2), rw.WindowSpec(4, 4), chunk_length=2)
     append_all(writer, *range(8))
     assert writer.num_steps == 8
     writer.send()

@@ -1,0 +1,74 @@
+"""`python -m benchmarks [NAME ...]`: measure, and print Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.arena import Effort
+from benchmarks.call_times import call_times
+from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
+from benchmarks.endurance import endurance
+from benchmarks.footprint import footprint
+from benchmarks.in_flight import in_flight
+from benchmarks.report import Table, machine
+from benchmarks.scaling import actor_processes
+from benchmarks.vector import write_vector
+from benchmarks.write import write_frames, write_small, write_small_strided
+
+BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
+    benchmark.__name__: benchmark
+    for benchmark in (
+        write_small,
+        write_small_strided,
+        write_frames,
+        write_vector,
+        actor_processes,
+        call_times,
+        footprint,
+        endurance,
+        chunk_length_small,
+        chunk_length_frames,
+        in_flight,
+    )
+}
+QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000)
+
+
+def main() -> None:
+    """Run what the command line asks for."""
+    arguments = _parser().parse_args()
+    effort = QUICK if arguments.quick else Effort(arguments.rounds, arguments.seconds)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Actors and server share two cores: what the ratios were asked for on.
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    parts = [machine()]
+    for name in arguments.names or BENCHMARKS:
+        print(name, file=sys.stderr, flush=True)
+        parts.append(BENCHMARKS[name](effort).markdown())
+        print(f"\n{parts[-1]}\n", flush=True)
+    print(parts[0])
+    if arguments.output:
+        arguments.output.write_text("\n\n".join(parts) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Ours and the peers in turn, on a real server; medians, as Markdown.",
+        epilog="\n".join(f"  {name:22}{(function.__doc__ or '').strip()}" for name, function in BENCHMARKS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")
+    parser.add_argument("--quick", action="store_true", help="only see that they run; the figures mean nothing")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender (default: 5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a turn (default: 3)")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="also write the Markdown to this file")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

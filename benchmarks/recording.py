@@ -1,0 +1,44 @@
+"""What our observer sends, kept while it is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import reverb_writer as rw
+from benchmarks.actors import ours
+from benchmarks.workloads import Workload
+from reverb_writer.wire.channel import Channel
+
+__all__ = ["record"]
+
+
+class _Tap(Channel):
+    """A connection that keeps the messages of all streams."""
+
+    def __init__(self, address: str) -> None:
+        """Prepare the connection."""
+        super().__init__(address)
+        self.messages: list[bytes] = []
+
+    def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Any:
+        """Open a stream of requests, each kept before it goes out."""
+
+        def kept() -> Iterator[bytes]:
+            for request in requests:
+                self.messages.append(request)
+                yield request
+
+        return super().stream(method, kept(), timeout_s=timeout_s)
+
+
+def record(address: str, workload: Workload, num_steps: int, **options: Any) -> list[bytes]:
+    """Write `num_steps` steps with our observer and return the messages of its insert stream."""
+    with rw.Client(address) as client, contextlib.closing(_Tap(address)) as tap:
+        client._channel = tap
+        actor = ours(client, workload, **options)
+        actor.write(math.inf, num_steps)
+        actor.close()
+        return tap.messages

@@ -1,0 +1,86 @@
+"""Plays CartPole and writes what happens to a replay server; fetches the learner's newest weights from it.
+
+    python examples/actor.py --server localhost:8000
+
+Start as many as you like, on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+from q_network import QNetwork
+
+import reverb_writer as rw
+
+FETCH_STEPS = 50  # how often the weights are fetched
+EXPLORING_STEPS = 1_500  # until then, ever fewer actions are random
+EXPLORATION = 0.02  # the share of random actions from then on
+
+
+class Step(NamedTuple):
+    """What is observed at time t, what is done, and what comes of it.
+
+    An episode's last step only observes: there the other fields mean nothing. So a learner finds the observation that
+    an action led to in the next step, also where a time limit cut the episode off, and takes no action from the last.
+    """
+
+    observation: Any
+    action: Any
+    reward: Any
+    terminated: Any
+
+
+def play(client: rw.Client, seed: int | None) -> None:
+    """Play for ever."""
+    env: gymnasium.Env[Any, Any] = gymnasium.make("CartPole-v1")
+    rng = np.random.default_rng(seed)
+    network = QNetwork(rng)
+    num_steps = 0
+
+    # Windows share one step, so that each transition is in one window, the terminal one too. `align_end` lets the last
+    # window reach back, so that the end of an episode is never lost. Few windows in flight keep the actor in step with
+    # the table's rate limiter.
+    replay = rw.TrajectoryObserver(
+        client, "replay", sequence_length=9, stride_length=8, end_of_episode="align_end", max_in_flight_items=8
+    )
+    episodes = rw.TrajectoryObserver(client, "episodes", sequence_length=1)
+
+    with contextlib.closing(env), replay, episodes:
+        while True:
+            observation, _ = env.reset(seed=seed if num_steps == 0 else None)
+            terminated = truncated = False
+            episode_return, episode_length = 0.0, 0
+            while not (terminated or truncated):
+                if num_steps % FETCH_STEPS == 0:
+                    (weights,) = client.sample("variables")
+                    network.weights = list(weights.data)
+                if rng.random() < max(EXPLORATION, 1 - num_steps / EXPLORING_STEPS):
+                    action = int(rng.integers(2))
+                else:
+                    action = int(network(observation).argmax())
+                next_observation, reward, terminated, truncated, _ = env.step(action)
+                replay(Step(observation, action, np.float32(reward), terminated), end_of_episode=False)
+                observation = next_observation
+                episode_return += float(reward)
+                episode_length += 1
+                num_steps += 1
+            replay(Step(observation, action, np.float32(0), False), end_of_episode=True)
+            episodes((episode_return, episode_length), end_of_episode=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Play CartPole for a learner, until Ctrl-C.")
+    parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
+    parser.add_argument("--seed", type=int, help="without it, each run is different")
+    arguments = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt), rw.Client(arguments.server) as client:
+        play(client, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

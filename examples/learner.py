@@ -1,0 +1,77 @@
+"""Trains a Q-network on windows of steps from a replay server, and gives its weights back to the actors.
+
+    python examples/learner.py --server localhost:8000
+
+Start one, before or after the actors: either side waits for the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import itertools
+
+import numpy as np
+from q_network import Adam, Array, QNetwork
+
+import reverb_writer as rw
+
+BATCH_SIZE = 16  # windows
+PUBLISH_UPDATES = 25  # how often the actors get the weights
+DISCOUNT = 0.99
+TRACE_DECAY = 0.95  # lambda: 0 looks one step ahead, 1 to the end of the window
+TARGET_RATE = 0.01  # how fast the target network follows
+LEARNING_RATE = 1e-3
+
+
+def learn(client: rw.Client, seed: int | None) -> None:
+    """Learn for ever."""
+    online = QNetwork(np.random.default_rng(seed))
+    target = copy.deepcopy(online)
+    optimizer = Adam(online.weights, LEARNING_RATE)
+    for update in itertools.count():
+        if update % PUBLISH_UPDATES == 0:
+            client.insert(online.weights, {"variables": 1.0})
+        windows = [sample.data for sample in client.sample("replay", BATCH_SIZE)]
+        observations, actions, rewards, terminated = map(np.stack, zip(*windows, strict=True))  # each [B, T, ...]
+
+        best = online(observations).argmax(axis=-1, keepdims=True)
+        values = np.take_along_axis(target(observations), best, axis=-1)[..., 0]  # double Q: one chooses, one judges
+        returns = lambda_returns(rewards, terminated, values)
+
+        # The last step of a window is there for what it observes: its action is another window's, or none.
+        gradients = online.gradient(
+            np.concatenate(observations[:, :-1]), np.concatenate(actions[:, :-1]), np.concatenate(returns)
+        )
+        optimizer.descend(online.weights, gradients)
+        for slow, fast in zip(target.weights, online.weights, strict=True):
+            slow[:] += TARGET_RATE * (fast - slow)
+
+
+def lambda_returns(rewards: Array, terminated: Array, values: Array) -> Array:
+    """Return what the actions of a window were worth, [B, T - 1], given the values of its observations, [B, T].
+
+    A terminated episode is worth nothing more. One that a time limit truncated goes on in the value of its last
+    observation, as does a window that ends in the middle.
+    """
+    discounts = DISCOUNT * ~terminated
+    returns = np.empty_like(values[:, :-1])
+    ahead = values[:, -1]
+    for t in reversed(range(returns.shape[1])):
+        ahead = rewards[:, t] + discounts[:, t] * ((1 - TRACE_DECAY) * values[:, t + 1] + TRACE_DECAY * ahead)
+        returns[:, t] = ahead
+    return returns
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a Q-network for the actors of a replay server, until Ctrl-C.")
+    parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
+    parser.add_argument("--seed", type=int, help="without it, each run is different")
+    arguments = parser.parse_args()
+    with contextlib.suppress(KeyboardInterrupt), rw.Client(arguments.server) as client:
+        learn(client, arguments.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The replay server of the demo: what actors and learner have in common.
+
+    python examples/server.py --port 8000
+
+| table       | written by | read by | an item                                              |
+| ----------- | ---------- | ------- | ---------------------------------------------------- |
+| `replay`    | actors     | learner | a window of steps                                    |
+| `variables` | learner    | actors  | the weights of the Q-network; only the newest stay   |
+| `episodes`  | actors     | demo    | return and length of an episode; each is read once   |
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+from reverb_writer_server import ReplayServer
+
+from reverb_writer import SampleToInsertRatio, TableConfig
+
+# The learner sees each window about 48 times. Neither side gets further ahead than 480 samples, or 10 windows: actors
+# that could would fill the table with what an old policy did, a learner that could would learn a few windows by heart.
+RATIO = SampleToInsertRatio(samples_per_insert=48, min_size=50, error_buffer=480)
+
+TABLES = [
+    TableConfig("replay", max_size=5_000, rate_limiter=RATIO),
+    TableConfig("variables", max_size=1),
+    TableConfig("episodes", max_size=1_000, sampler="fifo", max_times_sampled=1),
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Serve the tables of the demo until SIGINT or SIGTERM.")
+    parser.add_argument("--port", type=int, default=8000)
+    arguments = parser.parse_args()
+
+    endings = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, endings)  # in the server's threads too, so that `sigwait` gets them
+    with ReplayServer(TABLES, arguments.port) as server:
+        print(f"serving at {server.address}", flush=True)
+        signal.sigwait(endings)
+
+
+if __name__ == "__main__":
+    main()

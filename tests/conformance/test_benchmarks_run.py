@@ -1,0 +1,35 @@
+"""The benchmarks run. What they measure is not a matter for tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = [
+    "write_small",
+    "write_small_strided",
+    "write_frames",
+    "write_vector",
+    "actor_processes",
+    "call_times",
+    "footprint",
+    "endurance",
+    "chunk_length_small",
+    "chunk_length_frames",
+    "in_flight",
+]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_benchmark_runs_and_prints_a_table(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("ale_py", reason="the benchmarks' packages are not installed")
+    pytest.importorskip("psutil", reason="the benchmarks' packages are not installed")
+    report = tmp_path / "report.md"
+    command = [sys.executable, "-m", "benchmarks", name, "--quick", "--output", str(report)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert "| -" in report.read_text()

@@ -1,0 +1,328 @@
+"""How processes end and fork: nothing hangs, nothing is left behind, and what was not delivered is told.
+
+Each test runs a program of its own, for a fork or an exit of the tests' process would be more than a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from reading import fifo, read_column
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+StartServer = Callable[..., HostedServer]
+END_WITHIN_S = 30.0  # far more than any of them takes
+
+WRITE = """
+import gc, multiprocessing, os, sys, threading, time
+import numpy as np
+import reverb_writer as rw
+
+address = sys.argv[1]
+
+def write(observer, steps):
+    for number in steps:
+        observer({"n": np.int64(number)}, end_of_episode=False)
+
+def told():
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@contextlib.contextmanager
+def program(server: HostedServer, text: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program that may `write`, and that waits for `go` where it has been `told`."""
+    command = [sys.executable, "-c", WRITE + text, server.address]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its children, too
+        process.communicate()
+
+
+def ready(process: subprocess.Popen[str]) -> None:
+    """Wait until the program is `told`."""
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+
+
+def ended(process: subprocess.Popen[str], status: int = 0) -> str:
+    """Let the program go on to its end; return what it logged."""
+    out, log = process.communicate("go\n", timeout=END_WITHIN_S)
+    assert process.returncode == status, out + log
+    return log
+
+
+# The end of a program that has not closed its observer.
+
+
+def opened(acknowledged: int) -> str:
+    """Return a program that writes 100 items, of which so many are acknowledged, and 20 more when it is `told`."""
+    return f"""
+observer = rw.TrajectoryObserver(address, "replay", 1, max_delay_s=0.05)
+write(observer, range(100))
+while observer.stats().acknowledged_items < {acknowledged}:
+    time.sleep(0.01)
+told()
+write(observer, range(100, 120))
+"""
+
+
+ENDINGS = {
+    "exit": "",
+    "error": "sys.exit(0)",
+    "deleted": "del observer",
+    "garbage": "agent = [observer]; agent.append(agent); del agent, observer; gc.collect(); time.sleep(0.5)",
+    "blocked thread": "threading.Thread(target=observer.flush, daemon=True).start(); time.sleep(0.5)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_program_ends_while_its_server_lives(replay_server: StartServer, ending: str) -> None:
+    with program(replay_server(fifo("replay")), opened(100) + ENDINGS[ending]) as process:
+        ready(process)
+        ended(process)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("fault", ["killed", "paused"])
+def test_program_ends_although_its_server_does_not_answer(lone_server: StartServer, fault: str, ending: str) -> None:
+    server = lone_server(fifo("replay"))
+    with program(server, opened(100) + ENDINGS[ending]) as process:
+        ready(process)
+        server.process.kill() if fault == "killed" else server.process.pause()
+        assert "closed with 20 items undelivered" in ended(process)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_program_ends_although_a_rate_limiter_blocks(replay_server: StartServer, ending: str) -> None:
+    server = replay_server(rw.TableConfig.queue("replay", 10))
+    with program(server, opened(10) + ENDINGS[ending]) as process:
+        ready(process)
+        assert "closed with 110 items undelivered" in ended(process)
+
+
+def test_program_may_leave_all_kinds_of_things_open(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    text = """
+client = rw.Client(address)
+client.insert(np.zeros((1, 1)), {"replay": 1.0})
+stream = client.open_stream()
+observer = rw.TrajectoryObserver(client, "replay", 1)
+vector = rw.VectorObserver(address, "replay", 1, num_envs=2)
+samples = client.sample("replay", 5)
+next(samples)
+told()
+"""
+    with program(server, text) as process:
+        ready(process)
+        assert "Error" not in ended(process)
+
+
+def test_interrupt_ends_a_step_that_waits(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("replay", 10))
+    text = """
+observer = rw.TrajectoryObserver(address, "replay", 1, max_in_flight_items=20, max_delay_s=0.05)
+threading.Thread(target=told).start()
+write(observer, range(10_000_000))
+"""
+    with program(server, text) as process:
+        ready(process)
+        time.sleep(1)  # it blocks long before
+        process.send_signal(signal.SIGINT)
+        _, log = process.communicate("go\n", timeout=END_WITHIN_S)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in log
+
+
+# Forks.
+
+
+def test_forked_child_is_refused_by_name_and_its_parent_goes_on(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    text = """
+client = rw.Client(address)
+stream = client.open_stream()
+writer = rw.SequenceWriter(stream, [np.dtype(np.int64)], [()], [rw.Target(rw.WindowSpec(1), ("replay",))])
+observer = rw.TrajectoryObserver(client, "replay", 1)
+write(observer, range(100))
+child = os.fork()
+if not child:
+    for call in (
+        lambda: write(observer, range(1)),
+        observer.flush,
+        observer.reset,
+        lambda: writer.append([np.int64(0)]),
+        lambda: stream.flush(60),
+        client.server_info,
+        client.open_stream,
+        lambda: client.insert(np.zeros((1, 1)), {"replay": 1.0}),
+        lambda: next(client.sample("replay")),
+        lambda: rw.TrajectoryObserver(client, "replay", 1),
+        lambda: rw.Client(address),
+    ):
+        try:
+            call()
+        except rw.ClosedError as error:
+            assert "forked" in str(error), error
+            assert "start the child with `spawn`" in str(error), error
+        else:
+            raise AssertionError("not refused")
+    observer.stats()
+    observer.close()
+    stream.close()
+    client.close()
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+write(observer, range(100, 200))
+observer.close()
+client.close()
+"""
+    with program(server, text) as process:
+        ended(process)
+    with rw.Client(server.address) as client:
+        assert read_column(client, "replay") == [[number] for number in range(200)]
+
+
+def test_forked_children_end_whatever_their_parent_was_doing(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    text = """
+observer = rw.TrajectoryObserver(address, "replay", 1, max_delay_s=0.002)
+vector = rw.VectorObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
+stop = threading.Event()
+
+def act():
+    while not stop.is_set():
+        write(observer, range(100))
+        vector({"n": np.arange(2)}, end_of_episode=[False, False])
+
+actor = threading.Thread(target=act)
+actor.start()
+
+def child():
+    for one in (observer, vector):
+        one.stats()
+        try:
+            one.flush()
+        except rw.ClosedError:
+            one.close()
+        else:
+            raise AssertionError("not refused")
+
+context = multiprocessing.get_context("fork")
+try:
+    for target in 30 * (child, time.time):
+        process = context.Process(target=target)
+        process.start()
+        process.join(20)
+        assert process.exitcode == 0, (target, process.exitcode)
+finally:
+    stop.set()
+    actor.join()
+observer.close()
+vector.close()
+"""
+    with program(server, text) as process:
+        ended(process)
+
+
+def test_children_forked_before_the_first_client_have_their_own(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    text = """
+children = []
+for first in (0, 10, 20):
+    children.append(os.fork())
+    if not children[-1]:
+        with rw.TrajectoryObserver(address, "replay", 1) as observer:
+            write(observer, range(first, first + 10))
+        sys.exit(0)
+with rw.TrajectoryObserver(address, "replay", 1) as observer:
+    write(observer, range(30, 40))
+for child in children:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    with program(server, text) as process:
+        ended(process)
+    with rw.Client(server.address) as client:
+        assert sorted(read_column(client, "replay")) == [[number] for number in range(40)]
+
+
+def test_spawned_child_has_a_client_of_its_own(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
+        observer({"n": np.int64(-1)}, end_of_episode=False)
+        with program(server, "with rw.TrajectoryObserver(address, 'replay', 1) as o: write(o, range(3))") as process:
+            ended(process)
+    with rw.Client(server.address) as client:
+        assert sorted(read_column(client, "replay")) == [[-1], [0], [1], [2]]
+
+
+# What is left in this process.
+
+
+def num_files() -> int:
+    return len(list(pathlib.Path("/proc/self/fd").iterdir()))
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")]
+
+
+def settled(count: Callable[[], int], at_most: int) -> bool:
+    """Wait until what ends in the background has ended."""
+    end = time.monotonic() + END_WITHIN_S
+    while count() > at_most and time.monotonic() < end:
+        time.sleep(0.05)
+    return count() <= at_most
+
+
+def test_closed_observers_leave_no_thread_and_no_file(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+
+    def cycle() -> None:
+        with rw.TrajectoryObserver(server.address, "replay", 1) as observer, rw.Client(server.address) as client:
+            observer({"n": np.int64(0)}, end_of_episode=True)
+            observer.flush()
+            client.insert(np.zeros((1, 1)), {"replay": 1.0})
+            assert len(list(client.sample("replay", 2))) == 2
+
+    cycle()
+    assert settled(lambda: len(our_threads()), 0)
+    files, threads = num_files(), threading.active_count()
+    for _ in range(30):
+        cycle()
+    assert settled(lambda: len(our_threads()), 0)
+    assert settled(threading.active_count, threads)
+    assert settled(num_files, files)
+
+
+def test_observers_that_are_closed_without_a_server_leave_nothing_either(lone_server: StartServer) -> None:
+    server = lone_server(fifo("replay"))
+    files = num_files()
+    observers = [rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.05) for _ in range(5)]
+    for observer in observers:
+        observer({"n": np.int64(0)}, end_of_episode=True)
+        observer.flush()
+    server.process.kill()
+    for observer in observers:
+        observer({"n": np.int64(1)}, end_of_episode=True)
+        with pytest.raises(rw.ServerUnavailableError):
+            observer.close(timeout_s=0.5)
+    assert settled(lambda: len(our_threads()), 0)
+    assert settled(num_files, files)
