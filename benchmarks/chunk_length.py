@@ -58,7 +58,7 @@ def _measure(what: str, steps: Trajectory, effort: Effort) -> Table:
             )
             rows.append(
                 [
-                    f"S={stride}, chunks of {length}{' (ours)' if length == chosen else ''}",
+                    f"S={stride}, chunks of {length}{' (the rule)' if length == chosen else ''}",
                     f"{steps_per_s:,.0f}",
                     f"{cpu_us:.1f}",
                     f"{sent[length]:,.0f}",

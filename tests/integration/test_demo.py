@@ -1,4 +1,4 @@
-"""The demo, for as long as it takes to see that all its parts work together."""
+"""The demo, for as long as it takes to see that all its parts work together, and that all of them end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,18 +20,46 @@ pytest.importorskip("reverb_writer_server", reason="the demo starts a server of 
 pytest.importorskip("rich")
 pytest.importorskip("gymnasium")
 
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-u", DEMO, *arguments], stdout=pipe, stderr=subprocess.STDOUT, text=True)
+StartDemo = Callable[..., "subprocess.Popen[str]"]
 
 
-def children_of(pid: int) -> set[int]:
-    """Return the processes that a process has started."""
-    return {int(pid) for pid in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+@pytest.fixture
+def start() -> Iterator[StartDemo]:
+    """`start(*arguments)` runs the demo in a process group of its own; it and its processes end with the test."""
+    demos: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-u", str(DEMO), *arguments]
+        demo = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        demos.append(demo)
+        return demo
+
+    yield start
+    for demo in demos:
+        demo.terminate()
+        demo.communicate(timeout=END_WITHIN_S)
 
 
-def test_demo_plays_writes_samples_and_passes_a_modest_goal() -> None:
+def processes_of(demo: subprocess.Popen[str]) -> dict[int, str]:
+    """Return the processes that the demo has started once it says so: script by process number."""
+    assert demo.stdout is not None
+    assert "a learner, 2 actors" in demo.stdout.readline()
+    pids = Path(f"/proc/{demo.pid}/task/{demo.pid}/children").read_text().split()
+    scripts = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1].decode() for pid in pids}
+    return {pid: Path(script).name for pid, script in scripts.items()}
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and that nobody has asked about does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_demo_plays_writes_samples_and_passes_a_modest_goal(start: StartDemo) -> None:
     demo = start("--seed", "0", "--goal", "12", "--seconds", "90")
     out, _ = demo.communicate(timeout=END_WITHIN_S)
     assert demo.returncode == 0, out
@@ -41,14 +71,43 @@ def test_demo_plays_writes_samples_and_passes_a_modest_goal() -> None:
     assert len(counts) == 3
 
 
-def test_ctrl_c_ends_the_demo_and_leaves_no_process_behind() -> None:
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [(os.killpg, signal.SIGINT), (os.kill, signal.SIGINT), (os.kill, signal.SIGTERM)],
+    ids=["ctrl-c in its terminal", "SIGINT to the demo alone", "SIGTERM"],
+)
+def test_a_signal_ends_the_demo_and_leaves_no_process_behind(
+    start: StartDemo, send: Callable[[int, int], None], number: signal.Signals
+) -> None:
     demo = start("--seconds", "90")
-    assert demo.stdout is not None
-    assert "a learner, 2 actors" in demo.stdout.readline()
-    children = children_of(demo.pid)
-    assert len(children) == 4
-    demo.send_signal(signal.SIGINT)
+    processes = processes_of(demo)
+    assert sorted(processes.values()) == ["actor.py", "actor.py", "learner.py", "server.py"]
+    send(demo.pid, number)
     out, _ = demo.communicate(timeout=END_WITHIN_S)
-    assert demo.returncode == 128 + signal.SIGINT, out
-    assert "Stopped by SIGINT." in out
-    assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]  # noqa: PTH110  # a path that may vanish
+    assert demo.returncode == 128 + number, out
+    assert f"Stopped by {number.name}." in out
+    assert not [script for pid, script in processes.items() if alive(pid)]
+
+
+@pytest.mark.parametrize(
+    ("script", "name"), [("actor.py", "actor "), ("learner.py", "learner"), ("server.py", "server")]
+)
+def test_a_process_that_dies_ends_the_demo_which_says_which(start: StartDemo, script: str, name: str) -> None:
+    demo = start("--seconds", "90")
+    processes = processes_of(demo)
+    os.kill(next(pid for pid, started in processes.items() if started == script), signal.SIGKILL)
+    out, _ = demo.communicate(timeout=END_WITHIN_S)
+    assert demo.returncode == 1, out
+    assert re.search(rf"^{name}\d? ?was killed by SIGKILL", out, re.MULTILINE), out
+    assert not [script for pid, script in processes.items() if alive(pid)]
+
+
+def test_a_demo_that_is_killed_takes_its_processes_along(start: StartDemo) -> None:
+    demo = start("--seconds", "90")
+    processes = processes_of(demo)
+    demo.kill()
+    demo.communicate(timeout=END_WITHIN_S)
+    deadline = time.monotonic() + 30
+    while (left := [script for pid, script in processes.items() if alive(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not left
