@@ -1,0 +1,58 @@
+"""Returns, advantages and targets. One backward recursion makes nearly all of them: x_t = a_t + b_t x_{t+1}.
+
+    function            a_t                              b_t            x is
+    ------------------  -------------------------------  -------------  -----------------------------------------
+    discounted_returns  r_t                              gamma          the return
+    lambda_returns      r_t + gamma (1 - lam) v'_t       gamma lam      the lambda-return, the target of TD(lambda)
+    gae                 r_t + gamma v'_t - v_t           gamma lam      the advantage; x + v is the lambda-return
+    vtrace              rho_t (r_t + gamma v'_t - v_t)   gamma lam c_t  the correction of v
+
+v'_t is the value of what follows row t. Where an episode ends, x_{t+1} is replaced by v'_t in the first two and by 0 in
+the others, and v'_t depends on how it ends:
+
+    row t                            v'_t
+    -------------------------------  ----------------------------------------------------------------------------
+    terminated                       0: nothing follows
+    truncated (and not terminated)   final_values[t], the value of the final observation, which an environment that
+                                     resets itself does not show in row t + 1
+    the last row of all              last_value
+    any other                        values[t + 1]
+
+Who has no final observations passes `final_values=values`: the approximation V(s_t) of legged-robot training, there
+written `rewards += gamma * values * time_outs`. `truncated` without `final_values` is refused.
+
+Rewards are [T, ...], mostly [T] or [T, B]. Values, flags and what else goes by row may lack trailing axes, or have them
+as 1: flags [T, B] and [T, B, 1] both suit rewards [T, B, R]. Flags are booleans, or numbers that are not 0 where set.
+
+Nothing is changed in place. Results are new arrays in the dtype of the rewards (float64 for integers), unless values of
+a wider one widen it. All functions are pure, so any thread may call them. They take NumPy arrays, and with
+array-api-compat installed those of any library that it knows, such as PyTorch's, on any device and with gradients.
+"""
+
+from __future__ import annotations
+
+from reverb_writer.returns.n_step import NStepTransitions, n_step_returns, n_step_transitions
+from reverb_writer.returns.priorities import sequence_priorities
+from reverb_writer.returns.targets import (
+    Advantages,
+    VTrace,
+    discounted_returns,
+    gae,
+    lambda_returns,
+    normalize,
+    vtrace,
+)
+
+__all__ = [
+    "Advantages",
+    "NStepTransitions",
+    "VTrace",
+    "discounted_returns",
+    "gae",
+    "lambda_returns",
+    "n_step_returns",
+    "n_step_transitions",
+    "normalize",
+    "sequence_priorities",
+    "vtrace",
+]

@@ -1,0 +1,152 @@
+"""What all returns share: rows of rewards with their ends, the backward recursion, and the library of the arrays."""
+
+from __future__ import annotations
+
+import importlib
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.arguments import number
+from reverb_writer.errors import SpecError, StructureError
+
+__all__ = ["Array", "Rows", "array_namespace", "as_array", "fraction", "shifted"]
+
+Array = Any
+"""An array of NumPy, or of another library that array-api-compat knows."""
+
+
+class Rows:
+    """Rewards, values and ends, checked and brought to one shape; see the package's docstring.
+
+    Attributes:
+        xp: the library of the arrays.
+        rewards: [T, ...].
+        gamma: [T, ...], of the rewards' shape.
+        values: [T, ...], 0 if there are none.
+        last: [...].
+        end_values: [T, ...], what follows where an episode ends, 0 elsewhere.
+    """
+
+    def __init__(
+        self,
+        rewards: Array,
+        values: Array,
+        last_value: Array,
+        gamma: Array,
+        terminated: Array,
+        truncated: Array,
+        final_values: Array,
+    ) -> None:
+        """Check everything before the first sum.
+
+        Raises:
+            SpecError: `gamma` out of range, or `truncated` without `final_values`.
+            StructureError: shapes do not go together, or arrays are of different libraries.
+        """
+        if truncated is not None and final_values is None:
+            raise SpecError(
+                "`truncated` needs `final_values`, what the final observations are worth. Pass those, or "
+                "`final_values=values` for the approximation by the last observation that is there."
+            )
+        self.xp = array_namespace(rewards, values, last_value, gamma, terminated, truncated, final_values)
+        self.rewards = as_array(self.xp, rewards) * 1.0
+        if self.rewards.ndim == 0 or not self.rewards.shape[0]:
+            raise StructureError(f"`rewards` must be [T, ...] with T >= 1, got shape {tuple(self.rewards.shape)}.")
+        zeros = self.xp.zeros_like(self.rewards)
+        self.values = zeros if values is None else self.fit("values", values)
+        self.last = self.fit("last_value", last_value, zeros[0, ...])
+        self.gamma = self.fit("gamma", fraction("gamma", gamma) if isinstance(gamma, int | float) else gamma)
+        ended = None if terminated is None else self.fit("terminated", terminated) != 0
+        self.end_values, self._ended = zeros, ended
+        if truncated is not None:
+            cut = self.fit("truncated", truncated) != 0
+            self._ended = cut if ended is None else cut | ended
+            self.end_values = self.xp.where(
+                cut if ended is None else cut & ~ended, self.fit("final_values", final_values), zeros
+            )
+
+    @property
+    def next_values(self) -> Array:
+        """The values of what follows each row: v' of the table at the top."""
+        return self.after(self.values)
+
+    @property
+    def td_errors(self) -> Array:
+        """[T, ...] delta_t = r_t + gamma v'_t - v_t."""
+        return self.rewards + self.gamma * self.next_values - self.values
+
+    def after(self, x: Array) -> Array:
+        """Return what follows each row, if x is what each row is worth."""
+        following = shifted(self.xp, x, self.last)
+        return following if self._ended is None else self.xp.where(self._ended, self.end_values, following)
+
+    def where_going_on(self, x: Array) -> Array:
+        """Return x, and 0 where an episode ends."""
+        return x if self._ended is None else self.xp.where(self._ended, self.xp.zeros_like(x), x)
+
+    def at_most(self, name: str, x: Array, bound: float) -> Array:
+        """Return x, nowhere greater than the bound."""
+        if not bound > 0:
+            raise SpecError(f"`{name}` must be > 0, got {bound!r}.")
+        return self.xp.where(x > bound, self.xp.full_like(x, bound), x)
+
+    def scan(self, start: Array, weight: Array, last: Array) -> Array:
+        """Return x with x_t = start_t + weight_t x_{t+1} and x_T = last."""
+        rows = []
+        for t in reversed(range(start.shape[0])):
+            last = start[t, ...] + weight[t, ...] * last
+            rows.append(last)
+        return self.xp.stack(rows[::-1])
+
+    def fit(self, name: str, x: Array, like: Array = None) -> Array:
+        """Return x in the shape of the rewards, or of `like`; axes that it lacks are appended."""
+        is_row, like = like is not None, self.rewards if like is None else like
+        if isinstance(x, int | float):
+            return self.xp.full_like(like, x)
+        x = as_array(self.xp, x)
+        sizes = (*x.shape, *(1,) * (like.ndim - x.ndim))
+        fits = len(sizes) == like.ndim and all(a in (1, b) for a, b in zip(sizes, like.shape, strict=True))
+        if not fits or not (is_row or x.ndim == 0 or sizes[0] == like.shape[0]):
+            raise StructureError(
+                f"`{name}`: shape {tuple(x.shape)} does not go with rewards {tuple(self.rewards.shape)}: expected "
+                f"{tuple(like.shape)}, or that without trailing axes or with 1 in their place."
+            )
+        return self.xp.broadcast_to(x.reshape(sizes), like.shape)
+
+
+def shifted(xp: Any, x: Array, last: Array) -> Array:
+    """Return x one row on, and `last` in the last row."""
+    return xp.stack([*(x[t, ...] for t in range(1, x.shape[0])), last])
+
+
+def as_array(xp: Any, x: Any) -> Array:
+    """Return an array as it is, and a list as an array."""
+    return x if hasattr(x, "ndim") else xp.asarray(x)  # `torch.asarray` would cut off the gradients of a tensor
+
+
+def fraction(name: str, value: Any) -> float:
+    """Return a number in [0, 1]."""
+    fraction = number(name, value)
+    if not 0 <= fraction <= 1:
+        raise SpecError(f"`{name}` must be in [0, 1], got {fraction}.")
+    return fraction
+
+
+def array_namespace(*arrays: Any) -> Any:
+    """Return the library whose arrays these are: NumPy, unless one is of another."""
+    own = (np.ndarray, np.generic, int, float, list, tuple, type(None))
+    if all(isinstance(array, own) for array in arrays):
+        return np
+    try:
+        compat = importlib.import_module("array_api_compat")
+    except ImportError:
+        kinds = ", ".join(sorted({type(array).__name__ for array in arrays if not isinstance(array, own)}))
+        raise StructureError(
+            f"expected NumPy arrays, got {kinds}. Install array-api-compat to use those of other libraries."
+        ) from None
+    try:
+        return compat.array_namespace(*(array for array in arrays if not isinstance(array, int | float | NoneType)))
+    except TypeError as error:
+        raise StructureError(f"arrays must be of one library: {error}") from None

@@ -1,0 +1,43 @@
+"""The contiguous layout: trajectories laid end to end in flat arrays [N, ...], and slices of them.
+
+    markers ──> find_trajectories ──> Trajectories ──> SliceSampler ──> Slices ──> gather ──> SliceBatch
+    of steps    or Trajectories.from_lengths           (integers only)             from the steps
+
+`docs/contiguous.md` draws it. Source: TorchRL (behaviour, 4).
+"""
+
+from __future__ import annotations
+
+from reverb_writer.slices.batches import SliceBatch, allot, gather, sample_members
+from reverb_writer.slices.boundaries import Trajectories, find_trajectories
+from reverb_writer.slices.markers import Markers, read_markers
+from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
+from reverb_writer.slices.trajectories import (
+    PaddedTrajectories,
+    TrajectoryAssembler,
+    concatenate_trajectories,
+    pad_trajectories,
+    split_trajectories,
+    unpad_trajectories,
+)
+
+__all__ = [
+    "By",
+    "Markers",
+    "PaddedTrajectories",
+    "Short",
+    "SliceBatch",
+    "SliceSampler",
+    "Slices",
+    "Trajectories",
+    "TrajectoryAssembler",
+    "allot",
+    "concatenate_trajectories",
+    "find_trajectories",
+    "gather",
+    "pad_trajectories",
+    "read_markers",
+    "sample_members",
+    "split_trajectories",
+    "unpad_trajectories",
+]

@@ -1,0 +1,188 @@
+"""Where trajectories begin and end, recovered from markers: integers only.
+
+Rows are those of a ring: `num_steps` T of them in time, one after the other, in each of the lanes of a storage
+[T, ...] (a flat one, [N], has one lane). Whatever the markers are, one rule finds the ends:
+
+    row t is the last of its trajectory if it is marked as an end, or row t + 1 as a start, or row t + 1 has another id
+
+The row after the last one is the first one of the same lane, as in a ring that is full and has wrapped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.slices.markers import Flags, Integers, Markers
+
+__all__ = ["Trajectories", "find_trajectories"]
+
+
+@dataclass(frozen=True)
+class Trajectories:
+    """Which rows belong together, without the rows. Immutable; safe to share between threads.
+
+    Attributes:
+        starts: [n] first time step of each trajectory.
+        lengths: [n] rows of each, >= 1; a trajectory runs on at time step 0 where it passes the last one.
+        lanes: [n] lane of each.
+        storage_shape: (N,), or (T, ...) of a storage of several lanes.
+    """
+
+    starts: Integers
+    lengths: Integers
+    lanes: Integers
+    storage_shape: tuple[int, ...]
+
+    @classmethod
+    def from_lengths(cls, lengths: Sequence[int] | npt.NDArray[np.integer]) -> Trajectories:  # type: ignore[type-arg]
+        """Lay trajectories of these lengths end to end, as in a batch of whole episodes.
+
+        Raises:
+            StructureError: there is none, or a length is no integer >= 1.
+
+        >>> Trajectories.from_lengths([3, 6, 2]).starts.tolist()
+        [0, 3, 9]
+        """
+        found = np.asarray(lengths)
+        if found.ndim != 1 or not found.size or found.dtype.kind not in "iu" or found.min() < 1:
+            raise StructureError(f"`lengths` must be one or more integers >= 1, got {lengths!r}.")
+        found = found.astype(np.int64)
+        stops = np.cumsum(found)
+        return cls(stops - found, found, np.zeros_like(found), (int(stops[-1]),))
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.starts)
+
+    @property
+    def num_steps(self) -> int:
+        """T, the time steps of the ring."""
+        return self.storage_shape[0]
+
+    @property
+    def stops(self) -> Integers:
+        """[n] last time step of each trajectory, which belongs to it."""
+        return (self.starts + self.lengths - 1) % self.num_steps
+
+    def rows(
+        self, which: Integers | None = None, begin: Integers | None = None, lengths: Integers | None = None
+    ) -> Integers:
+        """Return the rows of trajectories, or of parts of them, laid end to end.
+
+        Args:
+            which: [m] numbers of trajectories; None for all.
+            begin: [m] first step of each part, counted from the trajectory's first; None for 0.
+            lengths: [m] rows of each part; None for the rest of the trajectory.
+
+        Returns:
+            Indices into the storage, flat: time step times number of lanes, plus lane.
+
+        >>> Trajectories.from_lengths([3, 6]).rows(np.array([1]), np.array([2]), np.array([3])).tolist()
+        [5, 6, 7]
+        """
+        which = np.arange(len(self)) if which is None else which
+        begin = np.zeros_like(which) if begin is None else begin
+        lengths = self.lengths[which] - begin if lengths is None else lengths
+        steps = np.repeat(self.starts[which] + begin, lengths) + positions(lengths)
+        num_lanes = math.prod(self.storage_shape[1:])
+        return steps % self.num_steps * num_lanes + np.repeat(self.lanes[which], lengths)
+
+    def preview(self) -> str:
+        """Draw which trajectory each row belongs to, for storages of one lane; `>` and `<` mark first and last rows.
+
+        >>> print(Trajectories.from_lengths([3, 1, 2]).preview())
+        row          0  1  2  3  4  5
+        trajectory  >0  0 <0 >1 >2 <2
+        """
+        if len(self.storage_shape) > 1:
+            raise SpecError(f"only a storage of one lane can be drawn, got shape {self.storage_shape}.")
+        labels = [""] * self.num_steps
+        for number in range(len(self)):
+            rows = self.rows(np.array([number]))
+            for row in rows.tolist():
+                labels[row] = ">" if row == rows[0] else "<" if row == rows[-1] else ""
+                labels[row] += str(number)
+        width = max(3, *map(len, labels), len(str(self.num_steps)) + 1)
+        numbers = "".join(str(row).rjust(width) for row in range(self.num_steps))
+        return f"row        {numbers}\ntrajectory {''.join(label.rjust(width) for label in labels)}"
+
+
+def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | None = None) -> Trajectories:
+    """Recover which rows belong together. Markers that a storage does not have are best left out; one is enough.
+
+    Args:
+        markers: of all rows that have been written, in the order of the storage.
+        is_full: whether this is a ring that is full: a trajectory may then run on from the last row to the first one.
+        cursor: the row that was written last, if it is full: no trajectory runs across it. None if that is not known.
+
+    Returns:
+        All trajectories, lane by lane, in the order of their ends.
+        Without an end or start at its edges, a ring that is not full begins and ends with one; in a full one whose
+        lane has no boundary at all, one trajectory begins at row 0.
+
+    Raises:
+        SpecError: a cursor that is no row, or of a ring that is not full.
+        StructureError: the markers say nothing of boundaries.
+        IncompleteError: there are no rows.
+
+    Source: TorchRL `SliceSampler` (behaviour, 4.2). Starts and several kinds of markers at once are ours: an end
+    that nobody marked is known by the next start, and two writers' ids that are alike by the end between them.
+
+    >>> ends = np.isin(np.arange(10), [2, 7])
+    >>> found = find_trajectories(Markers(done=ends), is_full=True, cursor=4)
+    >>> found.starts.tolist(), found.stops.tolist(), found.lengths.tolist()
+    ([8, 3, 5], [2, 4, 7], [5, 2, 3])
+    """
+    is_end = _ends(markers)
+    num_steps, *lanes_shape = is_end.shape
+    if cursor is not None:
+        cursor = integer("cursor", cursor, minimum=0, maximum=num_steps - 1)
+        if not is_full:
+            raise SpecError(f"`cursor` is for a ring that is full, got {cursor}. Leave it out, or pass `is_full=True`.")
+    by_lane = is_end.reshape(num_steps, -1).T.copy()
+    if not is_full:
+        by_lane[:, -1] = True
+    elif cursor is not None:
+        by_lane[:, cursor] = True
+    by_lane[~by_lane.any(axis=1), -1] = True
+    lanes, stops = (found.astype(np.int64) for found in np.nonzero(by_lane))
+    last_of_lane = np.cumsum(by_lane.sum(axis=1)) - 1
+    # Each trajectory begins after the one before it in its lane; the first, after the last one.
+    before = np.roll(stops, 1)
+    before[np.r_[0, last_of_lane[:-1] + 1]] = stops[last_of_lane]
+    starts = (before + 1) % num_steps
+    return Trajectories(starts, (stops - starts) % num_steps + 1, lanes, (num_steps, *lanes_shape))
+
+
+def positions(lengths: Integers) -> Integers:
+    """Count from 0 in each of the parts laid end to end.
+
+    >>> positions(np.array([3, 2])).tolist()
+    [0, 1, 2, 0, 1]
+    """
+    return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def _ends(markers: Markers) -> Flags:
+    """Apply the rule at the top of this module."""
+    given = [] if markers.ends is None else [markers.ends]
+    if markers.is_init is not None:
+        given.append(np.roll(markers.is_init, -1, axis=0))
+    if markers.traj_ids is not None:
+        given.append(markers.traj_ids != np.roll(markers.traj_ids, -1, axis=0))
+    if not given:
+        raise StructureError(
+            "the steps do not say where trajectories end: expected `traj_ids`, `done`, `terminated`, `truncated` or "
+            "`is_init`. Pass `Markers` if the steps have them under other names."
+        )
+    if given[0].ndim == 0 or not given[0].size:
+        raise IncompleteError(f"there are no rows yet to find trajectories in, got markers {given[0].shape}.")
+    is_end: Flags = np.logical_or.reduce(given)
+    return is_end

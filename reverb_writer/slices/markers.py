@@ -1,0 +1,134 @@
+"""What steps say of themselves: where trajectories begin and end, and why.
+
+    marker       found as (the first that is there)                                      row is
+    -----------  ----------------------------------------------------------------------  -----------------------------
+    is_init      is_init, is_first, step_type == FIRST                                   the first of its trajectory
+    terminated   next/terminated, terminated, is_terminal, or step_type (see below)      the last; nothing follows
+    truncated    next/truncated, truncated                                               the last; more could follow
+    done         next/done, done, is_last, step_type == LAST                             the last
+    traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory so numbered
+
+Left to right: TorchRL, Gymnasium, RLDS, TF-Agents. Where `next` has flags, those beside it are of the step before, and
+are not looked at. In trajectories of TF-Agents the last row is the boundary step; it is terminated if the
+discount of the transition into it is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.errors import StructureError
+from reverb_writer.steps import FIRST, LAST
+
+__all__ = ["Markers", "read_markers"]
+
+_REASONS = ("terminated", "truncated")
+
+Flags = npt.NDArray[np.bool_]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Markers:
+    """Markers of rows, each [N], or [T, ...] with the storage's dimensions, or None if the steps do not have it.
+
+    Attributes:
+        is_init: bool, first row of a trajectory.
+        done: bool, last row of a trajectory.
+        terminated: bool, last row, and nothing follows: the value of what follows is 0.
+        truncated: bool, last row, cut off by a time limit or the like: what follows has a value.
+        traj_ids: integers; a change from one row to the next is a boundary.
+    """
+
+    is_init: Flags | None = None
+    done: Flags | None = None
+    terminated: Flags | None = None
+    truncated: Flags | None = None
+    traj_ids: npt.NDArray[np.integer[Any]] | None = None
+
+    def __post_init__(self) -> None:
+        """Bring flags to bool, and check that all are there for the same rows.
+
+        Raises:
+            StructureError: they are not.
+        """
+        shapes = {}
+        for name in (field.name for field in fields(self)):
+            marker = getattr(self, name)
+            if marker is not None:
+                marker = np.asarray(marker)
+                object.__setattr__(self, name, marker if name == "traj_ids" else marker != 0)
+                shapes[name] = marker.shape
+        if len(set(shapes.values())) > 1:
+            raise StructureError(f"markers must all have the shape of the rows, got {shapes}.")
+        if self.traj_ids is not None and self.traj_ids.dtype.kind not in "iu":
+            raise StructureError(f"`traj_ids` must be integers, got {self.traj_ids.dtype}.")
+
+    @property
+    def ends(self) -> Flags | None:
+        """The union of `done`, `terminated` and `truncated`: last rows, whatever the reason; None if there is none."""
+        return _union(self.done, self.terminated, self.truncated)
+
+
+def read_markers(nest: Any, *, ndim: int = 1) -> Markers:
+    """Find the markers among the leaves of steps, by their names.
+
+    Args:
+        nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more.
+        ndim: dimensions of the storage: those that all leaves share. A marker may have one of size 1 more.
+
+    Returns:
+        Those that are there.
+
+    Raises:
+        StructureError: a marker has another shape.
+
+    >>> read_markers({"observation": np.zeros(3), "is_first": [1, 0, 0], "next": {"truncated": [0, 0, 1]}}).ends
+    array([False, False,  True])
+    """
+    following, types = _field(nest, "next"), _field(nest, "step_type")
+    flags = following if any(_field(following, name) is not None for name in ("done", *_REASONS)) else nest
+
+    def find(source: Any, *names: str) -> Any:
+        found = (_field(source, name) for name in names)
+        return _rows(next((marker for marker in found if marker is not None), None), ndim)
+
+    is_init, done = find(nest, "is_init", "is_first"), find(flags, "done", "is_last")
+    terminated = find(flags, "terminated", "is_terminal")
+    ids = find(_field(nest, "collector"), "traj_ids")
+    if types is not None:
+        types = _rows(types, ndim)
+        is_init = types == FIRST if is_init is None else is_init
+        done = types == LAST if done is None else done
+        if terminated is None and _field(nest, "discount") is not None:
+            terminated = (types == LAST) & np.roll(_rows(_field(nest, "discount"), ndim) == 0, 1, axis=0)
+    return Markers(
+        is_init=is_init,
+        done=done,
+        terminated=terminated,
+        truncated=find(flags, "truncated"),
+        traj_ids=find(nest, "traj_ids", "episode") if ids is None else ids,
+    )
+
+
+def _field(nest: Any, name: str) -> Any:
+    if isinstance(nest, Mapping):
+        return nest.get(name)
+    return getattr(nest, name) if name in getattr(nest, "_fields", ()) else None
+
+
+def _rows(marker: Any, ndim: int) -> Any:
+    if marker is None:
+        return None
+    marker = np.asarray(marker)
+    return marker[..., 0] if marker.ndim == ndim + 1 and marker.shape[-1] == 1 else marker
+
+
+def _union(*flags: Flags | None) -> Flags | None:
+    given: Iterable[Flags] = [flag for flag in flags if flag is not None]
+    return np.logical_or.reduce([*given]) if given else None

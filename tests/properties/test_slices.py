@@ -1,0 +1,307 @@
+"""What holds for all boundaries and all slices."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reverb_writer.slices import (
+    By,
+    Markers,
+    Short,
+    SliceSampler,
+    Trajectories,
+    TrajectoryAssembler,
+    allot,
+    concatenate_trajectories,
+    find_trajectories,
+    gather,
+    pad_trajectories,
+    read_markers,
+    split_trajectories,
+    unpad_trajectories,
+)
+
+no_deadline = settings(deadline=None)  # the machine may be busy
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@st.composite
+def samplers(draw: st.DrawFn) -> SliceSampler:
+    slice_len = draw(st.integers(1, 8))
+    rows = st.integers(0, slice_len - 1)
+    by, short = draw(st.sampled_from(By)), draw(st.sampled_from([Short.KEEP, Short.PAD]))
+    return SliceSampler(draw(st.integers(1, 6)), slice_len, by=by, short=short, span=(draw(rows), draw(rows)))
+
+
+@st.composite
+def rings(draw: st.DrawFn) -> tuple[Trajectories, dict[str, npt.NDArray[Any]]]:
+    """Draw a full ring in which episodes follow each other, and its steps: number of the episode, time within it."""
+    sizes = draw(lengths)
+    number = np.repeat(np.arange(len(sizes)), sizes)
+    time = np.concatenate([np.arange(size) for size in sizes])
+    turn = draw(st.integers(0, len(number) - 1))
+    done = np.append(number[1:] != number[:-1], True)
+    steps = {name: np.roll(column, turn) for name, column in (("number", number), ("time", time), ("done", done))}
+    return find_trajectories(Markers(done=steps["done"]), is_full=True), steps
+
+
+@no_deadline
+@given(rings())
+def test_each_trajectory_is_one_episode_from_its_first_row_to_its_last(
+    ring: tuple[Trajectories, dict[str, npt.NDArray[Any]]],
+) -> None:
+    trajectories, steps = ring
+    found = split_trajectories(steps, trajectories)
+    assert sorted(int(part["number"][0]) for part in found) == list(range(len(np.unique(steps["number"]))))
+    for part in found:
+        assert len({*part["number"].tolist()}) == 1
+        assert part["time"].tolist() == list(range(len(part["time"])))
+        assert part["done"].tolist() == [False] * (len(part["time"]) - 1) + [True]
+
+
+@no_deadline
+@given(st.integers(1, 30), st.integers(1, 3), st.booleans(), seeds)
+def test_every_row_is_in_one_trajectory(num_steps: int, num_lanes: int, is_full: bool, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (num_steps, num_lanes)
+    markers = Markers(
+        done=rng.random(shape) < 0.2,
+        is_init=rng.random(shape) < 0.1,
+        traj_ids=np.cumsum(rng.random(shape) < 0.1, axis=0),
+    )
+    cursor = int(rng.integers(num_steps)) if is_full else None
+    trajectories = find_trajectories(markers, is_full=is_full, cursor=cursor)
+    rows = trajectories.rows()
+    assert sorted(rows.tolist()) == list(range(num_steps * num_lanes))
+    assert markers.done is not None
+    assert markers.is_init is not None
+    last = np.cumsum(trajectories.lengths) - 1
+    assert not np.delete(markers.done.ravel()[rows], last).any()
+    assert not np.delete(markers.is_init.ravel()[rows], [0, *(last[:-1] + 1)]).any()
+    inside = np.setdiff1d(np.arange(len(rows) - 1), last)
+    assert markers.traj_ids is not None
+    ids = markers.traj_ids.ravel()[rows]
+    assert (ids[inside] == ids[inside + 1]).all()
+    if cursor is not None:  # no trajectory runs across it
+        assert not np.isin(rows[inside] // num_lanes, [cursor]).any()
+
+
+@no_deadline
+@given(rings(), samplers(), seeds)
+def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
+    ring: tuple[Trajectories, dict[str, npt.NDArray[Any]]], sampler: SliceSampler, seed: int
+) -> None:
+    trajectories, steps = ring
+    batch = gather(steps, sampler.sample(trajectories, np.random.default_rng(seed)))
+    assert isinstance(sampler.span, tuple)
+    edges = np.cumsum(batch.slices.widths)
+    assert len(batch.slices.lengths) == sampler.num_slices
+    assert edges[-1] == len(batch) == len(batch.data["time"])
+    is_init, truncated, done = [], [], []
+    for first, stop, length in zip(edges - batch.slices.widths, edges, batch.slices.lengths, strict=True):
+        real = slice(first, first + length)
+        time = batch.data["time"][real]
+        size = trajectories.lengths[
+            trajectories.lengths.tolist().index(np.sum(steps["number"] == batch.data["number"][first]))
+        ]
+        assert len({*batch.data["number"][first:stop].tolist()}) == 1
+        assert (np.diff(time) == 1).all()
+        assert min(size, sampler.slice_len - max(sampler.span)) <= length <= min(size, sampler.slice_len)
+        assert (batch.data["time"][first + length : stop] == time[-1]).all()
+        assert batch.cut[first + length - 1] == (time[-1] < size - 1)
+        if batch.mask is not None:
+            assert batch.mask[first:stop].tolist() == [True] * length + [False] * (stop - first - length)
+            assert stop - first == sampler.slice_len
+        is_init.append(first)
+        truncated.append(first + length - 1)
+        done += [at for at in range(first, first + length) if batch.data["done"][at]]
+    assert (batch.mask is not None) == (sampler.short is Short.PAD)
+    assert batch.is_init is not None
+    assert np.flatnonzero(batch.is_init).tolist() == is_init
+    assert np.flatnonzero(batch.truncated).tolist() == truncated
+    assert np.flatnonzero(batch.done).tolist() == sorted({*truncated, *done})
+
+
+def frequencies(
+    sampler: SliceSampler, trajectories: Trajectories, priorities: Any = None
+) -> dict[tuple[int, ...], float]:
+    """Count the slices of 20,000, each as its rows."""
+    sampler = SliceSampler(20_000, sampler.slice_len, by=sampler.by, span=sampler.span)
+    slices = sampler.sample(trajectories, np.random.default_rng(7), priorities)
+    counts: dict[tuple[int, ...], float] = {}
+    for rows in np.split(slices.rows, slices.first_rows[1:]):
+        key = tuple(rows.tolist())
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def assert_drawn_in_proportion(counts: dict[tuple[int, ...], float], weights: dict[tuple[int, ...], float]) -> None:
+    """Compare by a chi-square test; `weights` are of all slices that can be drawn."""
+    assert counts.keys() == weights.keys()
+    total = sum(weights.values())
+    expected = {rows: weight / total * 20_000 for rows, weight in weights.items()}
+    statistic = sum((counts[rows] - expected[rows]) ** 2 / expected[rows] for rows in counts)
+    freedom = len(counts) - 1
+    # Wilson and Hilferty: the cube root of chi-square over its freedom is nearly normal; 3.7 deviations: 1 in 10,000.
+    z = ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
+    assert z < 3.7, (statistic, freedom)
+
+
+SIZES = [3, 7, 2, 12]
+FIRSTS = [0, 3, 10, 12]
+
+
+def runs(slice_len: int) -> list[tuple[int, ...]]:
+    """List the slices without a span of trajectories of `SIZES`."""
+    return [
+        tuple(range(first + at, first + min(at + slice_len, size)))
+        for first, size in zip(FIRSTS, SIZES, strict=True)
+        for at in range(max(1, size - slice_len + 1))
+    ]
+
+
+@pytest.mark.parametrize("slice_len", [1, 4])
+def test_by_trajectory_each_is_equally_likely_and_then_each_start(slice_len: int) -> None:
+    counts = frequencies(SliceSampler(1, slice_len), Trajectories.from_lengths(SIZES))
+    of = np.repeat(np.arange(4), SIZES)
+    num_starts = np.bincount([of[rows[0]] for rows in runs(slice_len)])
+    assert_drawn_in_proportion(counts, {rows: 1 / num_starts[of[rows[0]]] for rows in runs(slice_len)})
+
+
+@pytest.mark.parametrize("slice_len", [1, 4])
+def test_by_row_each_slice_is_equally_likely(slice_len: int) -> None:
+    counts = frequencies(SliceSampler(1, slice_len, by="row"), Trajectories.from_lengths(SIZES))
+    assert_drawn_in_proportion(counts, dict.fromkeys(runs(slice_len), 1.0))
+
+
+def test_by_priority_each_slice_is_as_likely_as_its_first_row_says() -> None:
+    priorities = np.random.default_rng(0).random(24) + 0.1
+    counts = frequencies(SliceSampler(1, 4, by="row"), Trajectories.from_lengths(SIZES), priorities)
+    assert_drawn_in_proportion(counts, {rows: priorities[rows[0]] for rows in runs(4)})
+
+
+def test_by_priority_each_trajectory_is_as_likely_as_its_own_says() -> None:
+    counts = frequencies(SliceSampler(1, 12), Trajectories.from_lengths(SIZES), [1, 2, 3, 4])
+    assert_drawn_in_proportion(counts, {rows: at + 1.0 for at, rows in enumerate(runs(12))})
+
+
+@no_deadline
+@given(lengths, st.integers(1, 8))
+def test_with_the_widest_span_every_row_is_in_as_many_slices(sizes: list[int], slice_len: int) -> None:
+    sampler = SliceSampler(4, slice_len, by="row", span=slice_len - 1)
+    batches = sampler.one_pass(Trajectories.from_lengths(sizes), np.random.default_rng(0))
+    rows = np.concatenate([slices.rows for slices in batches])
+    assert np.bincount(rows).tolist() == [slice_len] * sum(sizes)
+
+
+def test_a_prioritized_pass_begins_with_each_in_proportion() -> None:
+    trajectories, rng = Trajectories.from_lengths([1, 1, 1]), np.random.default_rng(3)
+    sampler = SliceSampler(1, 1)
+    counts: dict[tuple[int, ...], float] = {(0,): 0.0, (1,): 0.0, (2,): 0.0}
+    for _ in range(20_000):
+        counts[next(sampler.one_pass(trajectories, rng, [1, 2, 5])).rows[0],] += 1
+    assert_drawn_in_proportion(counts, {(0,): 1, (1,): 2, (2,): 5})
+
+
+@no_deadline
+@given(lengths, samplers(), seeds)
+def test_a_pass_has_each_trajectory_or_each_slice_once(sizes: list[int], sampler: SliceSampler, seed: int) -> None:
+    trajectories = Trajectories.from_lengths(sizes)
+    batches = [*sampler.one_pass(trajectories, np.random.default_rng(seed))]
+    assert all(len(slices.lengths) == sampler.num_slices for slices in batches[:-1])
+    which = np.concatenate([slices.trajectories for slices in batches])
+    assert isinstance(sampler.span, tuple)
+    num_slices = [max(1, size - sampler.slice_len + sum(sampler.span) + 1) for size in sizes]
+    assert np.bincount(which).tolist() == ([1] * len(sizes) if sampler.by is By.TRAJECTORY else num_slices)
+
+
+@no_deadline
+@given(st.integers(0, 200), st.lists(st.floats(0, 1e6), min_size=1, max_size=8).filter(any), seeds)
+def test_shares_are_the_exact_ones_rounded_and_add_up(number: int, weights: list[float], seed: int) -> None:
+    shares = allot(number, weights, np.random.default_rng(seed))
+    exact = number * np.array(weights) / np.sum(weights)
+    assert shares.sum() == number
+    assert (np.abs(shares - exact) < 1 + 1e-9).all()
+    assert not shares[np.array(weights) == 0].any()
+
+
+@st.composite
+def flat_steps(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw flat steps whose ids change at random, and come again."""
+    ids = np.repeat(draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)), draw(st.integers(1, 3)))
+    done = np.array(draw(st.lists(st.booleans(), min_size=len(ids), max_size=len(ids))))
+    rows = np.arange(len(ids))
+    return {
+        "traj_ids": ids,
+        "done": done,
+        "nested": {"image": np.stack([rows, -rows], 1).astype(np.uint8), "row": rows},
+    }
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, dict):
+            assert_same(found[name], value)
+        else:
+            assert found[name].dtype == value.dtype
+            np.testing.assert_array_equal(found[name], value)
+
+
+@no_deadline
+@given(flat_steps())
+def test_split_then_concatenated_are_the_same_steps(steps: dict[str, Any]) -> None:
+    assert_same(concatenate_trajectories(split_trajectories(steps)), steps)
+
+
+@no_deadline
+@given(flat_steps(), st.integers(0, 4))
+def test_padded_then_unpadded_are_the_same_trajectories(steps: dict[str, Any], extra: int) -> None:
+    trajectories = split_trajectories(steps)
+    longest = max(len(part["done"]) for part in trajectories)
+    padded = pad_trajectories(trajectories, longest + extra)
+    assert not padded.data["nested"]["row"][~padded.mask].any()
+    found = unpad_trajectories(*padded)
+    assert len(found) == len(trajectories)
+    for one, other in zip(found, trajectories, strict=True):
+        assert_same(one, other)
+
+
+@no_deadline
+@given(lengths, seeds)
+def test_assembled_trajectories_do_not_depend_on_how_rows_are_interleaved_and_cut(sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    turns = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    time = np.zeros_like(turns)
+    for number in range(len(sizes)):
+        time[turns == number] = np.arange(sizes[number])
+    steps = {"traj_ids": turns, "time": time, "truncated": time == np.take(sizes, turns) - 1}
+    cuts = np.unique(np.r_[0, rng.integers(0, len(turns), 3), len(turns)])
+    assembler, found = TrajectoryAssembler(), []
+    for first, stop in itertools.pairwise(cuts.tolist()):
+        found += assembler.add({name: column[first:stop] for name, column in steps.items()})
+    assert assembler.open_ids == []
+    assert [int(part["traj_ids"][0]) for part in found] == turns[steps["truncated"]].tolist()
+    for part in found:
+        assert part["time"].tolist() == list(range(sizes[part["traj_ids"][0]]))
+
+
+@no_deadline
+@given(lengths, samplers(), seeds)
+def test_a_batch_is_split_into_its_slices_by_its_own_markers(
+    sizes: list[int], sampler: SliceSampler, seed: int
+) -> None:
+    slices = sampler.sample(Trajectories.from_lengths(sizes), np.random.default_rng(seed))
+    batch = gather({"row": np.arange(sum(sizes))}, slices)
+    real = slices.mask
+    steps = {"row": batch.data["row"][real], "is_init": batch.slices.starts[real], "done": batch.done[real]}
+    assert [len(part["row"]) for part in split_trajectories(steps)] == slices.lengths.tolist()
+    assert read_markers(steps).ends is not None

@@ -1,0 +1,355 @@
+"""Slices of the behaviour notes, 4.3 to 4.7 and A.5, worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.slices import (
+    Markers,
+    SliceBatch,
+    Slices,
+    SliceSampler,
+    Trajectories,
+    allot,
+    find_trajectories,
+    gather,
+    sample_members,
+)
+
+THREE = Trajectories.from_lengths([3, 6, 2])
+FALSE = np.zeros(11, bool)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def at(*rows: int, size: int = 11) -> Any:
+    return np.isin(np.arange(size), rows)
+
+
+def true_rows(flags: Any) -> list[int]:
+    found: list[int] = np.flatnonzero(flags).tolist()
+    return found
+
+
+def starts(slices: Slices) -> list[int]:
+    found: list[int] = slices.rows[slices.first_rows].tolist()
+    return found
+
+
+def drawn(sampler: SliceSampler, trajectories: Trajectories, times: int = 200, **kwargs: Any) -> set[tuple[int, ...]]:
+    """Draw many slices, and return which there were, each as its rows."""
+    random, found = rng(), set()
+    for _ in range(times):
+        slices = sampler.sample(trajectories, random, **kwargs)
+        found |= {tuple(rows.tolist()) for rows in np.split(slices.rows, slices.first_rows[1:])}
+    return found
+
+
+# Lengths 3, 6 and 2, slices of 5 rows.
+
+
+def test_short_trajectories_give_shorter_slices() -> None:
+    batch = gather({"reward": np.arange(11)}, SliceSampler(3, 5).each(THREE, rng()))
+    assert batch.data["reward"].tolist()[:3] == [0, 1, 2]
+    assert batch.data["reward"].tolist()[8:] == [9, 10]
+    assert true_rows(batch.truncated) == [2, 7, 9]
+    assert true_rows(batch.is_init) == [0, 3, 8]
+    assert true_rows(batch.cut) == ([] if batch.data["reward"][7] == 8 else [7])
+    assert batch.mask is None
+    assert batch.traj_ids.tolist() == [0] * 3 + [1] * 5 + [2] * 2
+
+
+def test_short_trajectories_are_skipped_if_so_asked() -> None:
+    assert drawn(SliceSampler(3, 5, short="skip"), THREE) == {(3, 4, 5, 6, 7), (4, 5, 6, 7, 8)}
+    assert len(SliceSampler(3, 5, short="skip").sample(THREE, rng()).rows) == 15
+
+
+def test_short_trajectories_are_padded_with_their_last_row_if_so_asked() -> None:
+    batch = gather({"reward": np.arange(11)}, SliceSampler(3, 5, short="pad").each(THREE, rng()))
+    assert batch.data["reward"].tolist()[:5] == [0, 1, 2, 2, 2]
+    assert batch.data["reward"].tolist()[10:] == [9, 10, 10, 10, 10]
+    assert batch.mask is not None
+    assert "".join("FT"[flag] for flag in batch.mask.tolist()) == "TTTFFTTTTTTTFFF"
+    assert true_rows(batch.truncated) == [2, 9, 11]
+    assert true_rows(batch.is_init) == [0, 5, 10]
+
+
+def test_padding_has_a_mask_even_if_nothing_is_padded() -> None:
+    batch = gather({"reward": np.arange(11)}, SliceSampler(3, 2, short="pad").each(THREE, rng()))
+    assert batch.mask is not None
+    assert batch.mask.all()
+
+
+def test_markers_are_not_repeated_on_padding() -> None:
+    steps = {"is_init": np.array([1, 0, 1]), "terminated": np.array([0, 1, 1]), "reward": np.arange(3)}
+    batch = gather(steps, SliceSampler(2, 4, short="pad").each(Trajectories.from_lengths([2, 1]), rng()))
+    assert true_rows(batch.is_init) == [0, 4]
+    assert true_rows(batch.terminated) == true_rows(batch.done) == true_rows(batch.truncated) == [1, 4]
+    assert batch.data["is_init"].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]  # as stored
+
+
+def test_of_lengths_two_and_ten_slices_of_four_have_two_or_four_rows() -> None:
+    two = Trajectories.from_lengths([2, 10])
+    sizes = {len(SliceSampler(2, 4).sample(two, rng(seed)).rows) for seed in range(50)}
+    assert sizes == {4, 6, 8}
+    assert {len(SliceSampler(2, 4, short="skip").sample(two, rng(seed)).rows) for seed in range(50)} == {8}
+
+
+def test_slices_run_on_at_the_rings_first_row() -> None:
+    trajectories = find_trajectories(Markers(done=at(2, 7, size=10)), is_full=True, cursor=4)
+    assert drawn(SliceSampler(4, 4), trajectories) == {(8, 9, 0, 1), (9, 0, 1, 2), (3, 4), (5, 6, 7)}
+
+
+def test_slices_of_lanes_stay_in_their_lane() -> None:
+    ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
+    steps = {"time": np.repeat(np.arange(5), 2).reshape(5, 2), "lane": np.tile([0, 1], (5, 1)), "traj_ids": ids}
+    batch = gather(steps, SliceSampler(4, 3).each(find_trajectories(Markers(traj_ids=ids)), rng()))
+    assert batch.data["time"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+    assert batch.data["lane"].tolist() == [0] * 5 + [1] * 5
+    assert batch.traj_ids.tolist() == [0, 0, 1, 1, 1, 3, 3, 3, 4, 4]
+
+
+# Spans.
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [
+        (0, {(0, 1, 2), (1, 2, 3)}),
+        ((1, 0), {(0, 1), (0, 1, 2), (1, 2, 3)}),
+        ((2, 0), {(0,), (0, 1), (0, 1, 2), (1, 2, 3)}),
+        ((0, 1), {(0, 1, 2), (1, 2, 3), (2, 3)}),
+        ((0, 2), {(0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
+        (2, {(0,), (0, 1), (0, 1, 2), (1, 2, 3), (2, 3), (3,)}),
+    ],
+)
+def test_slices_hang_over_the_edges_as_far_as_the_span(span: Any, expected: set[tuple[int, ...]]) -> None:
+    assert drawn(SliceSampler(4, 3, span=span), Trajectories.from_lengths([4])) == expected
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"),
+    [(0, {(0, 1)}), (1, {(0, 1)}), ((2, 0), {(0, 1)}), ((3, 0), {(0,), (0, 1)}), (3, {(0,), (0, 1), (1,)})],
+)
+def test_a_short_trajectory_is_cut_only_by_a_span_that_reaches_it(span: Any, expected: set[tuple[int, ...]]) -> None:
+    assert drawn(SliceSampler(4, 4, span=span), Trajectories.from_lengths([2])) == expected
+
+
+def test_slices_that_a_span_cut_short_are_padded_too() -> None:
+    slices = SliceSampler(8, 3, short="pad", span=2).sample(Trajectories.from_lengths([9]), rng())
+    assert len(slices.rows) == 24
+    assert slices.lengths.min() < 3
+    assert slices.cut[slices.rows[slices.first_rows + 2] < 8].all()
+
+
+# By trajectory, by row, by priority; with and without replacement.
+
+
+def test_probabilities_say_how_likely_a_slice_was() -> None:
+    by_trajectory = SliceSampler(50, 5).sample(THREE, rng())
+    np.testing.assert_allclose(by_trajectory.probabilities, np.array([1, 1 / 2, 1])[by_trajectory.trajectories] / 3)
+    by_row = SliceSampler(50, 5, by="row").sample(THREE, rng())
+    np.testing.assert_allclose(by_row.probabilities, 1 / 4)
+    prioritized = SliceSampler(50, 5, by="row").sample(THREE, rng(), np.arange(11.0))
+    first = np.array(starts(prioritized))
+    np.testing.assert_allclose(prioritized.probabilities, first / (0 + 3 + 4 + 9))
+
+
+def test_priority_zero_is_never_drawn() -> None:
+    assert drawn(SliceSampler(2, 5, by="row"), THREE, priorities=at(4, 5, 9)) == {(4, 5, 6, 7, 8), (9, 10)}
+    assert drawn(SliceSampler(2, 5), THREE, priorities=[1, 0, 0]) == {(0, 1, 2)}
+    passes = [*SliceSampler(2, 5).one_pass(THREE, rng(), priorities=[1, 0, 1])]
+    assert [sorted(slices.trajectories.tolist()) for slices in passes] == [[0, 2]]
+
+
+def test_a_pass_by_trajectory_has_one_slice_of_each() -> None:
+    many = Trajectories.from_lengths([4] * 10)
+    passes = [*SliceSampler(4, 3).one_pass(many, rng())]
+    assert [len(slices.lengths) for slices in passes] == [4, 4, 2]
+    order = np.concatenate([slices.trajectories for slices in passes]).tolist()
+    assert sorted(order) == list(range(10)) != order
+    assert [len(slices.lengths) for slices in SliceSampler(4, 3).one_pass(many, rng(), drop_last=True)] == [4, 4]
+    in_order = np.concatenate([s.trajectories for s in SliceSampler(4, 3).one_pass(many, rng(), shuffle=False)])
+    assert in_order.tolist() == list(range(10))
+
+
+def test_a_pass_by_row_has_every_slice_once() -> None:
+    passes = [*SliceSampler(3, 5, by="row").one_pass(THREE, rng())]
+    assert sorted(start for slices in passes for start in starts(slices)) == [0, 3, 4, 9]
+
+
+def test_a_pass_without_short_trajectories_has_fewer() -> None:
+    passes = [*SliceSampler(3, 3, short="skip").one_pass(THREE, rng())]
+    assert [sorted(slices.trajectories.tolist()) for slices in passes] == [[0, 1]]
+
+
+def test_batch_size_is_divided_into_slices() -> None:
+    assert SliceSampler.from_batch_size(256, slice_len=32, short="pad") == SliceSampler(8, 32, short="pad")
+    assert SliceSampler.from_batch_size(256, num_slices=32) == SliceSampler(32, 8)
+
+
+# Markers of batches.
+
+
+def gathered(**markers: Any) -> SliceBatch:
+    steps = {"reward": np.arange(11)}
+    return gather(steps, SliceSampler(3, 5).each(THREE, rng()), Markers(**markers))
+
+
+def test_stored_is_init_within_a_slice_is_kept() -> None:
+    # Row 5 is the third or second one of the slice of trajectory 1.
+    batch = gathered(is_init=at(0, 5))
+    assert true_rows(batch.is_init) == [0, 3, batch.data["reward"].tolist().index(5), 8]
+
+
+def test_is_init_is_left_out_only_if_asked_for_and_not_stored() -> None:
+    slices = SliceSampler(3, 5).each(THREE, rng())
+    assert gather({"reward": np.arange(11)}, slices, emit_init=False).is_init is None
+    stored = gather({"reward": np.arange(11), "is_init": FALSE}, slices, emit_init=False)
+    assert true_rows(stored.is_init) == [0, 3, 8]
+
+
+def test_done_is_the_union_of_what_is_stored_and_the_ends_of_slices() -> None:
+    batch = gathered(terminated=at(2), truncated=at(5), done=FALSE)
+    row_of_5 = batch.data["reward"].tolist().index(5)
+    assert true_rows(batch.terminated) == [2]
+    assert true_rows(batch.truncated) == [2, 7, 9]
+    assert true_rows(batch.done) == [2, row_of_5, 7, 9]
+
+
+def test_real_time_limits_can_be_told_from_cuts() -> None:
+    steps = {"reward": np.arange(11), "truncated": at(8, 10), "terminated": at(2)}
+    slices = SliceSampler(1, 5).sample(THREE, rng(3), [0, 1, 0])
+    batch = gather(steps, slices)
+    assert batch.data["reward"].tolist() == [3, 4, 5, 6, 7]
+    assert (true_rows(batch.truncated), true_rows(batch.cut)) == ([4], [4])
+    batch = gather(steps, SliceSampler(1, 6).sample(THREE, rng(), [0, 1, 0]))
+    assert (true_rows(batch.truncated), true_rows(batch.cut)) == ([5], [])
+    assert true_rows(batch.data["truncated"]) == [5]
+
+
+def test_batches_own_their_data_and_keep_structure_and_dtypes() -> None:
+    steps = {"pair": (np.arange(11, dtype=np.int8), np.array([b"x"] * 11, object)), "none": ()}
+    slices = SliceSampler(1, 11).each(Trajectories.from_lengths([11]), rng())
+    batch = gather(steps, slices)
+    assert batch.data["pair"][0].dtype == np.int8
+    assert batch.data["pair"][1].dtype == object
+    assert batch.data["none"] == ()
+    assert not np.shares_memory(batch.data["pair"][0], steps["pair"][0])
+
+
+# Members.
+
+
+def test_shares_are_rounded_and_add_up() -> None:
+    assert allot(48, [1, 1, 1], rng()).tolist() == [16, 16, 16]
+    for seed in range(50):
+        shares = allot(16, [0, 0.9, 0.1, 0], rng(seed)).tolist()
+        assert shares in ([0, 14, 2, 0], [0, 15, 1, 0])
+    counts = np.sum([allot(16, [0, 0.9, 0.1, 0], rng(seed)) for seed in range(2000)], axis=0) / 2000
+    np.testing.assert_allclose(counts, [0, 14.4, 1.6, 0], atol=0.05)
+
+
+def member(first: int, lengths: list[int]) -> tuple[Any, Trajectories]:
+    trajectories = Trajectories.from_lengths(lengths)
+    return {"reward": first + np.arange(sum(lengths)), "traj_ids": np.zeros(sum(lengths), int)}, trajectories
+
+
+def test_members_have_their_share_of_a_batch() -> None:
+    members = [member(0, [4, 4]), member(100, [5]), member(200, [9])]
+    batch = sample_members(members, SliceSampler(12, 3), rng())
+    assert batch.members is not None
+    assert batch.members.tolist() == [0] * 12 + [1] * 12 + [2] * 12
+    np.testing.assert_array_equal(batch.data["reward"] // 100, batch.members)
+    assert true_rows(batch.is_init) == list(range(0, 36, 3))
+    assert true_rows(batch.truncated) == list(range(2, 36, 3))
+    np.testing.assert_array_equal(batch.slices.rows, batch.data["reward"] % 100)
+
+
+def test_member_of_weight_zero_is_never_drawn_from() -> None:
+    members = [member(0, [4]), member(100, [5]), member(200, [9])]
+    for seed in range(20):
+        found = sample_members(members, SliceSampler(6, 3), rng(seed), [0, 0.9, 0.1]).members
+        assert found is not None
+        assert set(found.tolist()) <= {1, 2}
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_slices": 0}, "`num_slices` must be >= 1, got 0."),
+        ({"slice_len": 2.5}, "`slice_len` must be an integer, got 2.5"),
+        ({"by": "step"}, "`by` must be 'trajectory' or 'row', got 'step'."),
+        ({"short": "strict"}, "`short` must be 'keep', 'skip' or 'pad', got 'strict'."),
+        ({"span": 5}, "`span` must be <= 4, got 5."),
+        ({"span": (0, -1)}, "`span` must be >= 0, got -1."),
+        ({"span": (1, 1, 1)}, "`span` must be a number or a pair of them"),
+    ],
+)
+def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        SliceSampler(**{"num_slices": 2, "slice_len": 5, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "pass `num_slices` or `slice_len`, one of them; got None and None"),
+        ({"num_slices": 2, "slice_len": 5}, "one of them; got 2 and 5"),
+        ({"slice_len": 7}, "`batch_size` must be a multiple of `slice_len`, got 256 and 7"),
+        ({"num_slices": 512}, "`batch_size` must be a multiple of `num_slices`, got 256 and 512"),
+    ],
+)
+def test_batch_sizes_that_cannot_be_divided_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        SliceSampler.from_batch_size(256, **arguments)
+
+
+def test_nothing_long_enough_is_said_with_numbers() -> None:
+    with pytest.raises(IncompleteError, match="expected 7 rows, got 3 of 2 to 6"):
+        SliceSampler(2, 7, short="skip").sample(THREE, rng())
+
+
+@pytest.mark.parametrize(
+    ("by", "priorities", "error", "message"),
+    [
+        ("row", np.ones(3), SpecError, r"one a row, \(11,\), got shape \(3,\)"),
+        ("trajectory", np.ones(11), SpecError, r"one a trajectory, \(3,\), got shape \(11,\)"),
+        ("trajectory", [1, -1, 1], SpecError, "finite numbers >= 0"),
+        ("trajectory", [1, np.nan, 1], SpecError, "finite numbers >= 0"),
+        ("trajectory", [0, 0, 0], IncompleteError, "priorities of all 3 candidates are 0"),
+    ],
+)
+def test_bad_priorities_are_named(by: str, priorities: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        SliceSampler(2, 5, by=by).sample(THREE, rng(), priorities)
+
+
+def test_leaves_of_other_rows_are_named() -> None:
+    slices = SliceSampler(2, 5).sample(THREE, rng())
+    with pytest.raises(StructureError, match=r"leaf `a/b`: shape \(10, 2\), expected rows \(11,\)"):
+        gather({"a": {"b": np.zeros((10, 2))}}, slices)
+    with pytest.raises(StructureError, match=r"leaf `done`: shape \(12,\), expected rows \(11,\)"):
+        gather({"reward": np.zeros(11)}, slices, Markers(done=np.zeros(12, bool)))
+
+
+def test_bad_members_are_named() -> None:
+    with pytest.raises(SpecError, match="got 0 weights and 0 members"):
+        sample_members([], SliceSampler(2, 2), rng())
+    with pytest.raises(SpecError, match="got 2 weights and 1 members"):
+        sample_members([member(0, [4])], SliceSampler(2, 2), rng(), [1, 1])
+    with pytest.raises(SpecError, match="not all 0, got"):
+        allot(4, [0, 0], rng())
+    with pytest.raises(StructureError, match="steps of one structure"):
+        sample_members(
+            [member(0, [4]), ({"reward": np.zeros(4)}, Trajectories.from_lengths([4]))], SliceSampler(2, 2), rng()
+        )

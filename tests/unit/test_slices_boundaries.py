@@ -1,0 +1,181 @@
+"""Boundaries of the behaviour notes, 4.2 and A.5, and what steps of each library say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.slices import Markers, Trajectories, find_trajectories, read_markers
+from reverb_writer.steps import FIRST, LAST, MID, Trajectory
+
+
+def flags(size: int, *rows: int) -> Any:
+    return np.isin(np.arange(size), rows)
+
+
+def found(markers: Markers, **ring: Any) -> tuple[list[int], list[int], list[int]]:
+    trajectories = find_trajectories(markers, **ring)
+    return trajectories.starts.tolist(), trajectories.stops.tolist(), trajectories.lengths.tolist()
+
+
+WRAPPED = ([8, 3, 5], [2, 4, 7], [5, 2, 3])
+IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
+
+
+@pytest.mark.parametrize(
+    ("markers", "ring", "expected"),
+    [
+        (Markers(done=flags(10, 2, 7)), {"is_full": True, "cursor": 4}, WRAPPED),
+        (Markers(traj_ids=IDS), {"is_full": True}, WRAPPED),
+        (Markers(traj_ids=IDS), {"is_full": True, "cursor": 4}, WRAPPED),
+        (Markers(traj_ids=IDS), {}, ([0, 3, 5, 8], [2, 4, 7, 9], [3, 2, 3, 2])),
+        (Markers(done=flags(6, 2)), {}, ([0, 3], [2, 5], [3, 3])),
+        (Markers(done=flags(4)), {"is_full": True}, ([0], [3], [4])),
+        (Markers(done=flags(1)), {}, ([0], [0], [1])),
+        (Markers(done=flags(1)), {"is_full": True}, ([0], [0], [1])),
+        # A cursor in the middle of a trajectory cuts it in two.
+        (Markers(done=flags(6, 5)), {"is_full": True, "cursor": 2}, ([0, 3], [2, 5], [3, 3])),
+        (Markers(done=flags(6)), {"is_full": True, "cursor": 2}, ([3], [2], [6])),
+        # Behaviour A.5: the end may be marked as any of the three.
+        (Markers(done=flags(10), truncated=flags(10, 4, 9)), {}, ([0, 5], [4, 9], [5, 5])),
+        (Markers(done=flags(10)), {}, ([0], [9], [10])),
+        (Markers(terminated=flags(6, 1), truncated=flags(6, 3)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
+        # Starts alone are enough, also across the edge of a full ring.
+        (Markers(is_init=flags(6, 0, 4)), {}, ([0, 4], [3, 5], [4, 2])),
+        (Markers(is_init=flags(6, 1, 4)), {"is_full": True}, ([4, 1], [0, 3], [3, 3])),
+        # An end that nobody marked is known by the next start; ids of two writers that are alike, by the end.
+        (Markers(done=flags(6, 1, 5), is_init=flags(6, 0, 2, 4)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),
+        (Markers(traj_ids=np.zeros(6, int), done=flags(6, 1)), {}, ([0, 2], [1, 5], [2, 4])),
+    ],
+)
+def test_boundaries_are_recovered(
+    markers: Markers, ring: dict[str, Any], expected: tuple[list[int], list[int], list[int]]
+) -> None:
+    assert found(markers, **ring) == expected
+
+
+def test_lanes_of_a_storage_are_searched_each_for_itself() -> None:
+    ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
+    trajectories = find_trajectories(Markers(traj_ids=ids))
+    assert np.stack([trajectories.starts, trajectories.lanes], axis=1).tolist() == [[0, 0], [2, 0], [0, 1], [3, 1]]
+    assert trajectories.lengths.tolist() == [2, 3, 3, 2]
+    assert trajectories.rows().tolist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
+
+
+def test_a_lane_without_an_end_gets_one_at_its_last_row() -> None:
+    ends = np.array([[0, 0], [1, 0], [0, 0]])
+    trajectories = find_trajectories(Markers(done=ends), is_full=True)
+    assert (trajectories.starts.tolist(), trajectories.lengths.tolist()) == ([2, 0], [3, 3])
+
+
+def test_rows_of_a_trajectory_run_on_at_the_rings_first_row() -> None:
+    trajectories = find_trajectories(Markers(done=flags(10, 2, 7)), is_full=True, cursor=4)
+    assert trajectories.rows(np.array([0])).tolist() == [8, 9, 0, 1, 2]
+    assert trajectories.rows(np.array([0]), np.array([1]), np.array([3])).tolist() == [9, 0, 1]
+
+
+def test_markers_are_not_changed() -> None:
+    ends = flags(4)
+    ends.flags.writeable = False
+    find_trajectories(Markers(done=ends), is_full=True, cursor=1)
+    find_trajectories(Markers(done=ends))
+
+
+@pytest.mark.parametrize(
+    ("markers", "ring", "error", "message"),
+    [
+        (Markers(), {}, StructureError, "the steps do not say where trajectories end"),
+        (Markers(done=flags(0)), {}, IncompleteError, "no rows yet"),
+        (Markers(done=np.True_), {}, IncompleteError, "no rows yet"),  # type: ignore[arg-type]
+        (Markers(done=flags(3)), {"cursor": 1}, SpecError, "`cursor` is for a ring that is full, got 1"),
+        (Markers(done=flags(3)), {"is_full": True, "cursor": 3}, SpecError, "`cursor` must be <= 2, got 3"),
+    ],
+)
+def test_nothing_to_go_by_is_refused(
+    markers: Markers, ring: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        find_trajectories(markers, **ring)
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [[1]], [1.5], [2, -1]])
+def test_lengths_of_trajectories_are_integers_of_one_or_more(lengths: Any) -> None:
+    with pytest.raises(StructureError, match="one or more integers >= 1"):
+        Trajectories.from_lengths(lengths)
+
+
+def test_markers_must_be_of_the_same_rows() -> None:
+    with pytest.raises(StructureError, match=r"shape of the rows, got {'is_init': \(3,\), 'done': \(4,\)}"):
+        Markers(is_init=flags(3), done=flags(4))
+    with pytest.raises(StructureError, match="`traj_ids` must be integers, got float64"):
+        Markers(traj_ids=np.zeros(3))  # type: ignore[arg-type]
+
+
+def test_steps_of_torchrl_have_their_flags_beside_next() -> None:
+    none, last = np.zeros((3, 1), bool), np.array([[0], [0], [1]], bool)
+    steps = {
+        "observation": np.zeros((3, 4)),
+        "done": none,  # of the step before
+        "terminated": none,
+        "is_init": last[::-1],
+        "next": {"observation": np.zeros((3, 4)), "done": last, "terminated": none, "truncated": last},
+        "collector": {"traj_ids": np.array([7, 7, 7])},
+    }
+    markers = read_markers(steps)
+    assert markers.is_init is not None
+    assert markers.truncated is not None
+    assert markers.terminated is not None
+    assert markers.traj_ids is not None
+    assert markers.is_init.tolist() == [True, False, False]
+    assert markers.truncated.tolist() == [False, False, True]
+    assert not markers.terminated.any()
+    assert markers.traj_ids.tolist() == [7, 7, 7]
+
+
+def test_steps_of_gymnasium_may_have_an_observation_named_next() -> None:
+    steps = {"next": np.zeros((2, 4)), "terminated": np.array([0, 1]), "truncated": np.array([0, 0])}
+    ends = read_markers(steps).ends
+    assert ends is not None
+    assert ends.tolist() == [False, True]
+
+
+def test_steps_of_rlds_have_first_last_and_terminal() -> None:
+    markers = read_markers({"is_first": [1, 0], "is_last": [0, 1], "is_terminal": [0, 1], "reward": [0, 0]})
+    assert [flag.tolist() for flag in (markers.is_init, markers.done, markers.terminated) if flag is not None] == [
+        [True, False],
+        [False, True],
+        [False, True],
+    ]
+
+
+def test_trajectories_of_tf_agents_terminate_with_a_discount_of_zero_into_the_boundary_step() -> None:
+    # Two episodes of two transitions and a boundary step; the second one is cut by a time limit.
+    steps = Trajectory(
+        step_type=np.array([FIRST, MID, LAST] * 2),
+        observation=np.zeros(6),
+        action=np.zeros(6),
+        policy_info=(),
+        next_step_type=np.array([MID, LAST, FIRST] * 2),
+        reward=np.zeros(6),
+        discount=np.array([1.0, 0.0, 1.0, 1.0, 1.0, 1.0]),
+    )
+    markers = read_markers(steps)
+    assert markers.done is not None
+    assert markers.terminated is not None
+    assert markers.done.tolist() == [False, False, True] * 2
+    assert markers.terminated.tolist() == [False, False, True, False, False, False]
+    assert found(markers) == ([0, 3], [2, 5], [3, 3])
+
+
+def test_markers_of_a_storage_of_lanes_have_its_dimensions() -> None:
+    markers = read_markers({"done": np.zeros((5, 2, 1)), "reward": np.zeros((5, 2))}, ndim=2)
+    assert markers.done is not None
+    assert markers.done.shape == (5, 2)
+
+
+def test_only_a_storage_of_one_lane_is_drawn() -> None:
+    with pytest.raises(SpecError, match=r"one lane can be drawn, got shape \(5, 2\)"):
+        find_trajectories(Markers(done=np.zeros((5, 2), bool))).preview()
