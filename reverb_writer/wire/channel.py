@@ -171,12 +171,18 @@ class Channel:
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     reasons[str(error.details()).rpartition("last error: ")[2]] = None  # one an address of the host
                     if left > _PAUSE_S:
-                        time.sleep(_PAUSE_S)
+                        self._connect_meanwhile(_PAUSE_S)
                         continue
                 elif error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise
                 raise self._why_late(list(reasons), timeout_s) from error
             return reply
+
+    def _connect_meanwhile(self, pause_s: float) -> None:
+        """Sleep while gRPC connects: before 1.60 it does nothing in the background unless somebody listens."""
+        self._channel.subscribe(_ignore, try_to_connect=True)
+        time.sleep(pause_s)
+        self._channel.unsubscribe(_ignore)
 
     def _why_late(self, reasons: list[str], timeout_s: float) -> Exception:
         """Tell a server that is not there from one that does not answer: only the first gives reasons."""
@@ -244,6 +250,10 @@ def describe(error: grpc.RpcError) -> str:
 def refused(address: str, error: grpc.RpcError) -> ReverbWriterError:
     """Return our error for what the server, or a gateway in front of it, refuses."""
     return ReverbWriterError(f"the server at {address} refused: {describe(error)}.")
+
+
+def _ignore(_: grpc.ChannelConnectivity) -> None:
+    """Listen to nothing in particular."""
 
 
 def _seconds(timeout_s: float | None) -> float | None:
