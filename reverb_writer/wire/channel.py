@@ -31,7 +31,7 @@ __all__ = ["TLS", "Channel", "describe", "refused"]
 
 _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
-_PAUSE_S = 0.05
+_PAUSE_S = 0.1
 _FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
 _AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
 
@@ -161,28 +161,29 @@ class Channel:
         """
         deadline = time.monotonic() + timeout_s
         reasons: dict[str, None] = {}
+        # In turn: a call that fails at once tells why; a short one that waits keeps gRPC connecting, which before 1.60
+        # does nothing in the background.
+        waits = False
         while True:
             left = max(deadline - time.monotonic(), 0.0)
             try:
-                reply: bytes = self.future(method, request, left).result()
+                call = self.future(method, request, min(left, _PAUSE_S) if waits else left, wait_for_ready=waits)
+                reply: bytes = call.result()
             except grpc.RpcError as error:
                 if self._closed:
                     raise ClosedError(f"the client of {self.address} was closed during a call.") from error
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                lost = error.code() is grpc.StatusCode.UNAVAILABLE
+                if lost:
                     reasons[str(error.details()).rpartition("last error: ")[2]] = None  # one an address of the host
-                    if left > _PAUSE_S:
-                        self._connect_meanwhile(_PAUSE_S)
-                        continue
                 elif error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise
-                raise self._why_late(list(reasons), timeout_s) from error
-            return reply
-
-    def _connect_meanwhile(self, pause_s: float) -> None:
-        """Sleep while gRPC connects: before 1.60 it does nothing in the background unless somebody listens."""
-        self._channel.subscribe(_ignore, try_to_connect=True)
-        time.sleep(pause_s)
-        self._channel.unsubscribe(_ignore)
+                if left <= _PAUSE_S or not (lost or waits):
+                    raise self._why_late(list(reasons), timeout_s) from error
+                if lost and waits:
+                    time.sleep(_PAUSE_S)
+                waits = not waits
+            else:
+                return reply
 
     def _why_late(self, reasons: list[str], timeout_s: float) -> Exception:
         """Tell a server that is not there from one that does not answer: only the first gives reasons."""
@@ -197,11 +198,13 @@ class Channel:
             "out of reach; look at its process, or raise `timeout_s`."
         )
 
-    def future(self, method: str, request: bytes, timeout_s: float) -> Any:
-        """Start a unary call and return its `grpc.Future`; it fails at once if there is no server."""
+    def future(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool = False) -> Any:
+        """Start a unary call and return its `grpc.Future`; if there is no server, it fails at once or waits."""
         self.check_usable()
         start: Any = self._channel.unary_unary(method)
-        return start.future(request, timeout=_seconds(timeout_s), metadata=self._metadata)
+        return start.future(
+            request, timeout=_seconds(timeout_s), metadata=self._metadata, wait_for_ready=wait_for_ready
+        )
 
     def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Any:
         """Open a bidirectional stream of bytes and return its gRPC call: iterate for responses, `cancel()` to end."""
@@ -250,10 +253,6 @@ def describe(error: grpc.RpcError) -> str:
 def refused(address: str, error: grpc.RpcError) -> ReverbWriterError:
     """Return our error for what the server, or a gateway in front of it, refuses."""
     return ReverbWriterError(f"the server at {address} refused: {describe(error)}.")
-
-
-def _ignore(_: grpc.ChannelConnectivity) -> None:
-    """Listen to nothing in particular."""
 
 
 def _seconds(timeout_s: float | None) -> float | None:
