@@ -45,6 +45,10 @@ format: .venv/.made  ## let ruff format and mend what it can
 	.venv/bin/ruff format .
 	.venv/bin/ruff check --fix .
 
+.PHONY: fuzz
+fuzz: .venv/.made  ## a million mutated responses
+	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_samples.py
+
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 	.venv-tf-agents/bin/python -m benchmarks

@@ -14,6 +14,14 @@ from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
 from benchmarks.endurance import endurance
 from benchmarks.footprint import footprint
 from benchmarks.in_flight import in_flight
+from benchmarks.read import (
+    learner_processes,
+    read_episodes,
+    read_frames,
+    read_one_by_one,
+    read_small,
+    read_tf_agents,
+)
 from benchmarks.report import Table, machine
 from benchmarks.scaling import actor_processes
 from benchmarks.vector import write_vector
@@ -27,6 +35,12 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         write_frames,
         write_vector,
         actor_processes,
+        read_small,
+        read_tf_agents,
+        read_frames,
+        read_episodes,
+        read_one_by_one,
+        learner_processes,
         call_times,
         footprint,
         endurance,

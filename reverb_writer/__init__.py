@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from reverb_writer.observers import EpisodeObserver as EpisodeObserver
     from reverb_writer.observers import SequenceObserver as SequenceObserver
     from reverb_writer.observers import TrajectoryObserver as TrajectoryObserver
+    from reverb_writer.reading.batches import Batch as Batch
+    from reverb_writer.reading.replay import ReplayDataset as ReplayDataset
     from reverb_writer.session import ObserverStats as ObserverStats
     from reverb_writer.steps import Trajectory as Trajectory
     from reverb_writer.tables import MinSize as MinSize
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from reverb_writer.tables import Stack as Stack
     from reverb_writer.tables import TableConfig as TableConfig
     from reverb_writer.targets import Target as Target
+    from reverb_writer.variables import Variables as Variables
     from reverb_writer.vector import VectorObserver as VectorObserver
     from reverb_writer.windowing import EndOfEpisode as EndOfEpisode
     from reverb_writer.windowing import WindowSpec as WindowSpec
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULE_OF = {
+    "Batch": "reading.batches",
     "Client": "client",
     "ClosedError": "errors",
     "EndOfEpisode": "windowing",
@@ -58,6 +62,7 @@ _MODULE_OF = {
     "ObserverStats": "session",
     "Prioritized": "tables",
     "Queue": "tables",
+    "ReplayDataset": "reading.replay",
     "ReplayTimeoutError": "errors",
     "ReverbWriterError": "errors",
     "Sample": "client",
@@ -74,6 +79,7 @@ _MODULE_OF = {
     "Trajectory": "steps",
     "TrajectoryObserver": "observers",
     "UnsafeDataError": "errors",
+    "Variables": "variables",
     "VectorObserver": "vector",
     "WindowSpec": "windowing",
 }

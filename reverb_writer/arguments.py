@@ -7,7 +7,7 @@ import operator
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["integer", "number"]
+__all__ = ["check_timeout", "integer", "number"]
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
@@ -63,3 +63,18 @@ def number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise SpecError(f"`{name}` must be a finite number, got {value!r}.")
     return number
+
+
+def check_timeout(timeout_s: float) -> float:
+    """Return a time-out as a float.
+
+    Raises:
+        SpecError: it is no number > 0.
+    """
+    try:
+        seconds = float(timeout_s)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not seconds > 0:
+        raise SpecError(f"`timeout_s` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
+    return seconds

@@ -1,46 +1,37 @@
-"""The client of a replay server: one connection, the server's verbs."""
+"""The client of a replay server, or of several with the same tables.
+
+Each server is a `Shard`. What is sampled comes from all of them in turn, what is inserted goes to one after the other,
+all else is for all. A verb for one server costs nothing more than calling it there.
+"""
 
 from __future__ import annotations
 
+import itertools
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-import grpc
-import numpy as np
-import tree
-
-from reverb_writer.arguments import integer
-from reverb_writer.errors import ReverbWriterError, SpecError, StructureError
+from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.errors import SpecError
 from reverb_writer.priorities import check_priority
-from reverb_writer.wire import messages, sample_stream
-from reverb_writer.wire.channel import TLS, Channel, describe
-from reverb_writer.wire.in_flight import InsertRequest
+from reverb_writer.shard import Sample, Shard
+from reverb_writer.structure import SPECS_TABLE
+from reverb_writer.wire.channel import TLS, Channel
 from reverb_writer.wire.insert_stream import InsertStream
-from reverb_writer.wire.items import KEY_LIMIT, encode_chunk
-from reverb_writer.wire.sample_stream import SampleInfo
-from reverb_writer.wire.server_info import ServerInfo, TableInfo, request_server_info, unknown_table
+from reverb_writer.wire.server_info import ServerInfo, TableInfo, merge_tables
 
 __all__ = ["Client", "Sample", "as_client"]
 
 
-class Sample(NamedTuple):
-    """An item as it was sampled.
-
-    Attributes:
-        data: nest of the table's signature; a tuple of columns where it has none. Leaves [T, ...], owned by the caller.
-        info: key, priority, probability, table size and times sampled.
-    """
-
-    data: Any
-    info: SampleInfo
-
-
 class Client:
-    """A connection to a replay server.
+    """A connection to a replay server, or one to each of several.
 
     Thread-safe. Not usable in a forked child: make one there. A context manager.
+
+    Attributes:
+        shards: the servers.
+        timeout_s: how long each call waits at most that gives no time-out of its own.
 
     Example:
         with rw.Client("localhost:8000") as client:
@@ -50,17 +41,17 @@ class Client:
 
     def __init__(
         self,
-        address: str,
+        address: str | Sequence[str],
         tls: TLS | bool | None = None,
         token: str | None = None,
         timeout_s: float = 30.0,
         *,
         use_proxy: bool = False,
     ) -> None:
-        """Prepare the connection; it is made when it is first needed.
+        """Prepare the connections; they are made when they are first needed.
 
         Args:
-            address: `host:port`, `unix:path` or `dns:host:port`.
+            address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
             timeout_s: how long each call waits at most, seconds, > 0; a server that is not up yet is waited for.
@@ -70,27 +61,39 @@ class Client:
             SpecError: an argument can never work.
         """
         self.timeout_s = check_timeout(timeout_s)
-        self._channel = Channel(address, tls=tls, token=token, use_proxy=use_proxy)
+        addresses: list[Any] = list(address) if isinstance(address, list | tuple) else [address]
+        names = list(map(str, addresses))
+        if not names or len(set(names)) < len(names):
+            raise SpecError(f"`address` must be one server or different ones, got {', '.join(names) or 'none'}.")
+        self._arguments = (addresses, tls, token, self.timeout_s, use_proxy)
+        self.shards = tuple(
+            Shard(Channel(one, tls=tls, token=token, use_proxy=use_proxy), self.timeout_s) for one in addresses
+        )
+        self._turns = itertools.cycle(self.shards)
         self._lock = threading.Lock()
-        self._inserts: InsertStream | None = None
 
     @property
     def address(self) -> str:
-        """The server's address, as given."""
-        return self._channel.address
+        """The server's address, as given; several with commas between them."""
+        return ",".join(shard.address for shard in self.shards)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make a client of the same servers in another process; certificates are read there again."""
+        return _remade, self._arguments
 
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
-        """Return what the server tells about its tables, by name.
+        """Return what the server tells about its tables, by name; of several servers what they hold together.
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time-out.
             ReplayTimeoutError: the server is there but does not answer.
         """
-        return self.request_info(timeout_s).tables
+        tables = merge_tables([shard.request_info(timeout_s).tables for shard in self.shards])
+        return {name: table for name, table in tables.items() if name != SPECS_TABLE}
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
-        """Return the tables together with the identity of the server's process."""
-        return request_server_info(self._channel, self._timeout(timeout_s))
+        """Return the tables of the only server together with the identity of its process."""
+        return self._only().request_info(timeout_s)
 
     def insert(self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None) -> None:
         """Write one item, and return when the server has it.
@@ -105,25 +108,12 @@ class Client:
             StructureError: an unknown table, no leaf, or a leaf without steps.
             ReplayTimeoutError: not confirmed in time; says why. The item may still arrive.
         """
-        timeout_s = self._timeout(timeout_s)
-        if not priorities:
-            raise SpecError("`priorities` must name at least one table, got none.")
-        checked = {table: check_priority(priority) for table, priority in priorities.items()}
-        columns = [_column(path, leaf) for path, leaf in tree.flatten_with_path(data)]
-        if not columns:
-            raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
-        stream = self._insert_stream()
-        unknown_table(checked, self.request_info(timeout_s), self.address)
-        stream.wait_for_room(timeout_s)
-        request = _one_item(columns, checked)
-        stream.write(request)
-        stream.flush(timeout_s, request)
+        self._next().insert(data, priorities, timeout_s)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
 
-        A request that times out stays with the server: a table with `max_times_sampled` may give it its next item,
-        which is lost then. Wait with `server_info` where each item counts.
+        From a table with `max_times_sampled` only what is there is asked for, so that what comes too late is not lost.
 
         Args:
             table: its name.
@@ -134,19 +124,38 @@ class Client:
             Samples.
 
         Raises:
-            ReplayTimeoutError: not all came in time.
+            ReplayTimeoutError: not all came in time; says why.
             UnsafeDataError, FormatError: what came must not or cannot be decoded.
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
-        timeout_s = self._timeout(timeout_s)
-        info = self.request_info(timeout_s)
-        unknown_table([table], info, self.address)
-        signature = info.tables[table].signature
-        for columns, sample_info in sample_stream.sample(self._channel, table, num_samples, timeout_s):
-            if signature is not None and len(tree.flatten(signature)) == len(columns):
-                yield Sample(tree.unflatten_as(signature, columns), sample_info)
-            else:
-                yield Sample(tuple(columns), sample_info)
+        order = [self._next() for _ in self.shards]
+        counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
+        streams = [shard.sample(table, n, timeout_s) for shard, n in zip(order, counts, strict=True) if n]
+        for turn in range(num_samples):
+            yield next(streams[turn % len(streams)])
+
+    def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
+        """Return the nest of `ArraySpec` that a table's items have; None if nobody has told.
+
+        It is the table's signature, with the time dimension, or what its first observer has stored, without it.
+        """
+        return self.shards[0].spec_of(table, timeout_s)
+
+    def store_spec(self, table: str, spec: Any, timeout_s: float | None = None) -> None:
+        """Keep the step spec of a table that is going to be written; what is there already must be the same.
+
+        It is kept until `reset`. A server without a table for specs keeps none, nor is a nest kept that Reverb cannot
+        describe.
+
+        Args:
+            table: its name.
+            spec: nest of `ArraySpec`, without the time dimension.
+            timeout_s: None for the client's.
+
+        Raises:
+            StructureError: the table was first written with another structure; names the leaf.
+        """
+        self._only().store_spec(table, spec, timeout_s)
 
     def mutate_priorities(
         self,
@@ -167,24 +176,19 @@ class Client:
             SpecError: a key or a priority that is none. Nothing changed.
             StructureError: there is no such table.
         """
-        request = messages.MutatePrioritiesRequest(
-            table=table,
-            updates=[
-                messages.KeyWithPriority(key=_key(key), priority=check_priority(priority))
-                for key, priority in (updates or {}).items()
-            ],
-            delete_keys=[_key(key) for key in deletes],
-        )
-        self._call(messages.MUTATE_PRIORITIES, request, timeout_s)
+        checked = {_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
+        keys = [_key(key) for key in deletes]
+        for shard in self.shards:
+            shard.mutate_priorities(table, checked, keys, timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
-        """Remove all items of a table and set its rate limiter to zero."""
-        self._call(messages.RESET, messages.ResetRequest(table=table), timeout_s)
+        """Remove all items of a table, set its rate limiter to zero, and let its next items have any structure."""
+        for shard in self.shards:
+            shard.reset(table, timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
-        """Have the server write a checkpoint; return its path on the server's machine."""
-        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), timeout_s)
-        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
+        """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
+        return "\n".join([shard.checkpoint(timeout_s) for shard in self.shards])
 
     def open_stream(self, **options: Any) -> InsertStream:
         """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
@@ -192,22 +196,16 @@ class Client:
         Args:
             **options: bounds and policies, see `InsertStream`.
         """
-        self._channel.check_usable()
-        return InsertStream(self._channel, **options)
+        return self._only().open_stream(**options)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Close the connection. Idempotent; does nothing in a forked child.
+        """Close the connections. Idempotent; does nothing in a forked child.
 
         Raises:
             ReplayTimeoutError: an `insert` of another thread was still under way; says how many items were lost.
         """
-        with self._lock:
-            inserts, self._inserts = self._inserts, None
-        try:
-            if inserts is not None:
-                inserts.close(self._timeout(timeout_s))
-        finally:
-            self._channel.close()
+        for shard in self.shards:
+            shard.close(timeout_s)
 
     def __enter__(self) -> Client:
         """Return the client itself."""
@@ -219,88 +217,34 @@ class Client:
         """Close."""
         self.close()
 
-    def _timeout(self, timeout_s: float | None) -> float:
-        return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-
-    def _insert_stream(self) -> InsertStream:
-        self._channel.check_usable()
+    def _next(self) -> Shard:
         with self._lock:
-            if self._inserts is None:
-                self._inserts = self.open_stream()
-            return self._inserts
+            return next(self._turns)
 
-    def _call(self, method: str, request: Any, timeout_s: float | None) -> bytes:
-        try:
-            return self._channel.call(method, request.SerializeToString(), self._timeout(timeout_s))
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
-                unknown_table([request.table], self.request_info(timeout_s), self.address)
-            raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error
+    def _only(self) -> Shard:
+        if len(self.shards) > 1:
+            raise SpecError(f"an observer writes to one server, got a client of {self.address}. Give it one of them.")
+        return self.shards[0]
 
 
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
     """Return a client for whatever was given, and whether it was made here and is the caller's to close.
 
     Args:
-        client: a `Client`, an address, or anything with a `server_address`, such as `reverb.Client`.
+        client: a `Client`, an address or several, or anything with a `server_address`, such as `reverb.Client`.
         timeout_s: for a client made here; None for the default.
     """
     if isinstance(client, Client):
         return client, False
-    address = client if isinstance(client, str) else getattr(client, "server_address", None)
-    if not isinstance(address, str):
+    address = client if isinstance(client, str | list | tuple) else getattr(client, "server_address", None)
+    if not isinstance(address, str | list | tuple):
         raise SpecError(f"`client` must be a Client, an address or a reverb.Client, got {type(client).__name__}.")
     return (Client(address) if timeout_s is None else Client(address, timeout_s=timeout_s)), True
 
 
-def check_timeout(timeout_s: float) -> float:
-    """Return a time-out as a float.
-
-    Raises:
-        SpecError: it is no number > 0.
-    """
-    try:
-        seconds = float(timeout_s)
-    except (TypeError, ValueError):
-        seconds = 0.0
-    if not seconds > 0:
-        raise SpecError(f"`timeout_s` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
-    return seconds
+def _remade(addresses: Sequence[str], tls: Any, token: str | None, timeout_s: float, use_proxy: bool) -> Client:
+    return Client(addresses, tls, token, timeout_s, use_proxy=use_proxy)
 
 
 def _key(key: Any) -> int:
     return integer("key", key, minimum=0, maximum=(1 << 64) - 1)
-
-
-def _column(path: Sequence[Any], leaf: Any) -> Any:
-    array = np.asarray(leaf)
-    if array.ndim == 0 or array.shape[0] == 0:
-        name = "/".join(map(str, path))
-        raise StructureError(
-            f"leaf `{name}`: shape {array.shape}, expected [T, ...] with T >= 1. For a single value pass `value[None]`."
-        )
-    return array
-
-
-def _one_item(columns: Sequence[Any], priorities: Mapping[str, float]) -> InsertRequest:
-    """Encode one item a table over one chunk, the columns of which may differ in length."""
-    random = np.random.default_rng()
-    draw: Callable[[], int] = lambda: int(random.integers(KEY_LIMIT))  # noqa: E731  # a name for three draws
-    chunk_key = draw()
-    chunk = encode_chunk(chunk_key, draw(), 0, columns)
-    slices = messages.FlatTrajectory(
-        columns=[
-            messages.FlatTrajectory.Column(
-                chunk_slices=[
-                    messages.FlatTrajectory.ChunkSlice(chunk_key=chunk_key, offset=0, length=len(column), index=index)
-                ]
-            )
-            for index, column in enumerate(columns)
-        ]
-    )
-    rows = []
-    for table, priority in priorities.items():
-        item = messages.PrioritizedItem(key=draw(), table=table, priority=priority, flat_trajectory=slices)
-        encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
-        rows.append(([item.key], np.frombuffer(encoded, np.uint8)[None]))
-    return InsertRequest(frozenset(priorities), rows, {chunk_key: chunk}, len(chunk))

@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from reverb_writer.client import check_timeout
+from reverb_writer.arguments import check_timeout
 from reverb_writer.errors import SpecError
 from reverb_writer.session import Columns, ObserverStats, StreamOptions, WriteSession
 from reverb_writer.steps import StepStructure
 from reverb_writer.targets import Target
+from reverb_writer.wire.signatures import ArraySpec
 from reverb_writer.writer import SequenceWriter
 
-__all__ = ["Observer", "SingleObserver", "columns_of", "packer"]
+__all__ = ["Observer", "SingleObserver", "columns_of", "packer", "spec_of"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -117,6 +118,7 @@ class SingleObserver(Observer):
         structure = self._structure or StepStructure(example)
         columns = columns_of(structure, self._mask)
         self._session.check_columns(columns)
+        self._session.store_spec(spec_of(structure, self._mask))
         options = self._session.options
         writer = SequenceWriter(
             self._session.stream,
@@ -176,6 +178,12 @@ def columns_of(structure: StepStructure, mask: bool) -> Columns:
     if not mask:
         return Columns(structure.paths, structure.dtypes, structure.shapes)
     return Columns((*structure.paths, "mask"), (*structure.dtypes, np.dtype(bool)), (*structure.shapes, ()))
+
+
+def spec_of(structure: StepStructure, mask: bool) -> Any:
+    """Return the nest of what is written of a step: the step, or a pair of the step and the mask."""
+    spec = structure.pack(list(map(ArraySpec, structure.shapes, structure.dtypes)))
+    return (spec, ArraySpec((), np.dtype(bool))) if mask else spec
 
 
 def packer(structure: StepStructure, mask: bool) -> Any:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.arguments import integer
-from reverb_writer.client import Client, as_client, check_timeout
+from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.client import Client, as_client
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.targets import Target
 from reverb_writer.wire.in_flight import InsertStats
@@ -195,6 +195,15 @@ class WriteSession:
         for table, signature in self._signatures.items():
             if signature is not None:
                 _check_signature(table, tree.flatten_with_path(signature), columns)
+
+    def store_spec(self, spec: Any) -> None:
+        """Keep the step spec beside the tables, or find that they are written with another one already.
+
+        Raises:
+            StructureError: names the leaf, and what the table has.
+        """
+        for table in self._signatures:
+            self._client.store_spec(table, spec, self.timeout_s)
 
     def add_writers(self, writers: Iterable[SequenceWriter]) -> None:
         """Count these writers' items, and send their windows when they are due."""

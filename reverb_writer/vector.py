@@ -10,7 +10,7 @@ import numpy as np
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.observing import Observer, columns_of, packer
+from reverb_writer.observing import Observer, columns_of, packer, spec_of
 from reverb_writer.priorities import Priority
 from reverb_writer.session import StreamOptions
 from reverb_writer.steps import StepStructure, step_bytes
@@ -121,6 +121,7 @@ class VectorObserver(Observer):
         structure = self._structure or StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         columns = columns_of(structure, self._mask)
         self._session.check_columns(columns)
+        self._session.store_spec(spec_of(structure, self._mask))
         options, targets = self._session.options, self._session.targets
         size = step_bytes(columns.dtypes, columns.shapes)
         length = options.chunk_length or chunk_length_for([target.spec for target in targets], size)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 import reverb_writer as rw
 from reverb_writer.wire.signatures import ArraySpec
@@ -35,9 +36,10 @@ def spec(shape: tuple[int | None, ...] | None, dtype: npt.DTypeLike) -> ArraySpe
 
 
 def read(client: rw.Client, table: str) -> list[rw.Sample]:
-    """Take out all items of a table, oldest first."""
+    """Take out all items of a table, oldest first, each with its columns as a flat tuple."""
     size = client.server_info()[table].current_size
-    return list(client.sample(table, size)) if size else []
+    samples = client.sample(table, size) if size else ()
+    return [sample._replace(data=tuple(tree.flatten(sample.data))) for sample in samples]
 
 
 def read_column(client: rw.Client, table: str, column: int = 0) -> list[list[Any]]:

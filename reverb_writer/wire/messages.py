@@ -240,6 +240,25 @@ _SCHEMA: Final = {
           waiting_for_sampling_ms: int64 = 5  # the rate limiter blocks inserts
           waiting_for_inserts_ms: int64 = 6   # the rate limiter blocks samples
     """,
+    # A second view of SampleStreamResponse, parsed only so far as every sample needs it: a trajectory is taken apart
+    # many columns at a time, and a chunk only if it is not known yet. A message is `bytes` on the wire, too.
+    "reverb_writer.sampled": """
+        Response
+          entries: repeated Entry = 1
+        Entry
+          info: Info = 1
+          data: repeated bytes = 2          # a ChunkData
+          end_of_sequence: bool = 3
+        Info
+          item: Item = 1
+          probability: double = 2
+          table_size: int64 = 3
+        Item
+          key: uint64 = 1
+          priority: double = 5
+          times_sampled: int32 = 6
+          flat_trajectory: bytes = 8        # a FlatTrajectory
+    """,
 }
 
 _LINE = re.compile(r"(?:(?P<oneof>\w+)/)?(?P<name>\w+): (?P<repeated>repeated )?(?P<type>[\w.]+) = (?P<number>\d+)")
@@ -316,6 +335,7 @@ InsertStreamResponse = _CLASSES["deepmind.reverb.InsertStreamResponse"]
 SampleStreamRequest = _CLASSES["deepmind.reverb.SampleStreamRequest"]
 SampleStreamResponse = _CLASSES["deepmind.reverb.SampleStreamResponse"]
 SampleInfo = _CLASSES["deepmind.reverb.SampleInfo"]
+SampledResponse = _CLASSES["reverb_writer.sampled.Response"]
 MutatePrioritiesRequest = _CLASSES["deepmind.reverb.MutatePrioritiesRequest"]
 MutatePrioritiesResponse = _CLASSES["deepmind.reverb.MutatePrioritiesResponse"]
 KeyWithPriority = _CLASSES["deepmind.reverb.KeyWithPriority"]

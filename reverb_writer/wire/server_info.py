@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -22,11 +22,15 @@ __all__ = [
     "RateLimiterInfo",
     "ServerInfo",
     "TableInfo",
+    "merge_tables",
     "parse_server_info",
     "request_server_info",
     "unknown_table",
     "why_inserts_wait",
+    "why_samples_wait",
 ]
+
+_COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 
 @dataclass(frozen=True)
@@ -138,6 +142,22 @@ def parse_server_info(reply: bytes, at: float) -> ServerInfo:
     return ServerInfo((state.high << 64) | state.low, tables, at)
 
 
+def merge_tables(servers: Sequence[Mapping[str, TableInfo]]) -> dict[str, TableInfo]:
+    """Return what tables that all of several servers have are together: their counts are added up."""
+    merged = {}
+    for name, first in servers[0].items():
+        tables = [server[name] for server in servers if name in server]
+        if len(tables) == len(servers):
+            counts = {count: sum(getattr(table, count) for table in tables) for count in _COUNTS}
+            limiter = replace(
+                first.rate_limiter,
+                num_inserts=sum(table.rate_limiter.num_inserts for table in tables),
+                num_samples=sum(table.rate_limiter.num_samples for table in tables),
+            )
+            merged[name] = replace(first, **counts, rate_limiter=limiter)
+    return merged
+
+
 def why_inserts_wait(before: ServerInfo, now: ServerInfo, tables: set[str]) -> str | None:
     """Say which rate limiter blocks inserts into one of `tables`, with its numbers; None if none does."""
     for name in sorted(tables & now.tables.keys()):
@@ -156,6 +176,33 @@ def why_inserts_wait(before: ServerInfo, now: ServerInfo, tables: set[str]) -> s
     return None
 
 
+def why_samples_wait(now: ServerInfo, table: str, before: ServerInfo | None = None) -> str:
+    """Say what keeps samples of a table from coming, with the numbers."""
+    if table not in now.tables:
+        return f"The server has no table `{table}` any more."
+    info = now.tables[table]
+    limiter = info.rate_limiter
+    written = ""
+    if before and table in before.tables and now.at - before.at >= 1:
+        new = limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
+        written = f" In the last {now.at - before.at:.0f} s {new if new > 0 else 'no'} items were inserted."
+    needed = limiter.min_size_to_sample - info.current_size
+    if needed > 0:
+        what = "is empty" if not info.current_size else f"has {info.current_size} items"
+        return (
+            f"Table `{table}` {what}; its rate limiter waits for {needed} more (min_size_to_sample "
+            f"{limiter.min_size_to_sample}).{written} Start the actors or raise `timeout_s`."
+        )
+    if info.blocks_samples():
+        missing = math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert)
+        return (
+            f"The rate limiter of table `{table}` waits for {missing} more inserts: inserts x "
+            f"{limiter.samples_per_insert:g} - samples = {limiter.diff:g}, min_diff {limiter.min_diff:g}.{written} "
+            "Start the actors or raise `timeout_s`."
+        )
+    return f"Table `{table}` has {info.current_size} items and its rate limiter lets them out: the server is busy."
+
+
 def unknown_table(tables: Iterable[str], info: ServerInfo, address: str) -> None:
     """Refuse tables that the server does not have.
 
@@ -164,7 +211,7 @@ def unknown_table(tables: Iterable[str], info: ServerInfo, address: str) -> None
     """
     missing = sorted(set(tables) - info.tables.keys())
     if missing:
-        there = ", ".join(f"`{name}`" for name in sorted(info.tables)) or "none"
+        there = ", ".join(f"`{name}`" for name in sorted(info.tables) if not name.startswith("__")) or "none"
         raise StructureError(
             f"table {', '.join(f'`{name}`' for name in missing)} is not on the server at {address}; it has {there}."
         )

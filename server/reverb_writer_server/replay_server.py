@@ -14,11 +14,14 @@ from reverb.platform.default.checkpointers import DefaultCheckpointer
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
+from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.tables import TableConfig
 from reverb_writer_server.ports import free_port, in_use, reserved
 from reverb_writer_server.tables import reverb_table
 
 __all__ = ["ReplayServer"]
+
+_SPECS = TableConfig(SPECS_TABLE, max_size=100_000)  # what the tables' items look like, see reverb_writer/structure.py
 
 
 class ReplayServer:
@@ -52,7 +55,7 @@ class ReplayServer:
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        reverb_tables = [reverb_table(table) for table in tables]
+        reverb_tables = [reverb_table(table) for table in (*tables, _SPECS)]
         with contextlib.ExitStack() as undo:
             folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
             with reserved(self.port):
@@ -94,6 +97,10 @@ def _check(tables: Sequence[TableConfig]) -> None:
         raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
     if not tables:
         raise SpecError("`tables` must not be empty: a server needs a table to write to.")
+    if any(table.name == SPECS_TABLE for table in tables):
+        raise SpecError(
+            f"`tables` must not have `{SPECS_TABLE}`: the server makes it, for the structure of the others."
+        )
     twice = [name for name, count in Counter(table.name for table in tables).items() if count > 1]
     if twice:
         raise SpecError(f"`tables` must have different names, got {', '.join(twice)} more than once.")

@@ -62,7 +62,7 @@ def slices_of(client: rw.Client, table: str) -> list[list[tuple[int, int, int, i
     size = client.server_info()[table].current_size
     request = messages.SampleStreamRequest(table=table, num_samples=size).SerializeToString()
     found = []
-    call = client._channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=20)
+    call = client.shards[0].channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=20)
     for reply in call:
         for entry in messages.SampleStreamResponse.FromString(reply).entries:
             lengths = {

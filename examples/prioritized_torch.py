@@ -1,0 +1,85 @@
+"""n-step Q-learning with prioritised replay in PyTorch, on a corridor: only its far end is worth anything.
+
+    python examples/prioritized_torch.py localhost:8000
+
+The server needs a table: `TableConfig("replay", 5000, sampler=Prioritized(0.6))`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+import reverb_writer as rw
+
+NUM_CELLS, NUM_ACTIONS = 8, 2  # left, right
+NUM_STEPS, DISCOUNT = 3, 0.9
+TABLE = "replay"
+
+
+def act(address: str, num_episodes: int, seed: int = 0) -> None:
+    """Walk at random from random cells, and write windows of `NUM_STEPS` steps and the one after them."""
+    rng = np.random.default_rng(seed)
+    with rw.TrajectoryObserver(address, TABLE, NUM_STEPS + 1, end_of_episode="tile") as observer:
+        for _ in range(num_episodes):
+            cell, is_last = int(rng.integers(NUM_CELLS - 1)), False
+            for step in range(30):
+                action = int(rng.integers(NUM_ACTIONS))
+                after = min(max(cell + 2 * action - 1, 0), NUM_CELLS - 1)
+                is_last = after == NUM_CELLS - 1
+                # `discount` is 0 where nothing follows, and so are the padding steps after it.
+                observer(_step(cell, action, float(is_last), 1.0 - is_last), end_of_episode=False)
+                cell = after
+                if is_last or step == 29:
+                    break
+            observer(_step(cell, 0, 0.0, 0.0), end_of_episode=True)
+
+
+def _step(cell: int, action: int, reward: float, discount: float) -> dict[str, Any]:
+    return {
+        "cell": np.int64(cell),
+        "action": np.int64(action),
+        "reward": np.float32(reward),
+        "discount": np.float32(discount),
+    }
+
+
+def learn(address: str, num_batches: int) -> Any:
+    """Return Q, [cells, actions], learnt from batches, with TD errors as priorities."""
+    values = torch.zeros(NUM_CELLS, NUM_ACTIONS, requires_grad=True)
+    optimizer = torch.optim.Adam([values], 0.05)
+    with rw.ReplayDataset(address, TABLE, batch_size=64) as dataset:
+        for _, batch in zip(range(num_batches), dataset.as_torch(), strict=False):
+            data = batch.data
+            rows = torch.arange(len(data["cell"]))
+            target = torch.zeros(len(rows))
+            alive = torch.ones(len(rows))
+            for k in range(NUM_STEPS):
+                target += alive * DISCOUNT**k * data["reward"][:, k]
+                alive = alive * data["discount"][:, k]
+            last = values.detach()[data["cell"][:, NUM_STEPS]].max(dim=1).values
+            target += alive * DISCOUNT**NUM_STEPS * last
+            errors = target - values[data["cell"][:, 0], data["action"][:, 0]]
+            # A window that begins with the boundary step or with padding teaches nothing.
+            weights = torch.from_numpy(batch.info.importance_weights(0.4)).float()
+            weights *= data["discount"][:, 0] + data["reward"][:, 0]
+            optimizer.zero_grad()
+            (weights * errors**2).mean().backward()
+            optimizer.step()
+            dataset.update_priorities(batch.info.keys, errors.detach().abs().numpy() + 1e-3)
+    return values.detach().numpy()
+
+
+def main() -> None:
+    """Act, learn, and print which way to go from each cell."""
+    address = sys.argv[1] if len(sys.argv) > 1 else "localhost:8000"
+    act(address, 200)
+    values = learn(address, 500)
+    print("".join("<>"[action] for action in values[:-1].argmax(axis=1)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Fetch samples of one table on one server ahead of their use, in a thread, bounded.
+
+    take() frees room -> request -> server -> stream -> assembly -> batches ready -> take()
+
+At most `max_samples` are on their way, being put together, or ready. A lost connection is made again; what was asked
+for and did not come is asked for again. Batches come in the order in which the server chose their samples.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+
+from reverb_writer.errors import (
+    ClosedError,
+    FormatError,
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    UnsafeDataError,
+)
+from reverb_writer.wire.assembly import Assembly, Column, SampleInfos
+from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.responses import RawSample
+from reverb_writer.wire.sample_stream import SampleStream
+from reverb_writer.wire.server_info import ServerInfo, request_server_info, why_samples_wait
+
+__all__ = ["Fetched", "Prefetch", "PrefetchStats"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+_PROBE_TIMEOUT_S = 2.0
+_RETRY_S = 0.1
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Samples that are ready.
+
+    Attributes:
+        columns: of them.
+        infos: of them.
+        oldest_at: `time.monotonic()` when the first of them came.
+    """
+
+    columns: Sequence[Column]
+    infos: SampleInfos
+    oldest_at: float
+
+
+@dataclass
+class PrefetchStats:
+    """What was fetched so far; cumulative but for the first three.
+
+    Attributes:
+        in_flight_samples: asked for and not come.
+        ready_samples: come and not taken.
+        cache_bytes: what decoded chunks occupy.
+        received_samples: samples that came.
+        received_bytes: bytes of their messages.
+        decoded_chunks: chunks that had to be decoded; all others were known.
+        skipped_samples: samples left out under `skip_unsafe`.
+        lost_samples: at most so many were taken from the server and lost with a connection.
+        reconnects: connections made again after a loss.
+        server_restarts: of them, those that found a server started anew.
+    """
+
+    in_flight_samples: int = 0
+    ready_samples: int = 0
+    cache_bytes: int = 0
+    received_samples: int = 0
+    received_bytes: int = 0
+    decoded_chunks: int = 0
+    skipped_samples: int = 0
+    lost_samples: int = 0
+    reconnects: int = 0
+    server_restarts: int = 0
+
+
+class Prefetch:
+    """The samples of one table on one server, ahead of their use.
+
+    Attributes:
+        gone_since: `time.monotonic()` when the connection was lost; None while there is one.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        table: str,
+        info: ServerInfo,
+        assembly: Assembly,
+        *,
+        batch_size: int,
+        max_samples: int,
+        limit: int | None,
+        skip_unsafe: bool,
+        wake: Callable[[], None],
+    ) -> None:
+        """Start to fetch.
+
+        Args:
+            channel: the connection; not closed by this.
+            table: its name.
+            info: the server's tables at the beginning.
+            assembly: puts samples together; this object's alone from now on.
+            batch_size: samples that become ready together.
+            max_samples: bound on what is ahead.
+            limit: samples to fetch at most; None for no limit.
+            skip_unsafe: whether to leave out and count samples that raise UnsafeDataError.
+            wake: called whenever something is ready, from the thread.
+        """
+        self.gone_since: float | None = None
+        self.address = channel.address
+        self._channel, self._table, self._info, self._assembly = channel, table, info, assembly
+        self._batch_size, self._max_samples, self._skip_unsafe, self._wake = batch_size, max_samples, skip_unsafe, wake
+        self._remaining = limit
+        self._lock = threading.Lock()  # guards all below; never held while waiting for the server
+        self._stream: SampleStream | None = None
+        self._past_bytes = 0
+        self._held = 0  # samples come and not taken
+        self._oldest_at = 0.0
+        self._heard_at = time.monotonic()
+        self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
+        self._stats = PrefetchStats()
+        self._closed = threading.Event()
+        self._why_gone = ""
+        self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------- for the reader
+
+    def take(self, *, partial: bool = False) -> Fetched | None:
+        """Return the next batch if it is ready; with `partial`, else what there is of one.
+
+        Raises:
+            ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
+        """
+        with self._lock:
+            if not self._ready and partial and self._assembly.num_samples:
+                self._finish_batch()
+            if not self._ready:
+                return None
+            item = self._ready.popleft()
+            if isinstance(item, ReverbWriterError):
+                raise item
+            taken = len(item.infos.keys)
+            self._held -= taken
+            self._request(taken)
+            return item
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that fetches."""
+        return self._channel.is_forked
+
+    def check_usable(self) -> None:
+        """Raise ClosedError in a forked child, in which no thread fetches."""
+        if self._channel.is_forked:
+            self._channel.check_usable()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing will come any more."""
+        return not self._thread.is_alive()
+
+    def why_waiting(self) -> str:
+        """Say what keeps samples from coming."""
+        if self.gone_since is not None:
+            return (
+                f"The server at {self.address} has been gone for {time.monotonic() - self.gone_since:.0f} s "
+                f"({self._why_gone}). It is looked for all the time; start it, or check the address."
+            )
+        try:
+            return why_samples_wait(request_server_info(self._channel, _PROBE_TIMEOUT_S), self._table, self._info)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            return str(error)
+
+    def stats(self) -> PrefetchStats:
+        """Return the counters so far."""
+        with self._lock:
+            stats = PrefetchStats(**vars(self._stats))
+            stream = self._stream
+            stats.in_flight_samples = stream.num_in_flight if stream else 0
+            stats.ready_samples = self._held
+            stats.received_bytes = self._past_bytes + (stream.num_bytes if stream else 0)
+            stats.cache_bytes = self._assembly.cache_bytes
+            stats.decoded_chunks = self._assembly.num_decoded_chunks
+        return stats
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Stop fetching; what has come can still be taken. Idempotent.
+
+        Args:
+            drain_s: go on reading until nothing has come for so long, seconds: what the server has already taken out of
+                a queue would else be lost on the way.
+        """
+        with self._lock:
+            self._remaining = 0
+        while drain_s and self._stream is not None and self._stream.num_in_flight:
+            silence = time.monotonic() - self._heard_at
+            if silence >= drain_s or self._closed.wait(min(drain_s - silence, drain_s) + 0.001):
+                break
+        self._closed.set()
+        stream = self._stream
+        if stream is not None:
+            stream.cancel()
+        self._thread.join(_PROBE_TIMEOUT_S + 1)
+
+    # ----------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                try:
+                    self._fetch()
+                except ServerUnavailableError as error:
+                    if not self._closed.is_set():
+                        self._find_server(str(error))
+                else:
+                    return
+        except ClosedError:
+            pass
+        except ReverbWriterError as error:
+            self._ready.append(error)
+        except Exception:
+            _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
+            raise
+        finally:
+            self._wake()
+
+    def _fetch(self) -> None:
+        """Read one connection until it is lost, or all is there that was to be fetched."""
+        stream = SampleStream(self._channel, self._table)
+        with self._lock:
+            self._stream = stream
+            self._request(self._max_samples - self._held)
+        try:
+            while self._remaining != 0 or stream.num_in_flight:
+                for sample in stream.read():
+                    self._heard_at = time.monotonic()
+                    with self._lock:
+                        self._add(sample)
+        finally:
+            stream.cancel()
+            with self._lock:
+                self._stream = None
+                self._past_bytes += stream.num_bytes
+                self._stats.lost_samples += stream.num_in_flight
+                if self._remaining is not None and not self._closed.is_set():
+                    self._remaining += stream.num_in_flight
+
+    def _request(self, num_samples: int) -> None:
+        """Ask for samples, unless the limit says that there are no more."""
+        if self._remaining is not None:
+            num_samples = min(num_samples, self._remaining)
+        if self._stream is not None and num_samples > 0:
+            if self._remaining is not None:
+                self._remaining -= num_samples
+            self._stream.request(num_samples)
+
+    def _add(self, sample: RawSample) -> None:
+        """Put a sample to the others, and make a batch of them if it completes one."""
+        self._stats.received_samples += 1
+        try:
+            self._assembly.add(sample)
+        except (UnsafeDataError, FormatError) as error:
+            self._request(1)
+            if self._skip_unsafe and isinstance(error, UnsafeDataError):
+                self._stats.skipped_samples += 1
+            else:
+                self._ready.append(error)
+                self._wake()
+            return
+        self._held += 1
+        if self._assembly.num_samples == 1:
+            self._oldest_at = time.monotonic()
+        if self._assembly.num_samples == self._batch_size:
+            self._finish_batch()
+            self._wake()
+
+    def _finish_batch(self) -> None:
+        self._ready.append(Fetched(*self._assembly.take(), self._oldest_at))
+
+    def _find_server(self, why: str) -> None:
+        """Wait until the server is there again."""
+        self._why_gone = why
+        self.gone_since = time.monotonic()
+        _LOG.warning("Samples of `%s`: %s Looking for it.", self._table, why)
+        while not self._closed.wait(_RETRY_S):
+            try:
+                info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
+            except (ReplayTimeoutError, ServerUnavailableError, grpc.RpcError):
+                continue
+            self._stats.reconnects += 1
+            self._stats.server_restarts += info.state_id != self._info.state_id
+            self._info = info
+            self.gone_since = None
+            return

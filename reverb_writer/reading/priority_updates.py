@@ -1,0 +1,130 @@
+"""New priorities on their way to the server: the learner does not wait for them.
+
+put(keys, priorities) -> the newest for each key -> a thread -> the server that owns the key
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.client import Client
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
+
+__all__ = ["PriorityUpdates"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+_MAX_KEYS = 1 << 20
+_MAX_REQUEST_KEYS = 1 << 14
+
+
+class PriorityUpdates:
+    """Priorities to be set in one table. Thread-safe."""
+
+    def __init__(self, client: Client, table: str) -> None:
+        """Start the thread; `client` is not closed by this."""
+        self._client, self._table = client, table
+        self._changed = threading.Condition()
+        self._pending: dict[int, float] = {}
+        self._owners: dict[int, int] = {}
+        self._sending = False
+        self._closed = False
+        self.num_sent = 0
+        self.num_failed = 0
+        self._thread = threading.Thread(target=self._run, name="reverb-writer-priorities", daemon=True)
+        self._thread.start()
+
+    def remember_owner(self, keys: npt.NDArray[np.uint64], shard: int) -> None:
+        """Remember which server keys came from, for as many as a learner can have in hand."""
+        if len(self._client.shards) > 1:
+            with self._changed:
+                self._owners.update(dict.fromkeys(keys.tolist(), shard))
+                _drop_oldest(self._owners, _MAX_KEYS)
+
+    def put(self, keys: Any, priorities: Any) -> None:
+        """Set priorities soon; of several for one key the last one counts.
+
+        Raises:
+            SpecError: a priority is not finite or < 0, or there are not as many as keys. Nothing changed.
+            ClosedError: after `close()`.
+        """
+        keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
+        if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
+            raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
+        if priorities.shape != keys.shape:
+            raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a key.")
+        bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
+        if len(bad):
+            raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]} and {len(bad) - 1} more such.")
+        with self._changed:
+            if self._closed:
+                raise ClosedError("the dataset is closed. Make a new one.")
+            self._pending.update(zip(keys.tolist(), priorities.tolist(), strict=True))
+            self.num_failed += _drop_oldest(self._pending, _MAX_KEYS)
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Return when all are set.
+
+        Raises:
+            ReplayTimeoutError: not in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not (self._pending or self._sending), timeout_s):
+                raise ReplayTimeoutError(
+                    f"table `{self._table}`: {len(self._pending)} priorities not set within {timeout_s:.1f} s. The "
+                    "server is slow or gone; `stats()` of the dataset tells."
+                )
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is there, for `timeout_s` seconds at most, and end. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        with self._changed:
+            self.num_failed += len(self._pending)
+            self._pending.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._sending = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._pending or self._closed)
+                if not self._pending:
+                    return
+                batch = dict(list(self._pending.items())[:_MAX_REQUEST_KEYS])
+                for key in batch:
+                    del self._pending[key]
+                self._sending = True
+                owners = [self._owners.get(key) for key in batch]
+            self._send(batch, owners)
+
+    def _send(self, batch: dict[int, float], owners: list[int | None]) -> None:
+        """Send each key to the server that owns it; to all where that is not known, for others ignore it."""
+        for number, shard in enumerate(self._client.shards):
+            updates = {key: batch[key] for key, owner in zip(batch, owners, strict=True) if owner in (None, number)}
+            if not updates:
+                continue
+            try:
+                shard.mutate_priorities(self._table, updates)
+                self.num_sent += len(updates)
+            except ReverbWriterError as error:
+                self.num_failed += len(updates)
+                if not self._closed:
+                    _LOG.warning("%d priorities of `%s` were not set: %s", len(updates), self._table, error)
+                    time.sleep(0.1)
+
+
+def _drop_oldest(entries: dict[int, Any], limit: int) -> int:
+    excess = max(len(entries) - limit, 0)
+    for key in list(entries)[:excess] if excess else ():
+        del entries[key]
+    return excess

@@ -1,0 +1,400 @@
+"""Batches of a replay table, for any learner.
+
+    server a -> Prefetch \
+    server b -> Prefetch  > the next that is ready, in turn -> collate -> Batch(data, info)
+
+A dataset fetches ahead in the background, at most `max_in_flight_batches` batches a server, and no wait is without end:
+a time-out names what keeps samples from coming.
+
+Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `TrajectoryDataset`.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import types
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.client import Client, as_client
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.reading.batches import Batch, Collate
+from reverb_writer.reading.batches import collate as make_batch
+from reverb_writer.reading.pieces import Pieces, check_same_length
+from reverb_writer.reading.prefetch import Fetched, Prefetch, PrefetchStats
+from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.structure import packer
+from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
+from reverb_writer.wire.server_info import TableInfo, unknown_table
+
+__all__ = ["DatasetStats", "ReplayDataset"]
+
+_ORDERED = ("fifo", "max_heap", "min_heap")
+_DRAIN_S = 0.25
+_PATIENCE_S = 0.1
+
+
+@dataclass
+class DatasetStats(PrefetchStats):
+    """What a dataset has done so far: the sums of `PrefetchStats` over its servers, and more.
+
+    Attributes:
+        batches: batches handed out.
+        samples: samples in them.
+        wait_s: seconds that the learner has waited for batches.
+        last_age_s: how long before it was handed out the first sample of the last batch had come, seconds.
+        undelivered_samples: samples come, but not handed out when the dataset was closed.
+        priority_updates: priorities sent to the server.
+        failed_priority_updates: priorities that could not be delivered.
+    """
+
+    batches: int = 0
+    samples: int = 0
+    wait_s: float = 0.0
+    last_age_s: float = 0.0
+    undelivered_samples: int = 0
+    priority_updates: int = 0
+    failed_priority_updates: int = 0
+
+
+class ReplayDataset:
+    """An endless iterator over batches of a table.
+
+    Samples come in the order in which the server chooses them: with one server, FIFO, LIFO and heap tables keep theirs.
+    Iterated by one thread at a time; the rest is thread-safe. A context manager. Not usable in a forked child.
+
+    Example:
+        with rw.ReplayDataset("localhost:8000", "replay", batch_size=256) as dataset:
+            for batch in dataset:
+                errors = train(batch.data, batch.info.importance_weights(0.6))
+                dataset.update_priorities(batch.info.keys, errors)
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        table: str,
+        batch_size: int,
+        *,
+        max_in_flight_batches: int = 2,
+        timeout_s: float | None = None,
+        on_timeout: Literal["raise", "stop"] = "raise",
+        collate: Collate = "error",
+        num_steps: int | None = None,
+        sequence_length: int | None = None,
+        single_pass: bool = False,
+        skip_unsafe: bool = False,
+        max_cache_bytes: int = 256 << 20,
+        max_sample_bytes: int = MAX_SAMPLE_BYTES,
+    ) -> None:
+        """Find the table and start to fetch.
+
+        Args:
+            client: a `Client`, an address or several, or a `reverb.Client`. With several servers a batch comes from one
+                of them, each in its turn.
+            table: its name.
+            batch_size: B, samples in a batch, >= 1; pieces of samples with `num_steps`.
+            max_in_flight_batches: bound on what is fetched ahead, for each server, >= 1. What is ahead is older than
+                what could be sampled now, and counts as sampled for the rate limiter.
+            timeout_s: how long a batch is waited for at most, seconds; None for the client's.
+            on_timeout: what happens then: "raise", after which the next call goes on waiting, or "stop": the iteration
+                ends, with a last batch of what had come.
+            collate: what becomes of samples that differ in length: "error"; "pad" with zeros to the longest, with
+                `info.mask`; "list", a list of B nests [T_i, ...]; "flat", leaves [T_0 + T_1 + ..., ...], of which
+                `info.lengths` tells the parts.
+            num_steps: cut each sample into pieces of so many steps, dropping what is left at its end; None not to.
+            sequence_length: of the samples, to check `num_steps` by; None if they differ.
+            single_pass: hand out each item that is in the table now, once and in order, then stop. For tables of which
+                sampler and remover are "fifo" or a heap, and `max_times_sampled` is 1.
+            skip_unsafe: leave out and count samples that raise UnsafeDataError.
+            max_cache_bytes: bound on decoded chunks, which spare decoding again, for each server.
+            max_sample_bytes: bound on one sample, decoded.
+
+        Raises:
+            SpecError: an argument can never work.
+            StructureError: there is no such table; names those that are.
+            ServerUnavailableError: a server does not answer within the time-out.
+        """
+        given = {name: value for name, value in locals().items() if name not in ("self", "client", "table")}
+        self._reopen = functools.partial(ReplayDataset, _made_again(client), table, **given)
+        self._batch_size = integer("batch_size", batch_size, minimum=1)
+        max_samples = self._batch_size * integer("max_in_flight_batches", max_in_flight_batches, minimum=1)
+        self._num_steps = None if num_steps is None else integer("num_steps", num_steps, minimum=1)
+        if num_steps is not None and sequence_length is not None:
+            check_same_length(num_steps, integer("sequence_length", sequence_length, minimum=1))
+        for argument, choice, choices in (
+            ("on_timeout", on_timeout, ("raise", "stop")),
+            ("collate", collate, ("error", "pad", "list", "flat")),
+        ):
+            if choice not in choices:
+                raise SpecError(f"`{argument}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
+        for name, value in (("max_cache_bytes", max_cache_bytes), ("max_sample_bytes", max_sample_bytes)):
+            integer(name, value, minimum=1)
+        self.table = table
+        self._on_timeout, self._collate = on_timeout, collate
+        self._client, self._owns_client = as_client(client, timeout_s)
+        self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        try:
+            infos = [shard.request_info(self._timeout_s) for shard in self._client.shards]
+            for shard, info in zip(self._client.shards, infos, strict=True):
+                unknown_table([table], info, shard.address)
+                if single_pass:
+                    _check_single_pass(info.tables[table])
+        except BaseException:
+            if self._owns_client:
+                self._client.close()
+            raise
+        self._pack: Any = None
+        self._ready = threading.Event()
+        self._turn = 0
+        self._late: set[int] = set()
+        self._drains = any(info.tables[table].max_times_sampled > 0 for info in infos)
+        self._ended = self._closed = False
+        self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
+        self._stats = DatasetStats()
+        self._prefetches = [
+            Prefetch(
+                shard.channel,
+                table,
+                info,
+                Assembly(max_cache_bytes, max_sample_bytes),
+                batch_size=self._batch_size,
+                max_samples=max_samples,
+                limit=info.tables[table].current_size if single_pass else None,
+                skip_unsafe=skip_unsafe,
+                wake=self._ready.set,
+            )
+            for shard, info in zip(self._client.shards, infos, strict=True)
+        ]
+        self._updates = PriorityUpdates(self._client, table)
+        # Whoever forgets close() must not hang when the interpreter ends.
+        self._finalizer = weakref.finalize(
+            self, _let_go, self._prefetches, self._updates, self._client if self._owns_client else None
+        )
+
+    # ------------------------------------------------------------------------------------------- iteration
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return the dataset itself: it goes on where it was, also after a time-out has ended an iteration."""
+        self._ended = False
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch; after `close()` or the end of a single pass, what is left, then stop.
+
+        Raises:
+            ReplayTimeoutError: none within the time-out; names the cause with its numbers. Nothing is lost by it.
+            ServerUnavailableError: likewise, and a server is gone.
+            UnsafeDataError, FormatError: a sample must not or cannot be decoded; it is left out, the next call goes on.
+            StructureError: samples differ in length or shape, which `collate` does not allow; or the table is gone.
+            ClosedError: in a forked child.
+        """
+        start = time.monotonic()
+        for prefetch in self._prefetches:
+            prefetch.check_usable()
+        deadline = start + self._timeout_s
+        fetched, server = (
+            self._next_fetched(deadline) if self._pieces is None else self._next_pieces(self._pieces, deadline)
+        )
+        now = time.monotonic()
+        if self._pack is None:
+            self._pack = self._find_pack()
+        stats = self._stats
+        stats.batches += 1
+        stats.samples += len(fetched.infos.keys)
+        stats.wait_s += now - start
+        stats.last_age_s = now - fetched.oldest_at
+        return make_batch(fetched.columns, fetched.infos, self._pack, self._collate, server)
+
+    def _find_pack(self) -> Any:
+        """Return what makes nests. The table's structure is known once it has items: before, nobody has told it."""
+        return packer(self._client.shards[self._turn].spec_of(self.table, self._timeout_s))
+
+    def _next_fetched(self, deadline: float) -> tuple[Fetched, str]:
+        # A server that is a little late is waited for, or the fastest would be heard most; once, until it is back.
+        patience = time.monotonic() + _PATIENCE_S
+        while not self._ended:
+            self._ready.clear()
+            in_turn = self._turn not in self._late and time.monotonic() < patience
+            fetched, server = self._take_in_turn(1 if in_turn else len(self._prefetches))
+            if fetched is not None:
+                return fetched, server
+            if all(prefetch.has_ended for prefetch in self._prefetches):
+                break
+            now = time.monotonic()
+            if self._ready.wait(max(min(deadline, patience if in_turn else deadline) - now, 0)):
+                continue
+            if in_turn and now < deadline and len(self._prefetches) > 1:
+                self._late.add(self._turn)
+            elif time.monotonic() >= deadline:
+                if self._on_timeout == "raise":
+                    raise self._timeout()
+                self._ended = True
+        fetched, server = self._take_in_turn(len(self._prefetches), partial=True)
+        if fetched is None:
+            self._ended = True
+            raise StopIteration
+        return fetched, server
+
+    def _next_pieces(self, pieces: Pieces, deadline: float) -> tuple[Fetched, str]:
+        oldest_at, server = time.monotonic(), ""
+        while pieces.num_pieces < self._batch_size:
+            try:
+                fetched, server = self._next_fetched(deadline)
+            except StopIteration:
+                if not pieces.num_pieces:
+                    raise
+                break
+            oldest_at = fetched.oldest_at
+            pieces.add(fetched.columns, fetched.infos)
+        return Fetched(*pieces.take(self._batch_size), oldest_at), server
+
+    def _timeout(self) -> Exception:
+        causes = " ".join(prefetch.why_waiting() for prefetch in self._prefetches)
+        held = sum(prefetch.stats().ready_samples for prefetch in self._prefetches)
+        gone = all(prefetch.gone_since is not None for prefetch in self._prefetches)
+        return (ServerUnavailableError if gone else ReplayTimeoutError)(
+            f"table `{self.table}`: no batch within {self._timeout_s:.1f} s, {held} of {self._batch_size} samples have "
+            f"come. {causes}"
+        )
+
+    def _take_in_turn(self, num_servers: int, *, partial: bool = False) -> tuple[Fetched | None, str]:
+        """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
+        for ahead in range(num_servers):
+            number = (self._turn + ahead) % len(self._prefetches)
+            prefetch = self._prefetches[number]
+            fetched = prefetch.take(partial=partial)
+            if fetched is not None:
+                self._turn = (number + 1) % len(self._prefetches)
+                self._late.discard(number)
+                self._updates.remember_owner(fetched.infos.keys, number)
+                return fetched, prefetch.address
+        return None, ""
+
+    # ------------------------------------------------------------------------------------------ all the rest
+
+    def update_priorities(self, keys: Any, priorities: Any) -> None:
+        """Set priorities of items, soon: the learner does not wait for the server.
+
+        Args:
+            keys: [n] integers, as `batch.info.keys`; those that the table has no more are ignored by the server.
+            priorities: [n], finite and >= 0. Of several for one key the last one counts.
+
+        Raises:
+            SpecError: a priority cannot be one, or there are not as many as keys. Nothing changed.
+            ClosedError: after `close()`.
+        """
+        self._updates.put(keys, priorities)
+
+    def flush_priorities(self, timeout_s: float | None = None) -> None:
+        """Return when all priorities given so far are set.
+
+        Raises:
+            ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.
+        """
+        self._updates.flush(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch.TorchDataset`.
+
+        Args:
+            device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
+
+        With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
+        worker opens a dataset like this one. That needs a `client` given as address.
+        """
+        from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
+
+        return TorchDataset(self._reopen, self, device)
+
+    def as_jax(self, device: Any = None) -> Iterator[Batch]:
+        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default."""
+        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
+
+        return jax_batches(self, device)
+
+    def as_tf(self) -> Any:
+        """Return a `tf.data.Dataset` of pairs `(data, info)`, `info` a dict; waits for the first batch."""
+        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
+
+        return tf_dataset(self)
+
+    def stats(self) -> DatasetStats:
+        """Return the counters so far."""
+        stats = DatasetStats(**vars(self._stats))
+        for prefetch in self._prefetches:
+            of_one = prefetch.stats()
+            for field in fields(PrefetchStats):
+                setattr(stats, field.name, getattr(stats, field.name) + getattr(of_one, field.name))
+        stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
+        stats.undelivered_samples = stats.ready_samples if self._closed else 0
+        return stats
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop fetching, and set the priorities that are on their way. Idempotent.
+
+        What has come can still be iterated over, a last, smaller batch included; `stats().undelivered_samples` counts
+        what is not. From tables whose items are removed after some samples, what the server has taken out already is
+        read first.
+
+        Args:
+            timeout_s: how long priorities are waited for at most, seconds; None for the dataset's.
+        """
+        if self._closed or not self._finalizer.detach():
+            return
+        self._closed = True
+        if any(prefetch.is_forked for prefetch in self._prefetches):
+            return
+        for prefetch in self._prefetches:
+            prefetch.close(_DRAIN_S if self._drains else 0.0)
+        self._updates.close(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
+        if self._pack is None:
+            try:
+                self._pack = self._find_pack()
+            except (ReplayTimeoutError, ServerUnavailableError):
+                self._pack = packer(None)
+        if self._owns_client:
+            self._client.close()
+
+    def __enter__(self) -> ReplayDataset:
+        """Return the dataset itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def _made_again(client: Any) -> Any:
+    """Return what another process can make the client of."""
+    return client if isinstance(client, Client) else getattr(client, "server_address", client)
+
+
+def _let_go(prefetches: Sequence[Prefetch], updates: PriorityUpdates, client: Client | None) -> None:
+    for prefetch in prefetches:
+        if not prefetch.is_forked:
+            prefetch.close()
+    updates.close(1.0)
+    if client is not None:
+        client.close()
+
+
+def _check_single_pass(table: TableInfo) -> None:
+    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
+        if selector not in _ORDERED:
+            raise SpecError(
+                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
+                f"expected one of {', '.join(map(repr, _ORDERED))}."
+            )
+    if table.max_times_sampled != 1:
+        raise SpecError(
+            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
+            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
+        )

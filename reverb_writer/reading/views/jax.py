@@ -1,0 +1,26 @@
+"""A `ReplayDataset` as an iterator of JAX arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import tree
+
+from reverb_writer.reading.batches import Batch
+
+__all__ = ["jax_batches"]
+
+
+def jax_batches(dataset: Any, device: Any) -> Iterator[Batch]:
+    """Yield batches whose leaves are JAX arrays on `device`; strings, which JAX has not, stay NumPy arrays.
+
+    64-bit numbers become 32-bit ones unless `jax_enable_x64` is set, as everywhere in JAX.
+    """
+
+    def put(array: Any) -> Any:
+        return array if array.dtype.kind == "O" else jax.device_put(array, device)
+
+    for batch in dataset:
+        yield Batch(tree.map_structure(put, batch.data), batch.info)

@@ -1,0 +1,67 @@
+"""A `ReplayDataset` as PyTorch's `IterableDataset`: batches of tensors, on the device that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+import tree
+
+from reverb_writer.reading.batches import Batch, BatchInfo
+
+__all__ = ["TorchDataset"]
+
+# What PyTorch has no dtype for, or computes nothing with.
+_WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
+
+
+class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # not installed where mypy runs
+    """Batches whose leaves are tensors; keys and other numbers of `info` stay NumPy arrays.
+
+    In `DataLoader` workers each worker opens a dataset of its own, so that each fetches and decodes in its own process;
+    start them with `spawn`, and pass `batch_size=None`: batches are batches already.
+    """
+
+    def __init__(self, open_dataset: Callable[[], Any], dataset: Any, device: Any) -> None:
+        """Wrap a dataset.
+
+        Args:
+            open_dataset: makes another one like it, in a worker; must be picklable for workers.
+            dataset: the one to iterate over in this process.
+            device: where tensors go; None for the CPU. For CUDA they are pinned and copied without waiting.
+        """
+        super().__init__()
+        self._open = open_dataset
+        self._dataset = dataset
+        self._device = None if device is None else torch.device(device)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Iterate over batches, without end."""
+        if torch.utils.data.get_worker_info() is not None:
+            with self._open() as dataset:
+                yield from map(self._convert, dataset)
+        else:
+            yield from map(self._convert, self._dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_dataset": None}
+
+    def _convert(self, batch: Batch) -> Batch:
+        info: BatchInfo = batch.info
+        return Batch(tree.map_structure(self._tensor, batch.data), info)
+
+    def _tensor(self, array: Any) -> Any:
+        if array.dtype.kind == "O":
+            return array.tolist()  # strings
+        if array.dtype.name == "bfloat16":
+            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(array.astype(_WIDER.get(array.dtype, array.dtype), copy=False))
+        if self._device is None:
+            return tensor
+        if self._device.type == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self._device, non_blocking=True)

@@ -1,0 +1,171 @@
+"""One server: one connection, its verbs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import tree
+
+from reverb_writer.arguments import check_timeout
+from reverb_writer.errors import (
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    SpecError,
+    StructureError,
+)
+from reverb_writer.priorities import check_priority
+from reverb_writer.structure import SPECS_TABLE, packer, spec_key
+from reverb_writer.wire import messages
+from reverb_writer.wire.assembly import SampleInfo
+from reverb_writer.wire.channel import Channel, describe
+from reverb_writer.wire.draw import draw
+from reverb_writer.wire.insert_stream import InsertStream
+from reverb_writer.wire.server_info import ServerInfo, request_server_info, unknown_table, why_samples_wait
+from reverb_writer.wire.single_item import column, one_item
+from reverb_writer.wire.specs import spec_of, store_spec
+
+__all__ = ["Sample", "Shard"]
+
+_PROBE_TIMEOUT_S = 2.0
+
+
+class Sample(NamedTuple):
+    """An item as it was sampled.
+
+    Attributes:
+        data: the table's nest, or a tuple of columns where nobody has told its structure; leaves [T, ...], owned by
+            the caller.
+        info: key, priority, probability, table size and times sampled.
+    """
+
+    data: Any
+    info: SampleInfo
+
+
+class Shard:
+    """One of the servers of a `Client`, which documents the verbs. Thread-safe."""
+
+    def __init__(self, channel: Channel, timeout_s: float) -> None:
+        """Take a connection, which is this object's alone from now on, and the time-out of calls that give none."""
+        self.channel = channel
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._inserts: InsertStream | None = None
+
+    @property
+    def address(self) -> str:
+        """The server's address, as given."""
+        return self.channel.address
+
+    def request_info(self, timeout_s: float | None = None) -> ServerInfo:
+        """Return the tables together with the identity of the server's process."""
+        return request_server_info(self.channel, self._timeout(timeout_s))
+
+    def insert(self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None) -> None:
+        """Write one item, and return when the server has it."""
+        timeout_s = self._timeout(timeout_s)
+        if not priorities:
+            raise SpecError("`priorities` must name at least one table, got none.")
+        checked = {table: check_priority(priority) for table, priority in priorities.items()}
+        columns = [column(path, leaf) for path, leaf in tree.flatten_with_path(data)]
+        if not columns:
+            raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
+        stream = self._insert_stream()
+        unknown_table(checked, self.request_info(timeout_s), self.address)
+        stream.wait_for_room(timeout_s)
+        request = one_item(columns, checked)
+        stream.write(request)
+        stream.flush(timeout_s, request)
+
+    def sample(self, table: str, num_samples: int, timeout_s: float | None = None) -> Iterator[Sample]:
+        """Sample items one after the other."""
+        timeout_s = self._timeout(timeout_s)
+        info = self.request_info(timeout_s)
+        unknown_table([table], info, self.address)
+        pack = packer(spec_of(self.channel, info, table, timeout_s))
+        try:
+            for columns, sample_info in draw(self.channel, table, num_samples, timeout_s):
+                yield Sample(pack(columns), sample_info)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            raise type(error)(f"{error} {self._why_samples_wait(table, info)}") from error
+
+    def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
+        """Return the nest of `ArraySpec` of a table's items; None if nobody has told."""
+        timeout_s = self._timeout(timeout_s)
+        return spec_of(self.channel, self.request_info(timeout_s), table, timeout_s)
+
+    def store_spec(self, table: str, spec: Any, timeout_s: float | None = None) -> None:
+        """Keep the step spec of a table that is going to be written; what is there already must be the same."""
+        timeout_s = self._timeout(timeout_s)
+        info = self.request_info(timeout_s)
+        store_spec(self.channel, self._insert_stream(), info, table, spec, timeout_s)
+
+    def mutate_priorities(
+        self,
+        table: str,
+        updates: Mapping[int, float] | None = None,
+        deletes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> None:
+        """Change priorities and delete items; both are checked by the caller."""
+        request = messages.MutatePrioritiesRequest(
+            table=table,
+            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in (updates or {}).items()],
+            delete_keys=deletes,
+        )
+        self._call(messages.MUTATE_PRIORITIES, request, timeout_s)
+
+    def reset(self, table: str, timeout_s: float | None = None) -> None:
+        """Remove all items of a table, set its rate limiter to zero and forget its spec."""
+        self._call(messages.RESET, messages.ResetRequest(table=table), timeout_s)
+        with contextlib.suppress(StructureError):  # a server that keeps no specs
+            self.mutate_priorities(SPECS_TABLE, deletes=[spec_key(table)], timeout_s=timeout_s)
+
+    def checkpoint(self, timeout_s: float | None = None) -> str:
+        """Have the server write a checkpoint; return its path on the server's machine."""
+        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), timeout_s)
+        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
+
+    def open_stream(self, **options: Any) -> InsertStream:
+        """Open an insert stream, to be closed before this."""
+        self.channel.check_usable()
+        return InsertStream(self.channel, **options)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Close the connection. Idempotent; does nothing in a forked child."""
+        with self._lock:
+            inserts, self._inserts = self._inserts, None
+        try:
+            if inserts is not None:
+                inserts.close(self._timeout(timeout_s))
+        finally:
+            self.channel.close()
+
+    def _why_samples_wait(self, table: str, before: ServerInfo) -> str:
+        try:
+            return why_samples_wait(self.request_info(_PROBE_TIMEOUT_S), table, before)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            return str(error)
+
+    def _timeout(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
+
+    def _insert_stream(self) -> InsertStream:
+        self.channel.check_usable()
+        with self._lock:
+            if self._inserts is None:
+                self._inserts = self.open_stream()
+            return self._inserts
+
+    def _call(self, method: str, request: Any, timeout_s: float | None) -> bytes:
+        try:
+            return self.channel.call(method, request.SerializeToString(), self._timeout(timeout_s))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                unknown_table([request.table], self.request_info(timeout_s), self.address)
+            raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error

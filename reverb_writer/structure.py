@@ -1,0 +1,105 @@
+"""What the items of a table look like, as bytes that can be kept beside the table; see wire/specs.py.
+
+A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signature, without the time dimension. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tree
+from google.protobuf.message import DecodeError
+
+from reverb_writer.errors import StructureError
+from reverb_writer.steps import Trajectory
+from reverb_writer.wire import signatures
+from reverb_writer.wire.messages import StructuredValue
+
+__all__ = ["SPECS_TABLE", "check_same", "decode_spec", "encode_spec", "packer", "spec_key"]
+
+SPECS_TABLE = "__specs__"
+"""The table in which a server keeps the specs of its other tables."""
+
+_ACTION = "Make the actors agree. `Client.reset` empties the table and lets it have another structure."
+
+
+def spec_key(table: str) -> int:
+    """Return the key of the item that holds a table's spec: 63 bits of a hash of its name."""
+    return int.from_bytes(hashlib.blake2b(table.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def encode_spec(nest: Any) -> bytes:
+    """Return the bytes of a spec.
+
+    >>> from reverb_writer.wire.signatures import ArraySpec
+    >>> decode_spec(encode_spec({"reward": ArraySpec((), "float32")}))
+    {'reward': ArraySpec(shape=(), dtype=dtype('float32'), name='')}
+
+    Args:
+        nest: of `ArraySpec`, in dicts with keys of type `str`, lists, tuples and named tuples.
+
+    Raises:
+        StructureError: Reverb cannot store such a nest.
+    """
+    encoded: bytes = signatures.encode(nest).SerializeToString(deterministic=True)
+    return encoded
+
+
+def decode_spec(data: bytes) -> Any:
+    """Return the nest of `ArraySpec` of a spec; a trajectory is a `Trajectory`. None if it cannot be read."""
+    try:
+        return with_trajectories(signatures.decode(StructuredValue.FromString(data)))
+    except DecodeError:
+        return None
+
+
+def with_trajectories(nest: Any) -> Any:
+    """Return a nest in which named tuples with the fields of a trajectory are `Trajectory`, of whatever class."""
+    if isinstance(nest, Mapping):
+        return {key: with_trajectories(value) for key, value in nest.items()}
+    if isinstance(nest, list):
+        return [with_trajectories(value) for value in nest]
+    if isinstance(nest, tuple):
+        values = [with_trajectories(value) for value in nest]
+        if hasattr(nest, "_fields"):
+            return Trajectory(*values) if nest._fields == Trajectory._fields else type(nest)(*values)
+        return tuple(values)
+    return nest
+
+
+def check_same(table: str, stored: Any, own: Any) -> None:
+    """Refuse a structure that is not the one in which a table was written first.
+
+    Raises:
+        StructureError: names the leaf, what it is, and what the table has.
+    """
+    theirs, ours = _leaves(stored), _leaves(own)
+    for path, (dtype, shape) in ours.items():
+        if path not in theirs:
+            has = ", ".join(f"`{name}`" for name in theirs)
+            raise StructureError(f"leaf `{path}`: table `{table}` was first written with {has}. {_ACTION}")
+        if (dtype, shape) != theirs[path]:
+            expected = "{} {}".format(*theirs[path])
+            raise StructureError(
+                f"leaf `{path}`: {dtype} {shape}, but table `{table}` was first written with {expected}. {_ACTION}"
+            )
+    missing = ", ".join(f"`{path}`" for path in theirs if path not in ours)
+    if missing:
+        raise StructureError(f"leaf {missing}: is missing, but table `{table}` was first written with it. {_ACTION}")
+
+
+def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return what makes a nest of columns; a tuple of them where they do not fit the spec, or where it is None.
+
+    >>> from reverb_writer.wire.signatures import ArraySpec
+    >>> packer({"a": ArraySpec((), "int64"), "b": [ArraySpec((), "int64")]})([1, 2])
+    {'a': 1, 'b': [2]}
+    """
+    num_leaves = None if spec is None else len(tree.flatten(spec))
+    return lambda columns: tree.unflatten_as(spec, columns) if len(columns) == num_leaves else tuple(columns)
+
+
+def _leaves(nest: Any) -> dict[str, tuple[Any, Any]]:
+    return {"/".join(map(str, path)): (leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest) if leaf}

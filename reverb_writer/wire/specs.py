@@ -1,0 +1,80 @@
+"""The specs that a server keeps of its tables, in a table of their own: read, store, forget.
+
+    observer, first step -> step spec -> an item of table `__specs__`,      -> learners: the nest back
+                                         its key a hash of the table's name -> other observers: refused if they differ
+
+The server keeps the item whose key it knows already, so of several actors that start together the first one's spec
+stays, and all read the same. It stays until `Client.reset` empties the table that it is of. A server without the table,
+such as a plain dm-reverb server, keeps none.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.errors import StructureError
+from reverb_writer.structure import SPECS_TABLE, check_same, decode_spec, encode_spec, spec_key, with_trajectories
+from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.draw import draw
+from reverb_writer.wire.insert_stream import InsertStream
+from reverb_writer.wire.server_info import ServerInfo, request_server_info
+from reverb_writer.wire.single_item import one_item
+
+__all__ = ["spec_of", "store_spec"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+_MAX_ROUNDS = 20
+_DRAWS_A_SPEC = 4
+
+
+def spec_of(channel: Channel, info: ServerInfo, table: str, timeout_s: float) -> Any:
+    """Return the nest of `ArraySpec` of a table's items: its signature, or what is stored; None if there is neither."""
+    if table in info.tables and info.tables[table].signature is not None:
+        return with_trajectories(info.tables[table].signature)
+    return _stored_spec(channel, info, table, timeout_s)
+
+
+def store_spec(
+    channel: Channel, stream: InsertStream, info: ServerInfo, table: str, spec: Any, timeout_s: float
+) -> None:
+    """Keep the step spec of a table that is going to be written; what is there already must be the same.
+
+    Raises:
+        StructureError: the table was first written with another structure; names the leaf.
+    """
+    if SPECS_TABLE not in info.tables or table not in info.tables or info.tables[table].signature is not None:
+        return
+    stored = _stored_spec(channel, info, table, timeout_s)
+    if stored is None:
+        try:
+            encoded = encode_spec(spec)
+        except StructureError as error:
+            _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, error)
+            return
+        request = one_item([np.array([encoded], object)], {SPECS_TABLE: 1.0}, spec_key(table))
+        stream.write(request)
+        stream.flush(timeout_s, request)
+        # Another actor may have been first.
+        stored = _stored_spec(channel, request_server_info(channel, timeout_s), table, timeout_s)
+    if stored is not None:
+        check_same(table, stored, spec)
+
+
+def _stored_spec(channel: Channel, info: ServerInfo, table: str, timeout_s: float) -> Any:
+    """Draw specs until the table's is found, or all were seen: a server chooses what it hands out."""
+    num_specs = info.tables[SPECS_TABLE].current_size if SPECS_TABLE in info.tables else 0
+    wanted = spec_key(table)
+    seen: set[int] = set()
+    for _ in range(_MAX_ROUNDS):
+        if len(seen) >= num_specs:
+            break
+        for columns, sample in draw(channel, SPECS_TABLE, _DRAWS_A_SPEC * num_specs, timeout_s):
+            if sample.key == wanted:
+                spec = columns[0].flat[0] if columns[0].size else None
+                return decode_spec(spec) if isinstance(spec, bytes) else None
+            seen.add(sample.key)
+    return None

@@ -1,0 +1,185 @@
+"""Samples become columns: whoever wrote them, however small the cache; and what contradicts itself is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sampled import chunk, item, response, together
+
+from reverb_writer.errors import FormatError, UnsafeDataError
+from reverb_writer.wire import messages
+from reverb_writer.wire.arena import Arena
+from reverb_writer.wire.assembly import Assembly, Column, split_samples
+from reverb_writer.wire.responses import RawSample, Splicer
+from reverb_writer.wire.trajectories import Group, parse
+
+
+def samples_of(message: bytes) -> list[RawSample]:
+    return Splicer().feed(message)
+
+
+def assembled(message: bytes, **bounds: int) -> tuple[list[Column], Any]:
+    assembly = Assembly(bounds.get("cache", 1 << 20), bounds.get("sample", 1 << 20))
+    for sample in samples_of(message):
+        assembly.add(sample)
+    return assembly.take()
+
+
+def test_window_over_two_chunks() -> None:
+    chunks = [chunk(7, [[0, 1, 2], [[0.0], [0.1], [0.2]]]), chunk(1 << 60, [[3, 4, 5], [[0.3], [0.4], [0.5]]])]
+    columns, infos = assembled(response((together(9, [7, 1 << 60], [(1, 2), (0, 2)], 2), chunks)))
+    assert columns[0].rows.tolist() == [1, 2, 3, 4]  # type: ignore[union-attr]  # one dtype: an array
+    assert columns[1].rows.tolist() == [[0.1], [0.2], [0.3], [0.4]]  # type: ignore[union-attr]  # likewise
+    assert columns[0].lengths.tolist() == [4]
+    assert (infos.keys, infos.priorities, infos.probabilities) == (9, 1.5, 0.25)
+    assert (infos.table_sizes, infos.times_sampled) == (4, 2)
+
+
+def test_columns_of_one_writer_are_one_group_and_of_another_a_group_each() -> None:
+    ours = together(1, [5, 6], [(0, 3), (0, 2)], 130).flat_trajectory.SerializeToString()
+    layout, slices = parse(ours)
+    assert layout.groups == (Group(tuple(range(130)), tuple(range(130))),)
+    assert slices == [[(5, 0, 3), (6, 0, 2)]]
+    foreign = item(1, [[(5, 0, 3, 0)], [(6, 1, 3, 0)]], squeezed=()).flat_trajectory.SerializeToString()
+    layout, slices = parse(foreign)
+    assert layout.groups == (Group((0,), (0,)), Group((1,), (0,)))
+    assert slices == [[(5, 0, 3)], [(6, 1, 3)]]
+
+
+slices = st.lists(
+    st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=4
+)
+
+
+@given(slices, st.integers(1, 140), st.booleans())
+def test_fast_way_reads_what_the_slow_way_reads(
+    of_all: list[tuple[int, int, int]], num: int, with_others: bool
+) -> None:
+    from reverb_writer.wire.trajectories import _parse_any
+
+    one = together(1, [key for key, _, _ in of_all], [(offset, length) for _, offset, length in of_all], num)
+    if with_others:
+        one.flat_trajectory.columns.add().chunk_slices.add(chunk_key=3, offset=1, length=1, index=0)
+    flat = one.flat_trajectory.SerializeToString()
+    assert parse(flat) == _parse_any(flat)
+
+
+def test_delta_encoded_squeezed_and_string_columns() -> None:
+    chunks = [
+        chunk(1, [[[1], [1], [1]]], delta_encoded=True),
+        chunk(2, [[2.0, 3.0, 4.0]]),
+        chunk(3, [np.array([b"a", b"", b"ccc"], object)]),
+    ]
+    one = item(1, [[(1, 0, 3, 0)], [(2, 2, 1, 0)], [(3, 1, 2, 0)]], squeezed=(1,))
+    columns, infos = assembled(response((one, chunks), (one, chunks)))
+    for leaves, info in split_samples(columns, infos):
+        assert leaves[0].tolist() == [[1], [2], [3]]
+        assert leaves[1] == 4.0
+        assert leaves[2].tolist() == [b"", b"ccc"]
+        assert info.key == 1
+
+
+@given(st.data())
+def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) -> None:
+    """A cache of a few rows evicts all the time, also within a sample."""
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=8))
+    starts = np.cumsum([0, *lengths])
+    content = {key: np.arange(starts[key], starts[key + 1]) for key in range(len(lengths))}
+    entries, expected = [], []
+    for number in range(data.draw(st.integers(1, 12))):
+        first = data.draw(st.integers(0, int(starts[-1]) - 1))
+        stop = data.draw(st.integers(first + 1, int(starts[-1])))
+        used = [key for key in content if starts[key] < stop and starts[key + 1] > first]
+        pieces = [(max(first - starts[key], 0), min(stop, starts[key + 1]) - max(first, starts[key])) for key in used]
+        pieces = [(int(offset), int(length)) for offset, length in pieces]
+        one = together(number, used, pieces, 2)
+        if data.draw(st.booleans()):  # another writer
+            one.flat_trajectory.columns[1].CopyFrom(one.flat_trajectory.columns[0])
+        expected.append(
+            (np.arange(first, stop), bool(one.flat_trajectory.columns[1] == one.flat_trajectory.columns[0]))
+        )
+        entries.append((one, [chunk(key, [content[key], -content[key]]) for key in used]))
+    columns, _ = assembled(response(*entries), cache=data.draw(st.sampled_from([1, 100, 1 << 20])))
+    assert columns[0].lengths.tolist() == [len(rows) for rows, _ in expected]
+    np.testing.assert_array_equal(columns[0].rows, np.concatenate([rows for rows, _ in expected]))
+    other = [rows if same else -rows for rows, same in expected]
+    np.testing.assert_array_equal(columns[1].rows, np.concatenate(other))
+
+
+def test_chunks_are_decoded_once_while_they_are_in_the_cache() -> None:
+    entries = [(together(n, [1], [(n, 2)], 1), [chunk(1, [np.arange(10)])]) for n in range(8)]
+    assembly = Assembly(1 << 20, 1 << 20)
+    for sample in samples_of(response(*entries)):
+        assembly.add(sample)
+    assert assembly.num_decoded_chunks == 1
+
+
+def test_samples_of_different_shapes_are_kept_apart() -> None:
+    entries = [(together(n, [n], [(0, 2)], 1), [chunk(n, [np.full((2, n), n)])]) for n in (1, 1, 3)]
+    (column,), _ = assembled(response(*entries))
+    assert [rows.shape for rows in column.split()] == [(2, 1), (2, 1), (2, 3)]
+
+
+def test_arena_keeps_its_bound() -> None:
+    arena = Arena([np.zeros((1, 4))], 32 * 1000, 1 << 20, lambda: None)
+    for key in range(1000):
+        start, stop = arena.put(key, [np.full((7, 4), key, float)])
+        assert (arena.columns[0][start:stop] == key).all()
+        assert arena.num_bytes <= 32 * 1000
+    for key, (start, stop) in arena.spans.items():
+        assert (arena.columns[0][start:stop] == key).all()
+    assert len(arena.spans) > 100
+
+
+GOOD = (together(1, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])
+
+
+@pytest.mark.parametrize(
+    ("one", "chunks", "message"),
+    [
+        (together(1, [2], [(0, 2)], 1), [chunk(1, [[1, 2]])], "chunk 2, which did not come"),
+        (together(1, [2], [(0, 3)], 1), [chunk(2, [[1, 2]])], r"rows 0\+3 of a chunk of 2"),
+        (together(1, [1], [(2, 2)], 1), [], r"rows 2\+2 of a chunk of 3"),
+        (item(1, [[(2, 0, 2, 1)]]), [chunk(2, [[1, 2]])], "tensor 1 of a chunk of 1"),
+        (item(1, []), [], "without columns"),
+        (item(1, [[]]), [], "impossible slices"),
+        (item(1, [[(2, -1, 1, 0)]]), [chunk(2, [[1, 2]])], "impossible slices"),
+        (item(1, [[(2, 0, 2, 0)]], squeezed=(0,)), [chunk(2, [[1, 2]])], "more than one row"),
+        (together(1, [2, 3], [(0, 2), (0, 1)], 1), [chunk(2, [[1, 2]]), chunk(3, [[0.5]])], "differ in dtype or shape"),
+        (together(1, [2], [(0, 1)], 1), [chunk(2, [5])], "no rows"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_and_leaves_nothing_behind(one: Any, chunks: Any, message: str) -> None:
+    assembly = Assembly(1 << 20, 1 << 20)
+    good, bad, good_again = samples_of(response(GOOD, (one, chunks), GOOD))
+    assembly.add(good)
+    with pytest.raises(FormatError, match=message):
+        assembly.add(bad)
+    assembly.add(good_again)
+    columns, infos = assembly.take()
+    assert columns[0].rows.tolist() == [5, 6, 5, 6]  # type: ignore[union-attr]  # one dtype: an array
+    assert len(infos.keys) == 2
+
+
+def test_empty_variant_tensor_is_unsafe() -> None:
+    variant = messages.ChunkData(chunk_key=3)
+    variant.data.tensors.add(dtype=messages.DataType.DT_VARIANT)
+    with pytest.raises(UnsafeDataError, match="DT_VARIANT"):
+        assembled(response((together(1, [3], [(0, 1)], 1), [variant])))
+
+
+def test_sample_larger_than_the_bound_is_unsafe() -> None:
+    with pytest.raises(UnsafeDataError, match="max_"):
+        assembled(response((together(1, [1], [(0, 100)], 1), [chunk(1, [np.zeros(100)])])), sample=799)
+    repeated = item(1, [[(1, 0, 100, 0)] * 3])
+    with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
+        assembled(response((repeated, [chunk(1, [np.zeros(100)])])), sample=2399)
+
+
+def test_bytes_that_are_no_response_are_refused() -> None:
+    with pytest.raises(FormatError, match="no SampleStreamResponse"):
+        samples_of(b"\xff\xff\xff")
