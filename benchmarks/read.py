@@ -32,7 +32,10 @@ Contenders = Mapping[str, Callable[[Any], Learner]]  # how to make each, by name
 def read_small(effort: Effort) -> Table:
     """Six small leaves, batches of 256, beside what the server can send."""
     workload = Workload(small_steps())
-    contenders = {**_datasets(workload, 256), "the raw stream": functools.partial(learners.raw, batch_size=256)}
+    contenders: Contenders = {
+        **_datasets(workload, 256),
+        "the raw stream": functools.partial(learners.raw, batch_size=256),
+    }
     with _table(workload, _fill_ours) as server:
         runs = _race(server.address, contenders, effort)
     return _report("Six small leaves, L=20, B=256", runs, {_PEER: 4, "the raw stream": 0.6})
@@ -69,7 +72,7 @@ def read_episodes(effort: Effort) -> Table:
 def read_one_by_one(effort: Effort) -> Table:
     """Single samples."""
     workload = Workload(small_steps())
-    contenders = {"ours": learners.ours_one_by_one, "reverb.Client.sample": learners.reverb_client}
+    contenders: Contenders = {"ours": learners.ours_one_by_one, "reverb.Client.sample": learners.reverb_client}
     with _table(workload, _fill_ours) as server:
         runs = _race(server.address, contenders, effort)
     return _report("Client.sample, six small leaves, L=20", runs, {"reverb.Client.sample": 10})

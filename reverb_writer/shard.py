@@ -103,7 +103,7 @@ class Shard:
         """Keep the step spec of a table that is going to be written; what is there already must be the same."""
         timeout_s = self._timeout(timeout_s)
         info = self.request_info(timeout_s)
-        store_spec(self.channel, self._insert_stream(), info, table, spec, timeout_s)
+        store_spec(self.channel, self.open_stream, info, table, spec, timeout_s)
 
     def mutate_priorities(
         self,

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -27,7 +28,6 @@ from reverb_writer.errors import (
 )
 from reverb_writer.wire.assembly import Assembly, Column, SampleInfos
 from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.responses import RawSample
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.server_info import ServerInfo, request_server_info, why_samples_wait
 
@@ -265,7 +265,7 @@ class Prefetch:
                 self._remaining -= num_samples
             self._stream.request(num_samples)
 
-    def _add(self, sample: RawSample) -> None:
+    def _add(self, sample: Any) -> None:
         """Put a sample to the others, and make a batch of them if it completes one."""
         self._stats.received_samples += 1
         try:

@@ -44,7 +44,7 @@ class Arena:
 
         Args:
             columns: arrays [T, ...] as they will come: their dtypes and shapes count.
-            max_bytes: bound on what is kept; twice the largest chunk if that is more.
+            max_bytes: bound on what is kept; twice the chunks of the largest sample if that is more.
             max_sample_bytes: bound on the rows of one sample.
             before_loss: is called before rows are given up, so that they can be read for the last time.
         """
@@ -56,26 +56,29 @@ class Arena:
         self.max_rows = max_sample_bytes // max(self.row_bytes, 1)
         self._max_bytes, self._before_loss = max_bytes, before_loss
         self._segment = self._next = self._segment_stop = 0
-        self._allocate(0)
+        self._allocate(0, 0)
 
     def holds(self, columns: Sequence[Array]) -> bool:
         """Return whether columns are of the dtypes and shapes that this arena is for."""
         return _dtypes_and_shapes(columns) == self.dtypes_and_shapes
 
+    def clear(self, chunks: Sequence[Sequence[Array]]) -> None:
+        """Give up all chunks; these will have room together."""
+        self._before_loss()
+        self._allocate(sum(len(columns[0]) for columns in chunks), sum(map(self._size, chunks)))
+
     def put(self, key: int, columns: Sequence[Array]) -> tuple[int, int]:
         """Copy a chunk's columns, all [T, ...] with one T, and return its span."""
-        length = len(columns[0])
-        extra = sum(len(string) for column in columns if column.dtype.kind == "O" for string in column.flat)
-        if length > self._segment_rows:
-            self._before_loss()
-            self._allocate(length)
-        elif self._next + length > self._segment_stop or self._used[self._segment] + extra > self._segment_bytes:
+        length, size = len(columns[0]), self._size(columns)
+        if length > self._segment_rows or size > self._segment_bytes:
+            self.clear([columns])
+        elif self._next + length > self._segment_stop or self._used[self._segment] + size > self._segment_bytes:
             self._enter((self._segment + 1) % len(self._keys))
         start, stop = self._next, self._next + length
         for rows, column in zip(self.columns, columns, strict=True):
             rows[start:stop] = column
         self._next = stop
-        self._used[self._segment] += length * self.row_bytes + extra
+        self._used[self._segment] += size
         self.spans[key] = start, stop
         self._keys[self._segment].append(key)
         return start, stop
@@ -85,12 +88,17 @@ class Arena:
         """Return what the chunks occupy."""
         return sum(self._used)
 
-    def _allocate(self, chunk_rows: int) -> None:
-        """Begin anew, with segments of at least `chunk_rows` rows. Memory that is not used yet costs nothing."""
+    def _size(self, columns: Sequence[Array]) -> int:
+        """Return what a chunk occupies, bytes."""
+        strings = (string for column in columns if column.dtype.kind == "O" for string in column.flat)
+        return len(columns[0]) * self.row_bytes + sum(map(len, strings))
+
+    def _allocate(self, min_rows: int, min_bytes: int) -> None:
+        """Begin anew, with segments of at least so many rows and bytes. Memory that is not used yet costs nothing."""
         rows = min(self._max_bytes // max(self.row_bytes, 1), _MAX_ROWS)
-        self._segment_rows = max(rows // _NUM_SEGMENTS, chunk_rows, 1)
+        self._segment_rows = max(rows // _NUM_SEGMENTS, min_rows, 1)
         num_segments = max(rows // self._segment_rows, 2)
-        self._segment_bytes = max(self._max_bytes // num_segments, 1)
+        self._segment_bytes = max(self._max_bytes // num_segments, self._segment_rows * self.row_bytes, min_bytes)
         capacity = num_segments * self._segment_rows
         self.columns = [np.empty((capacity, *shape), dtype) for dtype, shape in self.dtypes_and_shapes]
         self.spans: dict[int, tuple[int, int]] = {}

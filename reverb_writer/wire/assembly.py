@@ -1,17 +1,19 @@
 """Samples -> integers -> columns: each chunk is decoded once, and many samples are gathered at a time.
 
-    add(sample): trajectory -> slices; chunks that are new -> arena; rows remembered as integers
+    add(sample): trajectory -> slices -> chunks that are new go to the arena -> rows of the arena, remembered
     take():      all samples added so far, one array a column, their rows end to end
 
-A sample that is damaged or unsafe raises and leaves nothing behind.
+What a trajectory means is remembered, too, while its chunks are in the arena: an item that is sampled again costs one
+look-up. A sample that is damaged or unsafe raises and leaves nothing behind.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,6 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire import messages, tensors
 from reverb_writer.wire.arena import Arena
-from reverb_writer.wire.responses import RawSample
 from reverb_writer.wire.trajectories import Group, Layout, Slice, parse
 
 __all__ = ["MAX_SAMPLE_BYTES", "Assembly", "Column", "SampleInfo", "SampleInfos", "split_samples"]
@@ -30,7 +31,12 @@ Array = npt.NDArray[Any]
 MAX_SAMPLE_BYTES = 1 << 30
 """Size of the largest sample that is decoded, unless told otherwise."""
 
+Rows = tuple[Array, ...]
+"""Which rows of its arena each group of an item's columns is."""
+
 _MAX_LAYOUTS = 4
+_KNOWN_SHARE = 4  # trajectories that are remembered take so much of what decoded chunks may take
+_ENTRY_BYTES = 300
 
 
 @dataclass(frozen=True)
@@ -96,12 +102,29 @@ class SampleInfos:
     times_sampled: npt.NDArray[np.int32]
 
 
-class _Pending(NamedTuple):
-    """Rows of a group's arena that are to be gathered."""
+class _Shelf:
+    """What is known of the items of one layout.
 
-    starts: list[int]
-    counts: list[int]
-    lengths: list[int]
+    Attributes:
+        arenas: decoded chunks, an arena for each group of columns.
+        known: by trajectory, which rows of each arena an item is.
+    """
+
+    def __init__(self, layout: Layout, max_known_bytes: int) -> None:
+        self.layout = layout
+        self.arenas: list[Arena] = []
+        self.known: dict[bytes, Rows] = {}
+        self._known_bytes, self._max_known_bytes = 0, max_known_bytes
+
+    def remember(self, trajectory: bytes, rows: Rows) -> None:
+        self._known_bytes += len(trajectory) + sum(_ENTRY_BYTES + of_group.nbytes for of_group in rows)
+        if self._known_bytes > self._max_known_bytes:
+            self.forget()
+        self.known[trajectory] = rows
+
+    def forget(self) -> None:
+        self.known.clear()
+        self._known_bytes = 0
 
 
 class Assembly:
@@ -122,162 +145,146 @@ class Assembly:
         self.num_samples = 0
         self.num_decoded_chunks = 0
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
-        self._arenas: dict[Layout, list[Arena]] = {}
-        self._layout: Layout | None = None
-        self._current: list[Arena] = []  # the arenas of that layout; none before its first sample
-        self._pending: list[_Pending] = []
+        self._shelves: dict[Layout, _Shelf] = {}
+        self._current: _Shelf | None = None
+        self._known: Mapping[bytes, Rows] = {}  # of the current shelf
         self._begin()
 
     @property
     def cache_bytes(self) -> int:
         """Return what decoded chunks occupy."""
-        return sum(arena.num_bytes for arenas in self._arenas.values() for arena in arenas)
+        return sum(arena.num_bytes for shelf in list(self._shelves.values()) for arena in shelf.arenas)
 
-    def add(self, sample: RawSample) -> None:
+    def add(self, sample: Any) -> None:
         """Add a sample.
+
+        Args:
+            sample: a message of `reverb_writer.sampled.Entry` that is complete.
 
         Raises:
             UnsafeDataError: a tensor must not be decoded, or the sample is too large. The sample is left out.
             FormatError: parts of it contradict each other, or others of the batch. Likewise.
         """
-        layout, slices_of = parse(sample.info.item.flat_trajectory)
-        if layout is not self._layout:
-            self._change_layout(layout)
-        found = []
-        for arena, slices in zip(self._current, slices_of):  # noqa: B905  # no arenas before the first sample
-            spans = arena.spans
-            starts, counts, total = [], [], 0
-            for key, offset, length in slices:
-                span = spans.get(key)
-                if span is None:
-                    break
-                start = span[0] + offset
-                total += length
-                if start + length > span[1]:
-                    raise _outside(offset, length, span[1] - span[0])
-                starts.append(start)
-                counts.append(length)
-            else:
-                if total > arena.max_rows:
-                    raise _too_large(self._max_sample_bytes)
-                found.append((starts, counts, total))
-                continue
-            break
-        if len(found) == len(slices_of):
-            for pending, (starts, counts, total) in zip(self._pending, found, strict=True):
-                pending.starts.extend(starts)
-                pending.counts.extend(counts)
-                pending.lengths.append(total)
-        else:
-            self._load(layout, slices_of, sample.chunks)
-        self._infos.append(sample.info)
+        info = sample.info
+        item = info.item
+        trajectory = item.flat_trajectory
+        rows = self._known.get(trajectory)
+        if rows is None:
+            rows = self._learn(trajectory, sample.data)
+        self._rows.append(rows)
+        self._infos.append(info)
+        self._items.append(item)
         self.num_samples += 1
 
     def take(self) -> tuple[list[Column], SampleInfos]:
         """Return the columns of all samples added, and their infos; begin anew."""
         self._gather()
-        squeezed = self._layout.squeezed if self._layout else ()
+        squeezed = self._current.layout.squeezed if self._current else ()
         columns = [
             _column(parts, np.concatenate(lengths) if len(lengths) > 1 else lengths[0], is_squeezed)
             for parts, lengths, is_squeezed in zip(self._parts, self._lengths, squeezed, strict=True)
         ]
-        of_items = [info.item for info in self._infos]
         infos = SampleInfos(
-            np.array([item.key for item in of_items], np.uint64),
-            np.array([item.priority for item in of_items], np.float64),
+            np.array([item.key for item in self._items], np.uint64),
+            np.array([item.priority for item in self._items], np.float64),
             np.array([info.probability for info in self._infos], np.float64),
             np.array([info.table_size for info in self._infos], np.int64),
-            np.array([item.times_sampled for item in of_items], np.int32),
+            np.array([item.times_sampled for item in self._items], np.int32),
         )
         self._begin()
         return columns, infos
 
     def _begin(self) -> None:
-        num_columns = len(self._layout.squeezed) if self._layout else 0
-        self._parts: list[list[Array]] = [[] for _ in range(num_columns)]
+        num_columns = len(self._current.layout.squeezed) if self._current else 0
+        self._rows: list[Rows] = []  # of samples that are not gathered yet
+        self._parts: list[list[Array]] = [[] for _ in range(num_columns)]  # what is gathered, by column
         self._lengths: list[list[npt.NDArray[np.int64]]] = [[] for _ in range(num_columns)]
         self._infos: list[Any] = []
+        self._items: list[Any] = []
         self.num_samples = 0
-
-    def _change_layout(self, layout: Layout) -> None:
-        """Go on with samples of another writer."""
-        if self._layout and self.num_samples and layout.squeezed != self._layout.squeezed:
-            raise FormatError(
-                f"an item of {len(layout.squeezed)} columns in a batch whose first has {len(self._layout.squeezed)}, "
-                "or they are not squeezed alike. Its actors do not agree."
-            )
-        self._gather()
-        self._layout = layout
-        self._current = self._arenas.get(layout, [])
-        self._pending = [_Pending([], [], []) for _ in layout.groups]
-        if not self.num_samples:
-            self._begin()
-
-    def _load(self, layout: Layout, slices_of: list[list[Slice]], chunks: Sequence[bytes]) -> None:
-        """Decode the chunks that are not known, and remember the sample's rows."""
-        by_key = _parse_chunks(chunks)
-        arenas = self._current
-        # Everything is decoded and checked before anything is stored: a bad sample changes nothing.
-        budget = _Budget(self._max_sample_bytes)
-        fresh = []
-        for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
-            known: Mapping[int, tuple[int, int]] = arenas[number].spans if arenas else {}
-            keys = list(dict.fromkeys(key for key, _, _ in slices))
-            decoded = {key: _decode(by_key, key, group, budget) for key in keys if key not in known}
-            if decoded and arenas and not arenas[number].holds(next(iter(decoded.values()))):
-                decoded |= {key: _decode(by_key, key, group, budget) for key in keys if key in known}
-                arenas = []
-            self.num_decoded_chunks += len(decoded)
-            fresh.append(decoded)
-        if not arenas:
-            for decoded, group, slices in zip(fresh, layout.groups, slices_of, strict=True):
-                missing = dict.fromkeys(key for key, _, _ in slices if key not in decoded)
-                decoded |= {key: _decode(by_key, key, group, budget) for key in missing}
-            arenas = self._make_arenas([next(iter(decoded.values())) for decoded in fresh])
-        for arena, decoded, slices in zip(arenas, fresh, slices_of, strict=True):
-            _check(arena, decoded, slices, self._max_sample_bytes)
-        if arenas is not self._current:
-            self._gather()
-            self._current = arenas
-            self._arenas.pop(layout, None)
-            while len(self._arenas) >= _MAX_LAYOUTS:
-                del self._arenas[next(iter(self._arenas))]
-            self._arenas[layout] = arenas
-        for pending, arena, group, decoded, slices in zip(
-            self._pending, arenas, layout.groups, fresh, slices_of, strict=True
-        ):
-            for key, offset, length in slices:
-                # A chunk that was there may just have made room for another one; then it is decoded again.
-                span = arena.spans.get(key) or arena.put(
-                    key, decoded.get(key) or _decode(by_key, key, group, _Budget())
-                )
-                pending.starts.append(span[0] + offset)
-                pending.counts.append(length)
-            pending.lengths.append(sum(length for _, _, length in slices))
-
-    def _make_arenas(self, examples: Sequence[Sequence[Array]]) -> list[Arena]:
-        """Share the cache among the groups so that each holds as many rows."""
-        weights = [1 + sum(column.nbytes // len(column) for column in columns) for columns in examples]
-        return [
-            Arena(columns, self._max_cache_bytes * weight // sum(weights), self._max_sample_bytes, self._gather)
-            for columns, weight in zip(examples, weights, strict=True)
-        ]
 
     def _gather(self) -> None:
         """Copy the rows remembered so far out of the arenas."""
-        groups = self._layout.groups if self._layout and self._current else ()
-        for group, arena, pending in zip(groups, self._current, self._pending, strict=bool(groups)):
-            if pending.starts:
-                rows = _ranges(np.array(pending.starts), np.array(pending.counts))
-                for number, column in zip(group.columns, arena.columns, strict=True):
-                    self._parts[number].append(column.take(rows, axis=0, mode="clip"))
-                pending.starts.clear()
-                pending.counts.clear()
-            if pending.lengths:
-                lengths = np.array(pending.lengths, np.int64)
-                for number in group.columns:
-                    self._lengths[number].append(lengths)
-                pending.lengths.clear()
+        if self._current is None or not self._rows:
+            return
+        for group, arena, of_group in zip(
+            self._current.layout.groups, self._current.arenas, zip(*self._rows, strict=True), strict=True
+        ):
+            rows = np.concatenate(of_group)
+            lengths = np.fromiter(map(len, of_group), np.int64, len(of_group))
+            for number, column in zip(group.columns, arena.columns, strict=True):
+                self._parts[number].append(column.take(rows, axis=0, mode="clip"))
+                self._lengths[number].append(lengths)
+        self._rows.clear()
+
+    def _learn(self, trajectory: bytes, chunks: Sequence[bytes]) -> Rows:
+        """Return the rows of an item that is new, or of another layout than the one before."""
+        layout, slices_of = parse(trajectory)
+        if self._current and self.num_samples and layout.squeezed != self._current.layout.squeezed:
+            raise FormatError(
+                f"an item of {len(layout.squeezed)} columns in a batch whose first has "
+                f"{len(self._current.layout.squeezed)}, or they are not squeezed alike. Its actors do not agree."
+            )
+        shelf = self._shelves.get(layout)
+        rows = shelf.known.get(trajectory) if shelf else None
+        if shelf is None or rows is None:
+            shelf, rows = self._load(layout, shelf, slices_of, _parse_chunks(chunks))
+            shelf.remember(trajectory, rows)
+        if shelf is not self._current:
+            self._gather()
+            self._current, self._known = shelf, shelf.known
+            if not self.num_samples:
+                self._begin()
+        return rows
+
+    def _load(
+        self, layout: Layout, shelf: _Shelf | None, slices_of: list[list[Slice]], chunks: Mapping[int, Any]
+    ) -> tuple[_Shelf, Rows]:
+        """Decode the chunks that are not known, and return the rows of an item."""
+        # Everything is decoded and checked before anything is stored: a bad sample changes nothing.
+        budget = _Budget(self._max_sample_bytes)
+        fresh = [
+            {key: _decode(chunks, key, group, budget) for key in _keys(slices) if key not in spans}
+            for group, slices, spans in zip(layout.groups, slices_of, _spans(shelf, layout), strict=True)
+        ]
+        if shelf and not all(
+            arena.holds(columns) for arena, new in zip(shelf.arenas, fresh, strict=True) for columns in new.values()
+        ):
+            shelf = None
+            for group, new, slices in zip(layout.groups, fresh, slices_of, strict=True):
+                new |= {key: _decode(chunks, key, group, budget) for key in _keys(slices) if key not in new}
+        self.num_decoded_chunks += sum(map(len, fresh))
+        new_shelf = shelf or self._new_shelf(layout, fresh)
+        for arena, new, slices in zip(new_shelf.arenas, fresh, slices_of, strict=True):
+            _check(arena, new, slices, self._max_sample_bytes)
+        if shelf is None:
+            self._shelves.pop(layout, None)
+            while len(self._shelves) >= _MAX_LAYOUTS:
+                del self._shelves[next(iter(self._shelves))]
+            self._shelves[layout] = new_shelf
+        rows = []
+        for group, arena, new, slices in zip(layout.groups, new_shelf.arenas, fresh, slices_of, strict=True):
+            decode = functools.partial(_decode, chunks, group=group, budget=_Budget())
+            _place(arena, _keys(slices), new, decode)
+            rows.append(_rows(arena, slices))
+        return new_shelf, tuple(rows)
+
+    def _new_shelf(self, layout: Layout, examples: Sequence[Mapping[int, Sequence[Array]]]) -> _Shelf:
+        """Share the cache among the groups so that each holds as many rows."""
+        shelf = _Shelf(layout, self._max_cache_bytes // _KNOWN_SHARE)
+        firsts = [next(iter(columns.values())) for columns in examples]
+        weights = [1 + sum(column.nbytes // len(column) for column in columns) for columns in firsts]
+        before_loss = functools.partial(self._before_loss, shelf)
+        for columns, weight in zip(firsts, weights, strict=True):
+            max_bytes = self._max_cache_bytes * weight // sum(weights)
+            shelf.arenas.append(Arena(columns, max_bytes, self._max_sample_bytes, before_loss))
+        return shelf
+
+    def _before_loss(self, shelf: _Shelf) -> None:
+        """Read for the last time what an arena is about to lose."""
+        if shelf is self._current:
+            self._gather()
+        shelf.forget()
 
 
 def split_samples(columns: Sequence[Column], infos: SampleInfos) -> Iterator[tuple[list[Array], SampleInfo]]:
@@ -352,12 +359,38 @@ def _decode(by_key: Mapping[int, Any], key: int, group: Group, budget: _Budget) 
     return [column[:length] for column in columns]
 
 
-def _ranges(starts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the numbers of all ranges, end to end: starts [5, 2], counts [2, 3] -> 5 6 2 3 4."""
-    ends = np.cumsum(counts)
-    rows = np.arange(ends[-1], dtype=np.int64)
-    rows += np.repeat(starts - (ends - counts), counts)
-    return rows
+def _spans(shelf: _Shelf | None, layout: Layout) -> list[Mapping[int, tuple[int, int]]]:
+    return [arena.spans for arena in shelf.arenas] if shelf else [{} for _ in layout.groups]
+
+
+def _keys(slices: Sequence[Slice]) -> list[int]:
+    """Return the chunks of slices, each once."""
+    return list(dict.fromkeys([key for key, _, _ in slices]))
+
+
+def _place(
+    arena: Arena, keys: Iterable[int], fresh: dict[int, list[Array]], decode: Callable[[int], list[Array]]
+) -> None:
+    """Have all of an item's chunks in the arena at once, whatever must make room for them."""
+    for attempt in range(3):
+        missing = [key for key in keys if key not in arena.spans]
+        if not missing:
+            return
+        # A chunk that was there may have made room for another one; then it is decoded again.
+        if attempt:
+            fresh |= {key: decode(key) for key in keys if key not in fresh}
+        if attempt > 1:
+            missing = list(keys)
+            arena.clear([fresh[key] for key in keys])
+        for key in missing:
+            arena.put(key, fresh[key])
+
+
+def _rows(arena: Arena, slices: Sequence[Slice]) -> Array:
+    """Return which rows of the arena slices are."""
+    spans = arena.spans
+    ranges = [np.arange(spans[key][0] + offset, spans[key][0] + offset + length) for key, offset, length in slices]
+    return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
 
 
 def _column(parts: list[Array], lengths: npt.NDArray[np.int64], squeezed: bool) -> Column:

@@ -6,29 +6,16 @@ entry has the info. Pure: no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
 from reverb_writer.wire import messages
 
-__all__ = ["RawSample", "Splicer"]
+__all__ = ["Splicer"]
 
 _MAX_SPLIT_BYTES = 1 << 31
-
-
-class RawSample(NamedTuple):
-    """A sample as it came.
-
-    Attributes:
-        info: a message of `reverb_writer.sampled.Info`.
-        chunks: the chunks that it needs, each the bytes of a ChunkData.
-    """
-
-    info: Any
-    chunks: Sequence[bytes]
 
 
 class Splicer:
@@ -36,33 +23,36 @@ class Splicer:
 
     def __init__(self) -> None:
         """Begin between two samples."""
-        self._start: Any = None  # the first entry of a sample that is not complete
-        self._chunks: list[bytes] = []
+        self._start: Any = None  # a sample that is not complete, as far as it has come
         self._num_bytes = 0
 
-    def feed(self, message: bytes) -> list[RawSample]:
+    def feed(self, message: bytes) -> list[Any]:
         """Return the samples that a message completes, in order; maybe none.
 
+        Returns:
+            Messages of `reverb_writer.sampled.Entry`, each a whole sample.
+
         Raises:
-            FormatError: it is no SampleStreamResponse, or a sample has no end.
+            FormatError: the bytes are no SampleStreamResponse, or a sample has no end.
         """
         try:
             entries = messages.SampledResponse.FromString(message).entries
         except DecodeError as error:
-            raise FormatError(
-                f"a response of {len(message)} bytes that is no SampleStreamResponse ({error})."
-            ) from None
-        samples = []
-        for entry in entries:
-            if self._start is None and entry.end_of_sequence:
-                samples.append(RawSample(entry.info, entry.data))
-                continue
-            self._start = self._start or entry
-            self._chunks.extend(entry.data)
+            raise FormatError(f"{len(message)} bytes that are no SampleStreamResponse ({error}).") from None
+        if self._start is None and all(entry.end_of_sequence for entry in entries):
+            return list(entries)
+        return [sample for entry in entries if (sample := self._join(entry))]
+
+    def _join(self, entry: Any) -> Any:
+        """Return the sample that an entry completes, or None."""
+        if self._start is not None:
             self._num_bytes += sum(map(len, entry.data))
             if self._num_bytes > _MAX_SPLIT_BYTES:
                 raise FormatError(f"a sample of more than {_MAX_SPLIT_BYTES} bytes that has no end.")
-            if entry.end_of_sequence:
-                samples.append(RawSample(self._start.info, self._chunks))
-                self._start, self._chunks, self._num_bytes = None, [], 0
-        return samples
+            self._start.data.extend(entry.data)
+        sample = self._start or entry
+        self._start = None if entry.end_of_sequence else sample
+        if entry.end_of_sequence:
+            self._num_bytes = 0
+            return sample
+        return None

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, StructureError
 from reverb_writer.wire import messages
 from reverb_writer.wire.channel import Channel, describe
-from reverb_writer.wire.responses import RawSample, Splicer
+from reverb_writer.wire.responses import Splicer
 
 __all__ = ["SampleStream"]
 
@@ -58,8 +59,8 @@ class SampleStream:
         self.num_in_flight += num_samples
         self._requests.put(num_samples)
 
-    def read(self) -> list[RawSample]:
-        """Wait for the next message and return the samples that it completes; maybe none.
+    def read(self) -> list[Any]:
+        """Wait for the next message and return the samples that it completes, see `Splicer`; maybe none.
 
         Raises:
             ReplayTimeoutError: the deadline is over.

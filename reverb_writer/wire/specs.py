@@ -11,6 +11,7 @@ such as a plain dm-reverb server, keeps none.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,12 @@ def spec_of(channel: Channel, info: ServerInfo, table: str, timeout_s: float) ->
 
 
 def store_spec(
-    channel: Channel, stream: InsertStream, info: ServerInfo, table: str, spec: Any, timeout_s: float
+    channel: Channel,
+    open_stream: Callable[[], InsertStream],
+    info: ServerInfo,
+    table: str,
+    spec: Any,
+    timeout_s: float,
 ) -> None:
     """Keep the step spec of a table that is going to be written; what is there already must be the same.
 
@@ -56,8 +62,12 @@ def store_spec(
             _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, error)
             return
         request = one_item([np.array([encoded], object)], {SPECS_TABLE: 1.0}, spec_key(table))
-        stream.write(request)
-        stream.flush(timeout_s, request)
+        stream = open_stream()
+        try:
+            stream.write(request)
+            stream.flush(timeout_s)
+        finally:
+            stream.abandon()
         # Another actor may have been first.
         stored = _stored_spec(channel, request_server_info(channel, timeout_s), table, timeout_s)
     if stored is not None:

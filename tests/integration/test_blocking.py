@@ -54,7 +54,7 @@ def write_until_refused(observer: rw.TrajectoryObserver) -> tuple[int, rw.Replay
 def take(server: HostedServer, count: int) -> list[int]:
     """Take so many items out of the queue, as they come."""
     with rw.Client(server.address) as client:
-        return [int(sample.data[0][0]) for sample in client.sample("queue", count)]
+        return [int(sample.data["n"][0]) for sample in client.sample("queue", count)]
 
 
 def test_full_window_makes_a_step_wait_and_then_says_why(server: HostedServer) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tree
 from forwarder import Forwarder
 from reading import fifo, read_column
 from server_process import HostedServer
@@ -108,7 +109,7 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
     ):
         write(observer, range(20))
         time.sleep(3)
-        assert [int(sample.data[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
+        assert [int(tree.flatten(sample.data)[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
         observer.flush()
         assert observer.stats().reconnects == 0
 

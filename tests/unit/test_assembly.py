@@ -14,11 +14,11 @@ from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire import messages
 from reverb_writer.wire.arena import Arena
 from reverb_writer.wire.assembly import Assembly, Column, split_samples
-from reverb_writer.wire.responses import RawSample, Splicer
+from reverb_writer.wire.responses import Splicer
 from reverb_writer.wire.trajectories import Group, parse
 
 
-def samples_of(message: bytes) -> list[RawSample]:
+def samples_of(message: bytes) -> list[Any]:
     return Splicer().feed(message)
 
 
