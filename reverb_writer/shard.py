@@ -21,10 +21,11 @@ from reverb_writer.errors import (
 from reverb_writer.priorities import check_priority
 from reverb_writer.structure import SPECS_TABLE, packer, spec_key
 from reverb_writer.wire import messages
-from reverb_writer.wire.assembly import SampleInfo
+from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel, describe
-from reverb_writer.wire.draw import draw
+from reverb_writer.wire.draw import draw, make_assembly
 from reverb_writer.wire.insert_stream import InsertStream
+from reverb_writer.wire.samples import SampleInfo
 from reverb_writer.wire.server_info import ServerInfo, request_server_info, unknown_table, why_samples_wait
 from reverb_writer.wire.single_item import column, one_item
 from reverb_writer.wire.specs import spec_of, store_spec
@@ -32,6 +33,7 @@ from reverb_writer.wire.specs import spec_of, store_spec
 __all__ = ["Sample", "Shard"]
 
 _PROBE_TIMEOUT_S = 2.0
+_MAX_ASSEMBLIES = 4
 
 
 class Sample(NamedTuple):
@@ -56,6 +58,9 @@ class Shard:
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
         self._inserts: InsertStream | None = None
+        self._assemblies: dict[str, Assembly] = {}  # of tables that were sampled last, none that is in use
+        self._specs_version: tuple[int, int, int] | None = None
+        self._specs: dict[str, Any] = {}  # of that version
 
     @property
     def address(self) -> str:
@@ -87,17 +92,22 @@ class Shard:
         timeout_s = self._timeout(timeout_s)
         info = self.request_info(timeout_s)
         unknown_table([table], info, self.address)
-        pack = packer(spec_of(self.channel, info, table, timeout_s))
+        pack = packer(self._spec_of(info, table, timeout_s))
+        with self._lock:
+            assembly = self._assemblies.pop(table, None) or make_assembly()
         try:
-            for columns, sample_info in draw(self.channel, table, num_samples, timeout_s):
+            for columns, sample_info in draw(self.channel, info, table, num_samples, timeout_s, assembly):
                 yield Sample(pack(columns), sample_info)
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             raise type(error)(f"{error} {self._why_samples_wait(table, info)}") from error
+        finally:
+            if not assembly.num_samples:
+                self._keep(table, assembly)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
         """Return the nest of `ArraySpec` of a table's items; None if nobody has told."""
         timeout_s = self._timeout(timeout_s)
-        return spec_of(self.channel, self.request_info(timeout_s), table, timeout_s)
+        return self._spec_of(self.request_info(timeout_s), table, timeout_s)
 
     def store_spec(self, table: str, spec: Any, timeout_s: float | None = None) -> None:
         """Keep the step spec of a table that is going to be written; what is there already must be the same."""
@@ -145,6 +155,30 @@ class Shard:
                 inserts.close(self._timeout(timeout_s))
         finally:
             self.channel.close()
+
+    def _spec_of(self, info: ServerInfo, table: str, timeout_s: float) -> Any:
+        """Return a table's spec; the server is asked again only after specs were stored or forgotten."""
+        if SPECS_TABLE not in info.tables:
+            return spec_of(self.channel, info, table, timeout_s)
+        kept = info.tables[SPECS_TABLE]
+        version = (info.state_id, kept.rate_limiter.num_inserts, kept.current_size)
+        with self._lock:
+            if version != self._specs_version:
+                self._specs_version, self._specs = version, {}
+            if table in self._specs:
+                return self._specs[table]
+        spec = spec_of(self.channel, info, table, timeout_s)
+        with self._lock:
+            if version == self._specs_version:
+                self._specs[table] = spec
+        return spec
+
+    def _keep(self, table: str, assembly: Assembly) -> None:
+        """Keep what is known of a table's chunks for the next call."""
+        with self._lock:
+            self._assemblies[table] = assembly
+            while len(self._assemblies) > _MAX_ASSEMBLIES:
+                del self._assemblies[next(iter(self._assemblies))]
 
     def _why_samples_wait(self, table: str, before: ServerInfo) -> str:
         try:

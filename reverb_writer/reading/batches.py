@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
-from reverb_writer.wire.assembly import Column, SampleInfos
+from reverb_writer.wire.samples import Column, SampleInfos
 
 __all__ = ["Batch", "BatchInfo", "Collate", "collate"]
 

@@ -26,9 +26,10 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
-from reverb_writer.wire.assembly import Assembly, Column, SampleInfos
+from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
 from reverb_writer.wire.sample_stream import SampleStream
+from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.server_info import ServerInfo, request_server_info, why_samples_wait
 
 __all__ = ["Fetched", "Prefetch", "PrefetchStats"]

@@ -162,7 +162,7 @@ class ReplayDataset:
                 shard.channel,
                 table,
                 info,
-                Assembly(max_cache_bytes, max_sample_bytes),
+                Assembly(max_cache_bytes, max_sample_bytes, batch_size=self._batch_size),
                 batch_size=self._batch_size,
                 max_samples=max_samples,
                 limit=info.tables[table].current_size if single_pass else None,

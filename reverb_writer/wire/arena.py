@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.wire.sent_chunks import DtypesAndShapes, SentChunk
+
 __all__ = ["Arena"]
 
 Array = npt.NDArray[Any]
 
 _NUM_SEGMENTS = 16
 _MAX_ROWS = 1 << 27
-_REFERENCE_BYTES = 64  # what a string costs beside its characters
 
 
 class Arena:
@@ -38,60 +39,60 @@ class Arena:
     """
 
     def __init__(
-        self, columns: Sequence[Array], max_bytes: int, max_sample_bytes: int, before_loss: Callable[[], None]
+        self,
+        dtypes_and_shapes: DtypesAndShapes,
+        max_bytes: int,
+        max_sample_bytes: int,
+        before_loss: Callable[[], None],
     ) -> None:
         """Make an empty arena.
 
         Args:
-            columns: arrays [T, ...] as they will come: their dtypes and shapes count.
+            dtypes_and_shapes: of the columns, without the time dimension.
             max_bytes: bound on what is kept; twice the chunks of the largest sample if that is more.
             max_sample_bytes: bound on the rows of one sample.
             before_loss: is called before rows are given up, so that they can be read for the last time.
         """
-        self.dtypes_and_shapes = _dtypes_and_shapes(columns)
-        self.row_bytes = sum(
-            (_REFERENCE_BYTES if dtype.kind == "O" else dtype.itemsize) * math.prod(shape)
-            for dtype, shape in self.dtypes_and_shapes
-        )
+        self.dtypes_and_shapes = dtypes_and_shapes
+        self.row_bytes = sum((dtype.itemsize) * math.prod(shape) for dtype, shape in self.dtypes_and_shapes)
         self.max_rows = max_sample_bytes // max(self.row_bytes, 1)
         self._max_bytes, self._before_loss = max_bytes, before_loss
         self._segment = self._next = self._segment_stop = 0
         self._allocate(0, 0)
 
-    def holds(self, columns: Sequence[Array]) -> bool:
-        """Return whether columns are of the dtypes and shapes that this arena is for."""
-        return _dtypes_and_shapes(columns) == self.dtypes_and_shapes
+    def holds(self, chunk: SentChunk) -> bool:
+        """Return whether a chunk is of the dtypes and shapes that this arena is for."""
+        return chunk.dtypes_and_shapes == self.dtypes_and_shapes
 
-    def clear(self, chunks: Sequence[Sequence[Array]]) -> None:
+    def clear(self, chunks: Sequence[SentChunk]) -> None:
         """Give up all chunks; these will have room together."""
         self._before_loss()
-        self._allocate(sum(len(columns[0]) for columns in chunks), sum(map(self._size, chunks)))
+        self._allocate(sum(chunk.length for chunk in chunks), sum(chunk.num_bytes for chunk in chunks))
 
-    def put(self, key: int, columns: Sequence[Array]) -> tuple[int, int]:
-        """Copy a chunk's columns, all [T, ...] with one T, and return its span."""
-        length, size = len(columns[0]), self._size(columns)
-        if length > self._segment_rows or size > self._segment_bytes:
-            self.clear([columns])
-        elif self._next + length > self._segment_stop or self._used[self._segment] + size > self._segment_bytes:
+    def put(self, key: int, chunk: SentChunk) -> None:
+        """Decode a chunk; it stays until there must be room for others.
+
+        Raises:
+            FormatError: it is damaged, and not there.
+        """
+        if chunk.length > self._segment_rows or chunk.num_bytes > self._segment_bytes:
+            self.clear([chunk])
+        elif (
+            self._next + chunk.length > self._segment_stop
+            or self._used[self._segment] + chunk.num_bytes > self._segment_bytes
+        ):
             self._enter((self._segment + 1) % len(self._keys))
-        start, stop = self._next, self._next + length
-        for rows, column in zip(self.columns, columns, strict=True):
-            rows[start:stop] = column
+        start, stop = self._next, self._next + chunk.length
+        chunk.decode_into([column[start:stop] for column in self.columns])
         self._next = stop
-        self._used[self._segment] += size
+        self._used[self._segment] += chunk.num_bytes
         self.spans[key] = start, stop
         self._keys[self._segment].append(key)
-        return start, stop
 
     @property
     def num_bytes(self) -> int:
         """Return what the chunks occupy."""
         return sum(self._used)
-
-    def _size(self, columns: Sequence[Array]) -> int:
-        """Return what a chunk occupies, bytes."""
-        strings = (string for column in columns if column.dtype.kind == "O" for string in column.flat)
-        return len(columns[0]) * self.row_bytes + sum(map(len, strings))
 
     def _allocate(self, min_rows: int, min_bytes: int) -> None:
         """Begin anew, with segments of at least so many rows and bytes. Memory that is not used yet costs nothing."""
@@ -119,7 +120,3 @@ class Arena:
             for column in self.columns:
                 if column.dtype.kind == "O":
                     column[self._next : self._segment_stop] = None
-
-
-def _dtypes_and_shapes(columns: Sequence[Array]) -> list[tuple[np.dtype[Any], tuple[int, ...]]]:
-    return [(column.dtype, column.shape[1:]) for column in columns]

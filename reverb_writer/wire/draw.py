@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy.typing as npt
 
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly, SampleInfo, split_samples
+from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
 from reverb_writer.wire.channel import Channel
 from reverb_writer.wire.sample_stream import SampleStream
+from reverb_writer.wire.samples import SampleInfo, split_samples
+from reverb_writer.wire.server_info import ServerInfo, request_server_info
 
-__all__ = ["draw"]
+__all__ = ["draw", "make_assembly"]
 
-_REQUEST_SAMPLES = 64
-_CACHE_BYTES = 16 << 20
+_LOG = logging.getLogger("reverb_writer")
+
+_REQUEST_SAMPLES = 1024
+_CACHE_BYTES = 64 << 20
+_LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
 
 
 def draw(
-    channel: Channel, table: str, num_samples: int, timeout_s: float
+    channel: Channel,
+    info: ServerInfo,
+    table: str,
+    num_samples: int,
+    timeout_s: float,
+    assembly: Assembly | None = None,
 ) -> Iterator[tuple[list[npt.NDArray[Any]], SampleInfo]]:
     """Yield the columns and the info of `num_samples` samples, which together take `timeout_s` seconds at most.
+
+    Args:
+        channel: the connection.
+        info: the server's tables now.
+        table: one of them.
+        num_samples: how many.
+        timeout_s: for all of them.
+        assembly: one that has nothing to hand out; what it knows of the table is not decoded again.
 
     Raises:
         ReplayTimeoutError: not all came in time.
@@ -29,21 +49,28 @@ def draw(
         StructureError: there is no such table.
         UnsafeDataError, FormatError: what came must not or cannot be decoded.
     """
+    deadline = time.monotonic() + timeout_s
+    takes_out = info.tables[table].max_times_sampled > 0
     stream = SampleStream(channel, table, deadline_s=timeout_s)
-    assembly = Assembly(_CACHE_BYTES, MAX_SAMPLE_BYTES)
+    assembly = assembly or make_assembly()
     missing = unasked = num_samples
     try:
         while missing:
             # Two requests are under way, so that the server need not wait for us.
             while unasked and stream.num_in_flight <= _REQUEST_SAMPLES:
                 size = min(unasked, _REQUEST_SAMPLES)
+                if takes_out:
+                    size = min(size, _ready(channel, table, stream.num_in_flight, deadline))
+                if not size:
+                    break
                 stream.request(size)
                 unasked -= size
             for sample in stream.read():
                 assembly.add(sample)
             if assembly.num_samples:
-                missing -= assembly.num_samples
-                yield from split_samples(*assembly.take())
+                for one in split_samples(*assembly.take()):
+                    missing -= 1
+                    yield one
     except (ReplayTimeoutError, ServerUnavailableError) as error:
         raise type(error)(
             f"table `{table}`: {missing} of {num_samples} samples did not come within {timeout_s:.1f} s."
@@ -52,3 +79,25 @@ def draw(
         ) from error
     finally:
         stream.cancel()
+        if takes_out and missing > unasked:
+            _LOG.warning("Up to %d samples were taken out of `%s` and are lost.", missing - unasked, table)
+
+
+def make_assembly() -> Assembly:
+    """Return what puts the samples of one table together, for `draw`."""
+    return Assembly(_CACHE_BYTES, MAX_SAMPLE_BYTES)
+
+
+def _ready(channel: Channel, table: str, num_in_flight: int, deadline: float) -> int:
+    """Return how many samples more there are; wait for one, if none is under way either."""
+    pause_s, longest_s = _LOOK_S
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise ReplayTimeoutError("The time is up.")
+        tables = request_server_info(channel, left_s).tables
+        num_ready = tables[table].num_ready() - num_in_flight if table in tables else 0
+        if num_ready > 0 or num_in_flight:
+            return max(num_ready, 0)
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, longest_s)

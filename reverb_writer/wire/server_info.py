@@ -103,6 +103,18 @@ class TableInfo:
         limiter = self.rate_limiter
         return self.current_size < limiter.min_size_to_sample or limiter.diff - 1 < limiter.min_diff
 
+    def num_ready(self) -> int:
+        """Return how many samples the server would hand out at once, each item once.
+
+        Whoever asks for more of a table with `max_times_sampled` leaves a request behind when it goes, which takes an
+        item out for nobody.
+        """
+        if self.blocks_samples():
+            return 0
+        limiter = self.rate_limiter
+        allowed = limiter.diff - limiter.min_diff
+        return self.current_size if math.isinf(allowed) else min(self.current_size, math.floor(allowed))
+
 
 @dataclass(frozen=True)
 class ServerInfo:

@@ -82,7 +82,7 @@ def _stored_spec(channel: Channel, info: ServerInfo, table: str, timeout_s: floa
     for _ in range(_MAX_ROUNDS):
         if len(seen) >= num_specs:
             break
-        for columns, sample in draw(channel, SPECS_TABLE, _DRAWS_A_SPEC * num_specs, timeout_s):
+        for columns, sample in draw(channel, info, SPECS_TABLE, _DRAWS_A_SPEC * num_specs, timeout_s):
             if sample.key == wanted:
                 spec = columns[0].flat[0] if columns[0].size else None
                 return decode_spec(spec) if isinstance(spec, bytes) else None

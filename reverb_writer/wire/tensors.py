@@ -20,18 +20,28 @@ import functools
 import itertools
 import math
 import sys
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
 import cramjam
 import numpy as np
 
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.wire.messages import DataType, TensorProto
+from reverb_writer.wire.messages import DataType, TensorProto, TensorShapeProto
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-__all__ = ["MAX_TENSOR_BYTES", "decode", "dtype_number", "dtype_of", "encode", "layout", "varint"]
+__all__ = [
+    "MAX_TENSOR_BYTES",
+    "Tensor",
+    "decode",
+    "dtype_number",
+    "dtype_of",
+    "encode",
+    "layout",
+    "parse",
+    "varint",
+]
 
 MAX_TENSOR_BYTES: Final = 2**31 - 1
 """Size of the largest array, in bytes, that is encoded, and decoded unless told otherwise: what a message can hold."""
@@ -245,62 +255,107 @@ def decode(proto: Any, *, delta_encoded: bool = False, max_bytes: int = MAX_TENS
 
     Thread safety: any thread; the decompression releases the GIL.
     """
-    dtype = dtype_of(proto.dtype)
-    shape = _shape_of(proto)
-    num_bytes = math.prod(shape) * dtype.itemsize
+    tensor = parse(proto, max_bytes)
+    array = np.empty(tensor.shape, tensor.dtype)
+    tensor.decode_into(array, delta_encoded=delta_encoded)
+    return array
+
+
+class Tensor(NamedTuple):
+    """A tensor whose dtype, shape and size are known to agree, and whose content is not decoded.
+
+    Attributes:
+        dtype, shape: of the array that it will be.
+        num_bytes: of the array, the characters of strings included.
+        content: a snappy block, or the strings' lengths and bytes.
+        strings: if it has no content.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    num_bytes: int
+    content: bytes
+    strings: Sequence[bytes] = ()
+
+    def decode_into(self, array: Array, *, delta_encoded: bool = False) -> None:
+        """Decode into an array of its dtype and shape, in C order; see `decode`.
+
+        Raises:
+            FormatError: the content is damaged; then so is the array.
+        """
+        if self.dtype.kind == "O":
+            array[...] = _strings_of(self)
+            return
+        stored = array.reshape(-1).view(np.uint8)
+        try:
+            cramjam.snappy.decompress_raw_into(self.content, stored.data)
+        except cramjam.DecompressionError as error:
+            raise _damaged(f"snappy block that cannot be decompressed: {error}") from None
+        if self.dtype.kind == "b":
+            np.not_equal(stored, 0, out=stored.view(np.bool_))
+        if sys.byteorder == "big":
+            array.byteswap(inplace=True)
+        if delta_encoded and self.dtype.kind in "iu" and array.ndim > 1:
+            # As unsigned numbers, because the differences wrap around.
+            steps = array.view(f"u{array.itemsize}")
+            np.cumsum(steps, axis=0, dtype=steps.dtype, out=steps)
+
+
+def parse(proto: Any, max_bytes: int) -> Tensor:
+    """Return the tensor that a TensorProto from anyone is; nothing is decoded, and no memory taken for it.
+
+    Raises:
+        UnsafeDataError: the dtype is not on the allow-list, or the array would be larger than `max_bytes`.
+        FormatError: its parts contradict each other.
+    """
+    dtype, shape, num_bytes = _head_of(proto.dtype, proto.tensor_shape.SerializeToString())
+    content = proto.tensor_content
     if num_bytes > max_bytes:
         raise UnsafeDataError(
             f"tensor {dtype} {shape}: {num_bytes} bytes, expected at most {max_bytes}. "
             "Raise `max_bytes` if you trust the writer."
         )
-    if proto.dtype == DataType.DT_STRING:
-        return _strings_of(proto, shape)
-    content = _decompress(proto.tensor_content, num_bytes)
-    if dtype.kind == "b":
-        return np.not_equal(content, 0).reshape(shape)
-    array: Array = np.ndarray(shape, dtype, content)
-    if sys.byteorder == "big":
-        array.byteswap(inplace=True)
-    if delta_encoded and dtype.kind in "iu" and array.ndim > 1:
-        # As unsigned numbers, because the differences wrap around.
-        steps = array.view(f"u{dtype.itemsize}")
-        np.cumsum(steps, axis=0, dtype=steps.dtype, out=steps)
-    return array
+    if dtype.kind == "O":
+        strings = list(proto.string_val)
+        if math.prod(shape) > max(len(content), len(strings)):
+            raise _damaged(
+                f"{len(strings)} strings, {len(content)} bytes, expected {math.prod(shape)} from shape {shape}"
+            )
+        return Tensor(dtype, shape, num_bytes + len(content) + sum(map(len, strings)), content, strings)
+    try:
+        announced = cramjam.snappy.decompress_raw_len(content)
+    except cramjam.DecompressionError as error:
+        raise _damaged(f"snappy block that cannot be decompressed: {error}") from None
+    if announced != num_bytes:
+        raise _damaged(f"snappy block of {announced} bytes, expected {num_bytes} from dtype and shape")
+    if num_bytes > _MAX_SNAPPY_RATIO * len(content):
+        raise _damaged(f"snappy block of {len(content)} bytes, which cannot hold the {num_bytes} that it announces")
+    return Tensor(dtype, shape, num_bytes, content)
 
 
-def _shape_of(proto: Any) -> tuple[int, ...]:
-    shape = tuple([dim.size for dim in proto.tensor_shape.dim])
-    if proto.tensor_shape.unknown_rank:
+@functools.lru_cache(maxsize=1024)
+def _head_of(dtype_number: int, encoded_shape: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    """Return dtype, shape and size; the chunks of one writer have the same few."""
+    dtype = dtype_of(dtype_number)
+    proto = TensorShapeProto.FromString(encoded_shape)
+    shape = tuple([dim.size for dim in proto.dim])
+    if proto.unknown_rank:
         raise _damaged("tensor of unknown shape")
     if len(shape) > _MAX_DIMS:
         raise _damaged(f"tensor with {len(shape)} dimensions, expected at most {_MAX_DIMS}")
     if min(shape, default=0) < 0 or (0 in shape and math.prod(size or 1 for size in shape) > _MAX_EXTENT):
         raise _damaged(f"tensor of shape {shape}, which no array can have")
-    return shape
+    return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
-def _decompress(block: bytes, num_bytes: int) -> Array:
-    try:
-        announced = cramjam.snappy.decompress_raw_len(block)
-        if announced != num_bytes:
-            raise _damaged(f"snappy block of {announced} bytes, expected {num_bytes} from dtype and shape")
-        if num_bytes > _MAX_SNAPPY_RATIO * len(block):
-            raise _damaged(f"snappy block of {len(block)} bytes, which cannot hold the {num_bytes} that it announces")
-        content = np.empty(num_bytes, np.uint8)
-        cramjam.snappy.decompress_raw_into(block, content.data)
-    except cramjam.DecompressionError as error:
-        raise _damaged(f"snappy block that cannot be decompressed: {error}") from None
-    return content
-
-
-def _strings_of(proto: Any, shape: tuple[int, ...]) -> Array:
-    count = math.prod(shape)
-    strings = _split(proto.tensor_content, count) if proto.tensor_content else list(proto.string_val)
+def _strings_of(tensor: Tensor) -> Array:
+    count = math.prod(tensor.shape)
+    strings = _split(tensor.content, count) if tensor.content else list(tensor.strings)
     if len(strings) != count:
-        raise _damaged(f"{len(strings)} strings, expected {count} from shape {shape}")
+        raise _damaged(f"{len(strings)} strings, expected {count} from shape {tensor.shape}")
     array = np.empty(count, np.object_)
     array[:] = strings
-    return array.reshape(shape)
+    return array.reshape(tensor.shape)
 
 
 def _split(content: bytes, count: int) -> list[bytes]:

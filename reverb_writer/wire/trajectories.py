@@ -10,6 +10,7 @@ Pure: no I/O. Source: reverb/cc/schema.proto (FlatTrajectory); protobuf's encodi
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -53,7 +54,8 @@ _SQUEEZE = b"\x10\x01"
 _INDICES = [bytes([index]) for index in range(128)]
 
 
-def parse(flat_trajectory: bytes) -> tuple[Layout, list[list[Slice]]]:
+@functools.lru_cache(maxsize=1 << 14)
+def parse(flat_trajectory: bytes) -> tuple[Layout, Sequence[Sequence[Slice]]]:
     """Return an item's layout, and the slices of each of its groups.
 
     Raises:

@@ -99,7 +99,7 @@ def test_one_insert_goes_to_several_tables_with_their_priorities(client: rw.Clie
 def test_table_s_signature_gives_the_nest_back(client: rw.Client) -> None:
     data = {"pair": Pair(np.ones((2, 2), np.float32), np.array(["x", "yz"])), "list": [np.arange(3)]}
     client.insert(data, {"signed": 1.0, "a": 1.0})
-    (item,) = read(client, "signed")
+    (item,) = client.sample("signed")
     assert item.data["pair"].left.tolist() == [[1, 1], [1, 1]]
     assert item.data["pair"].right.tolist() == [b"x", b"yz"]
     assert item.data["list"][0].tolist() == [0, 1, 2]

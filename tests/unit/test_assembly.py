@@ -13,8 +13,10 @@ from sampled import chunk, item, response, together
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire import messages
 from reverb_writer.wire.arena import Arena
-from reverb_writer.wire.assembly import Assembly, Column, split_samples
+from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.responses import Splicer
+from reverb_writer.wire.samples import Column, split_samples
+from reverb_writer.wire.sent_chunks import SentChunk, SentChunks
 from reverb_writer.wire.trajectories import Group, parse
 
 
@@ -124,10 +126,15 @@ def test_samples_of_different_shapes_are_kept_apart() -> None:
     assert [rows.shape for rows in column.split()] == [(2, 1), (2, 1), (2, 3)]
 
 
+def sent(key: int, column: Any) -> SentChunk:
+    return SentChunks([chunk(key, [column]).SerializeToString()], 1 << 20).get(key, (0,))
+
+
 def test_arena_keeps_its_bound() -> None:
-    arena = Arena([np.zeros((1, 4))], 32 * 1000, 1 << 20, lambda: None)
+    arena = Arena([(np.dtype(float), (4,))], 32 * 1000, 1 << 20, lambda: None)
     for key in range(1000):
-        start, stop = arena.put(key, [np.full((7, 4), key, float)])
+        arena.put(key, sent(key, np.full((7, 4), key, float)))
+        start, stop = arena.spans[key]
         assert (arena.columns[0][start:stop] == key).all()
         assert arena.num_bytes <= 32 * 1000
     for key, (start, stop) in arena.spans.items():
