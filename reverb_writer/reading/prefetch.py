@@ -4,6 +4,9 @@
 
 At most `max_samples` are on their way, being put together, or ready. A lost connection is made again; what was asked
 for and did not come is asked for again. Batches come in the order in which the server chose their samples.
+
+From a table that gives items away (`max_times_sampled`) only what is there is asked for: a request that waits at the
+server when the learner goes takes an item out for nobody.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ _LOG = logging.getLogger("reverb_writer")
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
+_LOOK_TIMEOUT_S = 0.5
+_LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
 
 
 @dataclass(frozen=True)
@@ -120,9 +125,11 @@ class Prefetch:
         self.gone_since: float | None = None
         self.address = channel.address
         self._channel, self._table, self._info, self._assembly = channel, table, info, assembly
-        self._batch_size, self._max_samples, self._skip_unsafe, self._wake = batch_size, max_samples, skip_unsafe, wake
-        self._remaining = limit
+        self._batch_size, self._skip_unsafe, self._wake = batch_size, skip_unsafe, wake
+        self._gives_away = info.tables[table].max_times_sampled > 0
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server
+        self._room = max_samples  # samples that may still be asked for
+        self._remaining = limit
         self._stream: SampleStream | None = None
         self._past_bytes = 0
         self._held = 0  # samples come and not taken
@@ -130,6 +137,7 @@ class Prefetch:
         self._heard_at = time.monotonic()
         self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
         self._stats = PrefetchStats()
+        self._changed = threading.Event()  # there is more room, or the end has come
         self._closed = threading.Event()
         self._why_gone = ""
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
@@ -153,8 +161,11 @@ class Prefetch:
                 raise item
             taken = len(item.infos.keys)
             self._held -= taken
-            self._request(taken)
-            return item
+            self._room += taken
+            if not self._gives_away:
+                self._request(self._room)
+        self._changed.set()
+        return item
 
     @property
     def is_forked(self) -> bool:
@@ -199,16 +210,18 @@ class Prefetch:
         """Stop fetching; what has come can still be taken. Idempotent.
 
         Args:
-            drain_s: go on reading until nothing has come for so long, seconds: what the server has already taken out of
-                a queue would else be lost on the way.
+            drain_s: from a table that gives items away, go on reading what was asked for until nothing has come for so
+                long, seconds.
         """
         with self._lock:
             self._remaining = 0
-        while drain_s and self._stream is not None and self._stream.num_in_flight:
+        self._changed.set()
+        while self._gives_away and self._stream is not None and self._stream.num_in_flight:
             silence = time.monotonic() - self._heard_at
             if silence >= drain_s or self._closed.wait(min(drain_s - silence, drain_s) + 0.001):
                 break
         self._closed.set()
+        self._changed.set()
         stream = self._stream
         if stream is not None:
             stream.cancel()
@@ -241,12 +254,16 @@ class Prefetch:
         stream = SampleStream(self._channel, self._table)
         with self._lock:
             self._stream = stream
-            self._request(self._max_samples - self._held)
+            if not self._gives_away:
+                self._request(self._room)
         try:
             while self._remaining != 0 or stream.num_in_flight:
-                for sample in stream.read():
-                    self._heard_at = time.monotonic()
-                    with self._lock:
+                if self._gives_away and not self._request_what_is_there(stream):
+                    continue
+                samples = stream.read()
+                self._heard_at = time.monotonic()
+                for sample in samples:
+                    with self._lock:  # a learner that takes a batch does not wait for the rest of the message
                         self._add(sample)
         finally:
             stream.cancel()
@@ -254,8 +271,28 @@ class Prefetch:
                 self._stream = None
                 self._past_bytes += stream.num_bytes
                 self._stats.lost_samples += stream.num_in_flight
+                self._room += stream.num_in_flight
                 if self._remaining is not None and not self._closed.is_set():
                     self._remaining += stream.num_in_flight
+
+    def _request_what_is_there(self, stream: SampleStream) -> bool:
+        """Ask for what there is room for and the table has; return whether anything is under way."""
+        pause_s, longest_s = _LOOK_S
+        while self._remaining != 0 and not self._closed.is_set():
+            self._changed.clear()
+            if self._room:
+                try:
+                    tables = request_server_info(self._channel, _LOOK_TIMEOUT_S).tables
+                except ReplayTimeoutError:  # it is there, and busy
+                    continue
+                num_ready = tables[self._table].num_ready() if self._table in tables else 0
+                with self._lock:
+                    self._request(min(self._room, num_ready - stream.num_in_flight))
+            if stream.num_in_flight:
+                break
+            self._changed.wait(pause_s if self._room else None)
+            pause_s = min(2 * pause_s, longest_s)
+        return stream.num_in_flight > 0
 
     def _request(self, num_samples: int) -> None:
         """Ask for samples, unless the limit says that there are no more."""
@@ -264,6 +301,7 @@ class Prefetch:
         if self._stream is not None and num_samples > 0:
             if self._remaining is not None:
                 self._remaining -= num_samples
+            self._room -= num_samples
             self._stream.request(num_samples)
 
     def _add(self, sample: Any) -> None:
@@ -272,7 +310,9 @@ class Prefetch:
         try:
             self._assembly.add(sample)
         except (UnsafeDataError, FormatError) as error:
-            self._request(1)
+            self._room += 1
+            if not self._gives_away:
+                self._request(1)
             if self._skip_unsafe and isinstance(error, UnsafeDataError):
                 self._stats.skipped_samples += 1
             else:

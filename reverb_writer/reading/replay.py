@@ -12,11 +12,10 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 from __future__ import annotations
 
 import functools
-import threading
 import time
 import types
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -28,6 +27,7 @@ from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.pieces import Pieces, check_same_length
 from reverb_writer.reading.prefetch import Fetched, Prefetch, PrefetchStats
 from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.reading.turns import Turns
 from reverb_writer.structure import packer
 from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
 from reverb_writer.wire.server_info import TableInfo, unknown_table
@@ -36,7 +36,6 @@ __all__ = ["DatasetStats", "ReplayDataset"]
 
 _ORDERED = ("fifo", "max_heap", "min_heap")
 _DRAIN_S = 0.25
-_PATIENCE_S = 0.1
 
 
 @dataclass
@@ -89,6 +88,7 @@ class ReplayDataset:
         sequence_length: int | None = None,
         single_pass: bool = False,
         skip_unsafe: bool = False,
+        reuse_buffers: bool = False,
         max_cache_bytes: int = 256 << 20,
         max_sample_bytes: int = MAX_SAMPLE_BYTES,
     ) -> None:
@@ -112,7 +112,10 @@ class ReplayDataset:
             single_pass: hand out each item that is in the table now, once and in order, then stop. For tables of which
                 sampler and remover are "fifo" or a heap, and `max_times_sampled` is 1.
             skip_unsafe: leave out and count samples that raise UnsafeDataError.
-            max_cache_bytes: bound on decoded chunks, which spare decoding again, for each server.
+            reuse_buffers: let the arrays of a batch be overwritten once the next batch is asked for, instead of giving
+                each batch arrays of its own. Spares the system new memory for every batch of frames.
+            max_cache_bytes: bound on decoded chunks, which spare decoding again, for each server; a quarter more is
+                used to know items again.
             max_sample_bytes: bound on one sample, decoded.
 
         Raises:
@@ -150,31 +153,36 @@ class ReplayDataset:
                 self._client.close()
             raise
         self._pack: Any = None
-        self._ready = threading.Event()
-        self._turn = 0
-        self._late: set[int] = set()
-        self._drains = any(info.tables[table].max_times_sampled > 0 for info in infos)
         self._ended = self._closed = False
         self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
         self._stats = DatasetStats()
-        self._prefetches = [
-            Prefetch(
-                shard.channel,
-                table,
-                info,
-                Assembly(max_cache_bytes, max_sample_bytes, batch_size=self._batch_size),
-                batch_size=self._batch_size,
-                max_samples=max_samples,
-                limit=info.tables[table].current_size if single_pass else None,
-                skip_unsafe=skip_unsafe,
-                wake=self._ready.set,
-            )
-            for shard, info in zip(self._client.shards, infos, strict=True)
-        ]
+
+        def prefetches(wake: Callable[[], None]) -> list[Prefetch]:
+            return [
+                Prefetch(
+                    shard.channel,
+                    table,
+                    info,
+                    Assembly(
+                        max_cache_bytes,
+                        max_sample_bytes,
+                        batch_size=self._batch_size,
+                        num_buffers=max_in_flight_batches + 2 if reuse_buffers else 0,
+                    ),
+                    batch_size=self._batch_size,
+                    max_samples=max_samples,
+                    limit=info.tables[table].current_size if single_pass else None,
+                    skip_unsafe=skip_unsafe,
+                    wake=wake,
+                )
+                for shard, info in zip(self._client.shards, infos, strict=True)
+            ]
+
+        self._turns = Turns(table, self._batch_size, prefetches)
         self._updates = PriorityUpdates(self._client, table)
         # Whoever forgets close() must not hang when the interpreter ends.
         self._finalizer = weakref.finalize(
-            self, _let_go, self._prefetches, self._updates, self._client if self._owns_client else None
+            self, _let_go, self._turns.prefetches, self._updates, self._client if self._owns_client else None
         )
 
     # ------------------------------------------------------------------------------------------- iteration
@@ -195,12 +203,11 @@ class ReplayDataset:
             ClosedError: in a forked child.
         """
         start = time.monotonic()
-        for prefetch in self._prefetches:
+        for prefetch in self._turns.prefetches:
             prefetch.check_usable()
-        deadline = start + self._timeout_s
-        fetched, server = (
-            self._next_fetched(deadline) if self._pieces is None else self._next_pieces(self._pieces, deadline)
-        )
+        fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
+        if fetched is None:
+            raise StopIteration
         now = time.monotonic()
         if self._pack is None:
             self._pack = self._find_pack()
@@ -209,72 +216,41 @@ class ReplayDataset:
         stats.samples += len(fetched.infos.keys)
         stats.wait_s += now - start
         stats.last_age_s = now - fetched.oldest_at
+        server = self._turns.prefetches[self._turns.latest].address
         return make_batch(fetched.columns, fetched.infos, self._pack, self._collate, server)
 
     def _find_pack(self) -> Any:
         """Return what makes nests. The table's structure is known once it has items: before, nobody has told it."""
-        return packer(self._client.shards[self._turn].spec_of(self.table, self._timeout_s))
+        return packer(self._client.shards[self._turns.latest].spec_of(self.table, self._timeout_s))
 
-    def _next_fetched(self, deadline: float) -> tuple[Fetched, str]:
-        # A server that is a little late is waited for, or the fastest would be heard most; once, until it is back.
-        patience = time.monotonic() + _PATIENCE_S
-        while not self._ended:
-            self._ready.clear()
-            in_turn = self._turn not in self._late and time.monotonic() < patience
-            fetched, server = self._take_in_turn(1 if in_turn else len(self._prefetches))
-            if fetched is not None:
-                return fetched, server
-            if all(prefetch.has_ended for prefetch in self._prefetches):
-                break
-            now = time.monotonic()
-            if self._ready.wait(max(min(deadline, patience if in_turn else deadline) - now, 0)):
-                continue
-            if in_turn and now < deadline and len(self._prefetches) > 1:
-                self._late.add(self._turn)
-            elif time.monotonic() >= deadline:
-                if self._on_timeout == "raise":
-                    raise self._timeout()
-                self._ended = True
-        fetched, server = self._take_in_turn(len(self._prefetches), partial=True)
-        if fetched is None:
-            self._ended = True
-            raise StopIteration
-        return fetched, server
-
-    def _next_pieces(self, pieces: Pieces, deadline: float) -> tuple[Fetched, str]:
-        oldest_at, server = time.monotonic(), ""
-        while pieces.num_pieces < self._batch_size:
+    def _next_fetched(self, start: float) -> Fetched | None:
+        """Return the next batch of samples, or the last one; None at the end."""
+        fetched = None
+        if not self._ended:
             try:
-                fetched, server = self._next_fetched(deadline)
-            except StopIteration:
-                if not pieces.num_pieces:
+                fetched = self._turns.next(start, self._timeout_s)
+            except (ReplayTimeoutError, ServerUnavailableError):
+                if self._on_timeout == "raise":
                     raise
+                self._ended = True
+        fetched = fetched or self._turns.rest()
+        self._ended = self._ended or fetched is None
+        if fetched is not None:
+            self._updates.remember_owner(fetched.infos.keys, self._turns.latest)
+        return fetched
+
+    def _next_pieces(self, pieces: Pieces, start: float) -> Fetched | None:
+        """Return the next batch of pieces of samples, or the last one; None at the end."""
+        oldest_at = time.monotonic()
+        while pieces.num_pieces < self._batch_size:
+            fetched = self._next_fetched(start)
+            if fetched is None:
+                if not pieces.num_pieces:
+                    return None
                 break
             oldest_at = fetched.oldest_at
             pieces.add(fetched.columns, fetched.infos)
-        return Fetched(*pieces.take(self._batch_size), oldest_at), server
-
-    def _timeout(self) -> Exception:
-        causes = " ".join(prefetch.why_waiting() for prefetch in self._prefetches)
-        held = sum(prefetch.stats().ready_samples for prefetch in self._prefetches)
-        gone = all(prefetch.gone_since is not None for prefetch in self._prefetches)
-        return (ServerUnavailableError if gone else ReplayTimeoutError)(
-            f"table `{self.table}`: no batch within {self._timeout_s:.1f} s, {held} of {self._batch_size} samples have "
-            f"come. {causes}"
-        )
-
-    def _take_in_turn(self, num_servers: int, *, partial: bool = False) -> tuple[Fetched | None, str]:
-        """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
-        for ahead in range(num_servers):
-            number = (self._turn + ahead) % len(self._prefetches)
-            prefetch = self._prefetches[number]
-            fetched = prefetch.take(partial=partial)
-            if fetched is not None:
-                self._turn = (number + 1) % len(self._prefetches)
-                self._late.discard(number)
-                self._updates.remember_owner(fetched.infos.keys, number)
-                return fetched, prefetch.address
-        return None, ""
+        return Fetched(*pieces.take(self._batch_size), oldest_at)
 
     # ------------------------------------------------------------------------------------------ all the rest
 
@@ -327,7 +303,7 @@ class ReplayDataset:
     def stats(self) -> DatasetStats:
         """Return the counters so far."""
         stats = DatasetStats(**vars(self._stats))
-        for prefetch in self._prefetches:
+        for prefetch in self._turns.prefetches:
             of_one = prefetch.stats()
             for field in fields(PrefetchStats):
                 setattr(stats, field.name, getattr(stats, field.name) + getattr(of_one, field.name))
@@ -348,10 +324,10 @@ class ReplayDataset:
         if self._closed or not self._finalizer.detach():
             return
         self._closed = True
-        if any(prefetch.is_forked for prefetch in self._prefetches):
+        if any(prefetch.is_forked for prefetch in self._turns.prefetches):
             return
-        for prefetch in self._prefetches:
-            prefetch.close(_DRAIN_S if self._drains else 0.0)
+        for prefetch in self._turns.prefetches:
+            prefetch.close(_DRAIN_S)
         self._updates.close(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         if self._pack is None:
             try:

@@ -107,6 +107,34 @@ def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: 
     dataset.close()
 
 
+def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    write(server.address, "replay", 60)
+    with rw.ReplayDataset(server.address, "replay", 16, reuse_buffers=True) as dataset:
+        arrays = []
+        for _ in range(20):
+            a = next(dataset).data["a"]
+            np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
+            arrays.append(a.__array_interface__["data"][0])
+        assert len(set(arrays)) <= 4
+    with rw.ReplayDataset(server.address, "replay", 16) as dataset:
+        batches = [next(dataset).data["a"] for _ in range(20)]
+        assert len({a.__array_interface__["data"][0] for a in batches}) == 20
+
+
+def test_a_learner_that_went_without_a_sample_takes_none_with_it(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    dataset = rw.ReplayDataset(server.address, "queue", 3, timeout_s=0.3)
+    with dataset, pytest.raises(rw.ReplayTimeoutError):
+        next(dataset)
+    with rw.Client(server.address) as client:
+        with pytest.raises(rw.ReplayTimeoutError):
+            next(client.sample("queue", 3, timeout_s=0.3))
+        insert_numbers(server.address, "queue", range(5))
+        assert client.server_info()["queue"].current_size == 5
+        assert [int(sample.data[0][0]) for sample in client.sample("queue", 5)] == [0, 1, 2, 3, 4]
+
+
 def test_no_more_is_fetched_ahead_than_allowed(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(40))

@@ -54,6 +54,7 @@ LAYERS = [
     "reading.batches",
     "reading.pieces",
     "reading.prefetch",
+    "reading.turns",
     "reading.priority_updates",
     "reading.views",
     "reading.replay",
