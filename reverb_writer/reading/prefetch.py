@@ -33,7 +33,7 @@ from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
-from reverb_writer.wire.server_info import ServerInfo, request_server_info, why_samples_wait
+from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info, why_samples_wait
 
 __all__ = ["Fetched", "Prefetch", "PrefetchStats"]
 
@@ -41,7 +41,7 @@ _LOG = logging.getLogger("reverb_writer")
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
-_LOOK_TIMEOUT_S = 0.5
+_LOOK_TIMEOUT_S = 5.0
 _LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
 
 
@@ -281,11 +281,8 @@ class Prefetch:
         while self._remaining != 0 and not self._closed.is_set():
             self._changed.clear()
             if self._room:
-                try:
-                    tables = request_server_info(self._channel, _LOOK_TIMEOUT_S).tables
-                except ReplayTimeoutError:  # it is there, and busy
-                    continue
-                num_ready = tables[self._table].num_ready() if self._table in tables else 0
+                info = look_at_server(self._channel, _LOOK_TIMEOUT_S)
+                num_ready = info.tables[self._table].num_ready() if info and self._table in info.tables else 0
                 with self._lock:
                     self._request(min(self._room, num_ready - stream.num_in_flight))
             if stream.num_in_flight:

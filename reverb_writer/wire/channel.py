@@ -172,6 +172,8 @@ class Channel:
             except grpc.RpcError as error:
                 if self._closed:
                     raise ClosedError(f"the client of {self.address} was closed during a call.") from error
+                if error.code() is grpc.StatusCode.CANCELLED and left > 0:
+                    continue  # another thread has renewed the connection
                 lost = error.code() is grpc.StatusCode.UNAVAILABLE
                 if lost:
                     reasons[str(error.details()).rpartition("last error: ")[2]] = None  # one an address of the host

@@ -14,7 +14,7 @@ from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
 from reverb_writer.wire.channel import Channel
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import SampleInfo, split_samples
-from reverb_writer.wire.server_info import ServerInfo, request_server_info
+from reverb_writer.wire.server_info import ServerInfo, look_at_server
 
 __all__ = ["draw", "make_assembly"]
 
@@ -95,8 +95,8 @@ def _ready(channel: Channel, table: str, num_in_flight: int, deadline: float) ->
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise ReplayTimeoutError("The time is up.")
-        tables = request_server_info(channel, left_s).tables
-        num_ready = tables[table].num_ready() - num_in_flight if table in tables else 0
+        info = look_at_server(channel, left_s)
+        num_ready = info.tables[table].num_ready() - num_in_flight if info and table in info.tables else 0
         if num_ready > 0 or num_in_flight:
             return max(num_ready, 0)
         time.sleep(min(pause_s, left_s))

@@ -14,14 +14,15 @@ from typing import Any
 
 import grpc
 
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import ServerUnavailableError, StructureError
 from reverb_writer.wire import messages, signatures
-from reverb_writer.wire.channel import Channel, refused
+from reverb_writer.wire.channel import Channel, describe, refused
 
 __all__ = [
     "RateLimiterInfo",
     "ServerInfo",
     "TableInfo",
+    "look_at_server",
     "merge_tables",
     "parse_server_info",
     "request_server_info",
@@ -142,6 +143,24 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
     try:
         reply = channel.call(messages.SERVER_INFO, b"", timeout_s)
     except grpc.RpcError as error:
+        raise refused(channel.address, error) from error
+    return parse_server_info(reply, time.monotonic())
+
+
+def look_at_server(channel: Channel, timeout_s: float) -> ServerInfo | None:
+    """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time.
+
+    Raises:
+        ServerUnavailableError: it is gone.
+        ReverbWriterError: as for `request_server_info`.
+    """
+    try:
+        reply = channel.future(messages.SERVER_INFO, b"", timeout_s).result()
+    except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAVAILABLE:
+            raise ServerUnavailableError(f"the server at {channel.address} is gone ({describe(error)}).") from error
+        if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
+            return None
         raise refused(channel.address, error) from error
     return parse_server_info(reply, time.monotonic())
 

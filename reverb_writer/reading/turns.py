@@ -1,0 +1,96 @@
+"""Batches of one server or of several, each in its turn; whoever is late is skipped until it is back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.reading.prefetch import Fetched, Prefetch
+
+__all__ = ["Turns"]
+
+_PATIENCE_S = 0.1
+
+
+class Turns:
+    """The next batch of whichever server has its turn. For one thread at a time.
+
+    Attributes:
+        prefetches: what fetches, one a server.
+        latest: number of the server that the batch before came from.
+    """
+
+    def __init__(
+        self, table: str, batch_size: int, make_prefetches: Callable[[Callable[[], None]], Sequence[Prefetch]]
+    ) -> None:
+        """Start to fetch.
+
+        Args:
+            table: its name, for messages.
+            batch_size: likewise.
+            make_prefetches: called with what each of them must call when something is ready.
+        """
+        self.latest = 0
+        self._table, self._batch_size = table, batch_size
+        self._turn = 0
+        self._late: set[int] = set()
+        self._ready = threading.Event()
+        self.prefetches = make_prefetches(self._ready.set)
+
+    def next(self, start: float, timeout_s: float) -> Fetched | None:
+        """Return the next batch; None if none will come any more.
+
+        Args:
+            start: since when it is waited for, `time.monotonic()`.
+            timeout_s: how long, seconds.
+
+        Raises:
+            ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.
+            ServerUnavailableError: likewise, and all servers are gone.
+            ReverbWriterError: instead of a sample that could not be decoded.
+        """
+        deadline = start + timeout_s
+        # A server that is a little late is waited for, or the fastest would be heard most; once, until it is back.
+        patience = time.monotonic() + _PATIENCE_S
+        while True:
+            self._ready.clear()
+            in_turn = self._turn not in self._late and time.monotonic() < patience
+            fetched = self._take(1 if in_turn else len(self.prefetches))
+            if fetched is not None:
+                return fetched
+            if all(prefetch.has_ended for prefetch in self.prefetches):
+                return self._take(len(self.prefetches))
+            now = time.monotonic()
+            if self._ready.wait(max(min(deadline, patience if in_turn else deadline) - now, 0)):
+                continue
+            if in_turn and now < deadline and len(self.prefetches) > 1:
+                self._late.add(self._turn)
+            elif time.monotonic() >= deadline:
+                raise self._too_late(timeout_s)
+
+    def rest(self) -> Fetched | None:
+        """Return what has come, also of a batch that is not full; None if there is nothing."""
+        return self._take(len(self.prefetches), partial=True)
+
+    def _take(self, num_servers: int, *, partial: bool = False) -> Fetched | None:
+        """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
+        for ahead in range(num_servers):
+            number = (self._turn + ahead) % len(self.prefetches)
+            fetched = self.prefetches[number].take(partial=partial)
+            if fetched is not None:
+                self.latest = number
+                self._turn = (number + 1) % len(self.prefetches)
+                self._late.discard(number)
+                return fetched
+        return None
+
+    def _too_late(self, timeout_s: float) -> ReverbWriterError:
+        causes = " ".join(prefetch.why_waiting() for prefetch in self.prefetches)
+        held = sum(prefetch.stats().ready_samples for prefetch in self.prefetches)
+        gone = all(prefetch.gone_since is not None for prefetch in self.prefetches)
+        return (ServerUnavailableError if gone else ReplayTimeoutError)(
+            f"table `{self._table}`: no batch within {timeout_s:.1f} s, {held} of {self._batch_size} samples have "
+            f"come. {causes}"
+        )
