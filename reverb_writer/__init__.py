@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from reverb_writer.observers import SequenceObserver as SequenceObserver
     from reverb_writer.observers import TrajectoryObserver as TrajectoryObserver
     from reverb_writer.reading.batches import Batch as Batch
+    from reverb_writer.reading.contiguous import ContiguousBatch as ContiguousBatch
+    from reverb_writer.reading.contiguous import ContiguousDataset as ContiguousDataset
     from reverb_writer.reading.replay import ReplayDataset as ReplayDataset
     from reverb_writer.session import ObserverStats as ObserverStats
     from reverb_writer.steps import Trajectory as Trajectory
@@ -54,6 +56,8 @@ _MODULE_OF = {
     "Batch": "reading.batches",
     "Client": "client",
     "ClosedError": "errors",
+    "ContiguousBatch": "reading.contiguous",
+    "ContiguousDataset": "reading.contiguous",
     "EndOfEpisode": "windowing",
     "EpisodeObserver": "observers",
     "FormatError": "errors",

@@ -60,17 +60,29 @@ class Client:
         Raises:
             SpecError: an argument can never work.
         """
-        self.timeout_s = check_timeout(timeout_s)
+        timeout_s = check_timeout(timeout_s)
         addresses: list[Any] = list(address) if isinstance(address, list | tuple) else [address]
         names = list(map(str, addresses))
         if not names or len(set(names)) < len(names):
             raise SpecError(f"`address` must be one server or different ones, got {', '.join(names) or 'none'}.")
-        self._arguments = (addresses, tls, token, self.timeout_s, use_proxy)
-        self.shards = tuple(
-            Shard(Channel(one, tls=tls, token=token, use_proxy=use_proxy), self.timeout_s) for one in addresses
-        )
+        shards = [Shard(Channel(one, tls=tls, token=token, use_proxy=use_proxy), timeout_s) for one in addresses]
+        self._use(shards, (addresses, tls, token, timeout_s, use_proxy))
+
+    def _use(self, shards: Sequence[Shard], arguments: tuple[Any, ...]) -> None:
+        self.shards = tuple(shards)
+        self.timeout_s = shards[0].timeout_s
+        self._arguments = arguments
         self._turns = itertools.cycle(self.shards)
         self._lock = threading.Lock()
+
+    def each(self) -> list[Client]:
+        """Return a client for each server, over this one's connections: close this one instead."""
+        clients = []
+        for shard, address in zip(self.shards, self._arguments[0], strict=True):
+            client = object.__new__(Client)
+            client._use((shard,), ([address], *self._arguments[1:]))
+            clients.append(client)
+        return clients
 
     @property
     def address(self) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,13 +35,11 @@ class Pieces:
     def take(self, num_pieces: int) -> tuple[list[Column], SampleInfos]:
         """Take the first `num_pieces`, of those there are."""
         columns = [_joined(parts) for parts in zip(*(columns for columns, _ in self._parts), strict=True)]
-        infos = SampleInfos(
-            *(np.concatenate([getattr(infos, field.name) for _, infos in self._parts]) for field in fields(SampleInfos))
-        )
+        infos = SampleInfos.concatenate([infos for _, infos in self._parts])
         first, rest = slice(num_pieces), slice(num_pieces, None)
-        self._parts = [([_pieces_of(column, rest) for column in columns], _choose(infos, rest))]
+        self._parts = [([_pieces_of(column, rest) for column in columns], infos.choose(rest))]
         self.num_pieces = len(self._parts[0][1].keys)
-        return [_pieces_of(column, first) for column in columns], _choose(infos, first)
+        return [_pieces_of(column, first) for column in columns], infos.choose(first)
 
 
 def check_same_length(num_steps: int, sequence_length: int) -> None:
@@ -87,11 +83,7 @@ def cut(columns: Sequence[Column], infos: SampleInfos, num_steps: int) -> tuple[
         lengths = np.full(len(sample_of), 1 if column.squeezed else num_steps)
         taken = column.rows[sample_of] if column.squeezed else column.rows[rows.reshape(-1)]
         pieces.append(Column(taken, lengths, column.squeezed))
-    return pieces, _choose(infos, sample_of)
-
-
-def _choose(infos: SampleInfos, index: Any) -> SampleInfos:
-    return SampleInfos(*(getattr(infos, field.name)[index] for field in fields(SampleInfos)))
+    return pieces, infos.choose(sample_of)
 
 
 def _joined(parts: Sequence[Column]) -> Column:

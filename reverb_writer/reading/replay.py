@@ -67,6 +67,10 @@ class ReplayDataset:
     Samples come in the order in which the server chooses them: with one server, FIFO, LIFO and heap tables keep theirs.
     Iterated by one thread at a time; the rest is thread-safe. A context manager. Not usable in a forked child.
 
+    Attributes:
+        table: its name.
+        timeout_s: how long a batch is waited for at most, seconds.
+
     Example:
         with rw.ReplayDataset("localhost:8000", "replay", batch_size=256) as dataset:
             for batch in dataset:
@@ -141,9 +145,9 @@ class ReplayDataset:
         self.table = table
         self._on_timeout, self._collate = on_timeout, collate
         self._client, self._owns_client = as_client(client, timeout_s)
-        self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        self.timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         try:
-            infos = [shard.request_info(self._timeout_s) for shard in self._client.shards]
+            infos = [shard.request_info(self.timeout_s) for shard in self._client.shards]
             for shard, info in zip(self._client.shards, infos, strict=True):
                 unknown_table([table], info, shard.address)
                 if single_pass:
@@ -221,14 +225,14 @@ class ReplayDataset:
 
     def _find_pack(self) -> Any:
         """Return what makes nests. The table's structure is known once it has items: before, nobody has told it."""
-        return packer(self._client.shards[self._turns.latest].spec_of(self.table, self._timeout_s))
+        return packer(self._client.shards[self._turns.latest].spec_of(self.table, self.timeout_s))
 
     def _next_fetched(self, start: float) -> Fetched | None:
         """Return the next batch of samples, or the last one; None at the end."""
         fetched = None
         if not self._ended:
             try:
-                fetched = self._turns.next(start, self._timeout_s)
+                fetched = self._turns.next(start, self.timeout_s)
             except (ReplayTimeoutError, ServerUnavailableError):
                 if self._on_timeout == "raise":
                     raise
@@ -273,7 +277,7 @@ class ReplayDataset:
         Raises:
             ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.
         """
-        self._updates.flush(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
+        self._updates.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def as_torch(self, device: Any = None) -> Any:
         """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch.TorchDataset`.
@@ -328,7 +332,7 @@ class ReplayDataset:
             return
         for prefetch in self._turns.prefetches:
             prefetch.close(_DRAIN_S)
-        self._updates.close(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
+        self._updates.close(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
         if self._pack is None:
             try:
                 self._pack = self._find_pack()

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from reverb_writer.slices.batches import SliceBatch, allot, gather, sample_members
+from reverb_writer.slices.batches import SliceBatch, allot, concatenate_batches, gather, sample_members
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
 from reverb_writer.slices.markers import Markers, read_markers
 from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
@@ -32,6 +32,7 @@ __all__ = [
     "Trajectories",
     "TrajectoryAssembler",
     "allot",
+    "concatenate_batches",
     "concatenate_trajectories",
     "find_trajectories",
     "gather",

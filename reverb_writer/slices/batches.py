@@ -18,7 +18,7 @@ from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
 from reverb_writer.slices.rows import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
 
-__all__ = ["SliceBatch", "allot", "gather", "sample_members"]
+__all__ = ["SliceBatch", "allot", "concatenate_batches", "gather", "sample_members"]
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def sample_members(
             nest, trajectories = members[number]
             slices = dataclasses.replace(sampler, num_slices=count).sample(trajectories, rng)
             drawn.append((number, gather(nest, slices)))
-    return _concatenate([batch for _, batch in drawn], [number for number, _ in drawn])
+    return concatenate_batches([batch for _, batch in drawn], [number for number, _ in drawn])
 
 
 def _markers_of(markers: Markers, slices: Slices) -> Markers:
@@ -211,7 +211,9 @@ def _markers_of(markers: Markers, slices: Slices) -> Markers:
     return Markers(**take_rows(given, slices.rows, slices.storage_shape))
 
 
-def _concatenate(batches: Sequence[SliceBatch], numbers: Sequence[int]) -> SliceBatch:
+def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -> SliceBatch:
+    """Lay batches end to end, each of the member with its number; see `sample_members` for what comes of them."""
+
     def joined(arrays: Sequence[Any]) -> Any:
         return None if any(array is None for array in arrays) else np.concatenate(arrays)
 

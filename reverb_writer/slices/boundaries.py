@@ -57,6 +57,10 @@ class Trajectories:
         stops = np.cumsum(found)
         return cls(stops - found, found, np.zeros_like(found), (int(stops[-1]),))
 
+    def choose(self, which: Integers) -> Trajectories:
+        """Return some of the trajectories, by their numbers, of the same storage."""
+        return Trajectories(self.starts[which], self.lengths[which], self.lanes[which], self.storage_shape)
+
     def __len__(self) -> int:
         """Return the number of trajectories."""
         return len(self.starts)

@@ -105,6 +105,26 @@ class Slices:
         """Give each row what its slice has: [S, ...] to [N, ...]."""
         return np.repeat(of_slices, self.widths, axis=0)
 
+    def part(self, first: int, stop: int) -> Slices:
+        """Return some of the slices, by their numbers, of the same storage.
+
+        >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
+        >>> slices.part(1, 2).rows.tolist()
+        [2, 3, 4]
+        """
+        chosen = slice(first, stop)
+        ends = np.concatenate([[0], np.cumsum(self.widths)])
+        return Slices(
+            rows=self.rows[ends[first] : ends[min(stop, len(self.widths))]],
+            lengths=self.lengths[chosen],
+            widths=self.widths[chosen],
+            trajectories=self.trajectories[chosen],
+            cut=self.cut[chosen],
+            probabilities=self.probabilities[chosen],
+            is_padded=self.is_padded,
+            storage_shape=self.storage_shape,
+        )
+
     def _marked(self, at: Integers) -> Flags:
         marked = np.zeros(len(self.rows), bool)
         marked[at] = True

@@ -76,6 +76,15 @@ class SampleInfos:
     table_sizes: npt.NDArray[np.int64]
     times_sampled: npt.NDArray[np.int32]
 
+    def choose(self, index: Any) -> SampleInfos:
+        """Return those of some samples, by whatever NumPy takes as index of the first dimension."""
+        return SampleInfos(*(getattr(self, name)[index] for name in _INFO_FIELDS))
+
+    @classmethod
+    def concatenate(cls, infos: Sequence[SampleInfos]) -> SampleInfos:
+        """Return those of several batches, one after the other."""
+        return SampleInfos(*(np.concatenate([getattr(info, name) for info in infos]) for name in _INFO_FIELDS))
+
 
 _INFO_FIELDS = ("keys", "priorities", "probabilities", "table_sizes", "times_sampled")  # in the order of SampleInfo
 

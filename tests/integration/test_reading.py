@@ -367,7 +367,7 @@ def test_restart_of_the_server_is_survived(lone_server: StartServer) -> None:
             next(dataset)
         server.process.restart()
         insert_numbers(server.address, "queue", [3, 4])
-        dataset._timeout_s = 30.0
+        dataset.timeout_s = 30.0
         assert first_numbers(next(dataset)) == [3, 4]
         stats = dataset.stats()
         assert stats.reconnects >= 1

@@ -1,0 +1,303 @@
+r"""Flat batches of slices, laid end to end, from tables of whole episodes or of sequences that span episodes.
+
+    table a -> ReplayDataset \   samples end to end -> trajectories -> slices
+    table b -> ReplayDataset  >  each its share of the slices           -> ContiguousBatch [N, ...]
+
+The server draws items, by the table's sampler; of each item slices are drawn here. Many actors can write to a table at
+once: every item is of one actor, so no slice crosses from one episode, or actor, to another.
+
+Source: TorchRL, `SliceSampler` and its relatives (behaviour, 4), with the rulings C15 to C18; docs/contiguous.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.arguments import integer
+from reverb_writer.client import as_client
+from reverb_writer.errors import IncompleteError, SpecError
+from reverb_writer.reading.batches import Batch
+from reverb_writer.reading.replay import DatasetStats, ReplayDataset
+from reverb_writer.slices import (
+    By,
+    Short,
+    SliceBatch,
+    Slices,
+    SliceSampler,
+    Trajectories,
+    allot,
+    concatenate_batches,
+    find_trajectories,
+    gather,
+    read_markers,
+)
+from reverb_writer.wire.samples import SampleInfos
+
+__all__ = ["ContiguousBatch", "ContiguousDataset"]
+
+
+@dataclass(frozen=True)
+class ContiguousBatch(SliceBatch):
+    """Slices laid end to end; see `SliceBatch` for the data and its markers.
+
+    Attributes:
+        info: [S] of the item that each slice is of: key, priority, probability, table size, times sampled.
+    """
+
+    info: SampleInfos | None = None
+
+
+class ContiguousDataset:
+    """An endless iterator over flat batches of slices.
+
+    Iterated by one thread at a time. A context manager. Not usable in a forked child.
+
+    Example:
+        with rw.ContiguousDataset("localhost:8000", "episodes", num_slices=32, slice_len=16) as dataset:
+            for batch in dataset:
+                values = network(batch.data["observation"], reset=batch.is_init)   # [N, ...], N <= 32 x 16
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        table: str | Sequence[str],
+        num_slices: int,
+        slice_len: int,
+        *,
+        by: By | str = By.TRAJECTORY,
+        short: Short | str = Short.KEEP,
+        span: int | tuple[int, int] = 0,
+        replacement: bool = True,
+        row_priority_fn: Callable[[Any], Any] | None = None,
+        emit_init: bool = True,
+        weights: Sequence[float] | None = None,
+        pool_size: int | None = None,
+        seed: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Find the tables and start to fetch.
+
+        Args:
+            client: a `Client`, an address or several, or a `reverb.Client`.
+            table: its name, or several. Each table of each server is a member of an ensemble.
+            num_slices: slices in a batch, >= 1.
+            slice_len: rows in a slice, >= 1; at most, unless `short` says otherwise.
+            by: "trajectory": a slice of every item that the server draws. "row": any slice of `pool_size` items that
+                the server draws, each row alike. To have rows alike in the whole table write items with their length as
+                priority, and sample by priority.
+            short: what becomes of trajectories shorter than a slice: "keep", "skip", or "pad" with a mask.
+            span: rows that a slice may hang over the first and the last row of its trajectory: a number, or a pair.
+            replacement: False to draw each trajectory, or each slice if `by` is "row", once of a pool. Each item comes
+                once altogether from a table with `max_times_sampled=1`.
+            row_priority_fn: gets the nest of a pool, leaves [M, ...], and returns [M] priorities of rows, with which
+                slices are drawn by their first row; `by` must be "row".
+            emit_init: False for `is_init` only if it is stored.
+            weights: of the members, server by server and table by table; None if all are alike.
+            pool_size: items that are fetched together, >= 1; None for `num_slices`.
+            seed: for slices that come again; None for others in each run.
+            **options: `timeout_s`, `on_timeout`, `single_pass`, `skip_unsafe`, `max_in_flight_batches` and bounds, as
+                of `ReplayDataset`.
+
+        Raises:
+            SpecError: an argument can never work.
+            StructureError: a table is not there; names those that are.
+            ServerUnavailableError: a server does not answer within the time-out.
+        """
+        self._sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
+        if row_priority_fn is not None and self._sampler.by is not By.ROW:
+            raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
+        self._rng = np.random.default_rng(seed)
+        tables = [table] if isinstance(table, str) else list(table)
+        pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
+        self._client, self._owns_client = as_client(client, options.get("timeout_s"))
+        num_members = len(tables) * len(self._client.shards)
+        self._members: list[_Member] = []
+        self._ended = False
+        try:
+            self._weights = _checked_weights(weights, num_members)
+            draw = _Draw(self._sampler, self._rng, replacement, row_priority_fn)
+            for number, (one, name) in enumerate(itertools.product(self._client.each(), tables)):
+                dataset = ReplayDataset(one, name, pool_size, collate="flat", **options)
+                self._members.append(
+                    _Member(dataset, draw, emit_init=emit_init, number=number, num_members=num_members)
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[ContiguousBatch]:
+        """Return the dataset itself: it goes on where it was, also after a time-out has ended an iteration."""
+        for member in self._members:
+            iter(member.dataset)
+        self._ended = False
+        return self
+
+    def __next__(self) -> ContiguousBatch:
+        """Return the next batch; the last one of a single pass may be smaller.
+
+        Raises:
+            IncompleteError: for the whole time-out only trajectories came that are too short, or of priority 0.
+            ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
+        """
+        parts: list[SliceBatch] = []
+        numbers: list[int] = []
+        infos: list[SampleInfos] = []
+        if not self._ended:
+            for number, share in enumerate(allot(self._sampler.num_slices, self._weights, self._rng).tolist()):
+                for part, info in self._members[number].take(share):
+                    parts.append(part)
+                    numbers.append(number)
+                    infos.append(info)
+                self._ended = self._ended or self._members[number].has_ended
+        if not parts:
+            raise StopIteration
+        joined = concatenate_batches(parts, numbers)
+        given = {field.name: getattr(joined, field.name) for field in dataclasses.fields(SliceBatch)}
+        if len(self._members) == 1:
+            given["members"] = None
+        return ContiguousBatch(**given, info=SampleInfos.concatenate(infos))
+
+    def update_priorities(self, batch: ContiguousBatch, priorities: Any) -> None:
+        """Set the priorities of the items of a batch, soon; of two slices of one item the last one counts.
+
+        Args:
+            batch: from this dataset.
+            priorities: [S], one a slice, finite and >= 0.
+
+        Raises:
+            SpecError: a priority cannot be one, or there are not as many as slices.
+        """
+        assert batch.info is not None  # noqa: S101  # made so above
+        priorities = np.asarray(priorities, np.float64)
+        if priorities.shape != batch.info.keys.shape:
+            raise SpecError(
+                f"`priorities` has shape {priorities.shape}, expected {batch.info.keys.shape}: one a slice."
+            )
+        of_slices = np.zeros(len(priorities), int) if batch.members is None else batch.members[batch.slices.first_rows]
+        for number, member in enumerate(self._members):
+            chosen = of_slices == number
+            if chosen.any():
+                member.dataset.update_priorities(batch.info.keys[chosen], priorities[chosen])
+
+    def stats(self) -> list[DatasetStats]:
+        """Return the counters of each member, in the order of `weights`."""
+        return [member.dataset.stats() for member in self._members]
+
+    def close(self) -> None:
+        """Stop fetching. Idempotent."""
+        for member in self._members:
+            member.dataset.close()
+        if self._owns_client:
+            self._client.close()
+
+    def __enter__(self) -> ContiguousDataset:
+        """Return the dataset itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def _checked_weights(weights: Sequence[float] | None, num_members: int) -> list[float]:
+    found = [1.0] * num_members if weights is None else list(weights)
+    if len(found) != num_members or not num_members:
+        raise SpecError(f"`weights` must be one a table of each server, {num_members}, got {weights!r}.")
+    allot(0, found, np.random.default_rng())
+    return found
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """How slices of a pool of trajectories are drawn."""
+
+    sampler: SliceSampler
+    rng: np.random.Generator
+    replacement: bool
+    row_priority_fn: Callable[[Any], Any] | None
+
+    def __call__(self, data: Any, trajectories: Trajectories) -> Slices:
+        """Draw all slices that a pool is good for."""
+        priorities = None if self.row_priority_fn is None else self.row_priority_fn(data)
+        if self.sampler.by is By.TRAJECTORY:
+            return self.sampler.each(trajectories, self.rng)
+        if self.replacement:
+            sampler = dataclasses.replace(self.sampler, num_slices=len(trajectories))
+            return sampler.sample(trajectories, self.rng, priorities)
+        # No trajectory has more slices than rows and overhanging rows.
+        most = trajectories.num_steps + 2 * self.sampler.slice_len * len(trajectories)
+        return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, self.rng, priorities))
+
+
+class _Member:
+    """One table of one server: a pool of its trajectories, and the slices drawn of them."""
+
+    def __init__(self, dataset: ReplayDataset, draw: _Draw, *, emit_init: bool, number: int, num_members: int) -> None:
+        self.dataset = dataset
+        self.has_ended = False
+        self._draw, self._emit_init = draw, emit_init
+        self._number, self._num_members = number, num_members
+        self._num_trajectories = 0  # of former pools
+        self._pool: _Pool | None = None
+        self._next = 0
+
+    def take(self, num_slices: int) -> Iterator[tuple[SliceBatch, SampleInfos]]:
+        """Yield the next slices, in one batch or in several, with the info of the item of each."""
+        while num_slices and (pool := self._pool_with_slices()):
+            first, stop = self._next, min(self._next + num_slices, len(pool.slices.lengths))
+            self._next = stop
+            num_slices -= stop - first
+            slices = pool.slices.part(first, stop)
+            batch = gather(pool.data, slices, pool.markers, emit_init=self._emit_init)
+            if pool.markers.traj_ids is None:
+                ids = (self._num_trajectories + batch.traj_ids) * self._num_members + self._number
+                batch = dataclasses.replace(batch, traj_ids=ids)
+            yield batch, pool.infos.choose(pool.item_of[slices.trajectories])
+
+    def _pool_with_slices(self) -> _Pool | None:
+        """Return the pool, or the next one if all its slices are taken; None at the end."""
+        deadline = time.monotonic() + self.dataset.timeout_s
+        while self._pool is None or self._next == len(self._pool.slices.lengths):
+            batch = next(self.dataset, None)
+            if batch is None:
+                self.has_ended = True
+                return None
+            if self._pool is not None:
+                self._num_trajectories += self._pool.num_trajectories
+            try:
+                self._pool, self._next = _Pool(batch, self._draw), 0
+            except IncompleteError:
+                if time.monotonic() > deadline:
+                    raise
+        return self._pool
+
+
+class _Pool:
+    """Items that were sampled together, and the slices drawn of them."""
+
+    def __init__(self, batch: Batch, draw: _Draw) -> None:
+        self.data, self.infos = batch.data, batch.info
+        self.markers = read_markers(self.data)
+        ends = np.cumsum(batch.info.lengths)
+        starts = np.zeros(ends[-1], bool)
+        starts[ends - batch.info.lengths] = True
+        is_init = starts if self.markers.is_init is None else starts | self.markers.is_init
+        trajectories = find_trajectories(dataclasses.replace(self.markers, is_init=is_init))
+        item_of = np.searchsorted(ends, trajectories.starts, "right")
+        if not draw.replacement:
+            first = np.unique(batch.info.keys, return_index=True)[1]
+            trajectories = trajectories.choose(np.flatnonzero(np.isin(item_of, first)))
+            item_of = np.searchsorted(ends, trajectories.starts, "right")
+        self.item_of, self.num_trajectories = item_of, len(trajectories)
+        self.slices = draw(self.data, trajectories)

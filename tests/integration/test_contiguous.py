@@ -1,0 +1,173 @@
+"""Flat batches of slices from real servers: no slice crosses an episode, whoever wrote it, and every row is marked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+StartServer = Callable[..., HostedServer]
+
+EPISODES = rw.TableConfig("episodes", 1000)
+QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)
+
+
+def write_episodes(address: str, table: str, lengths: list[int], actor: int = 0) -> None:
+    """Write episodes of rows 100 * episode + t, the last one terminated if the episode's number is even."""
+    with rw.EpisodeObserver(address, table, 1000) as observer:
+        for episode, length in enumerate(lengths):
+            for t in range(length):
+                last = t == length - 1
+                step = {
+                    "row": np.int64(10_000 * actor + 100 * episode + t),
+                    "terminated": last and episode % 2 == 0,
+                    "truncated": last and episode % 2 == 1,
+                }
+                observer(step, end_of_episode=last)
+
+
+def slices_of(batch: rw.ContiguousBatch) -> list[list[int]]:
+    ends = np.cumsum(batch.slices.widths)
+    return [part.tolist() for part in np.split(batch.data["row"], ends[:-1])]
+
+
+def assert_is_well_marked(batch: rw.ContiguousBatch) -> None:
+    """Check all markers against the rows' numbers: consecutive within a slice, an episode a hundred."""
+    firsts = np.cumsum(batch.slices.widths) - batch.slices.widths
+    lasts = np.cumsum(batch.slices.widths) - 1
+    assert batch.is_init is not None
+    assert np.flatnonzero(batch.is_init).tolist() == firsts.tolist()
+    assert np.flatnonzero(batch.truncated).tolist() == lasts.tolist()
+    np.testing.assert_array_equal(batch.terminated, batch.data["terminated"])
+    np.testing.assert_array_equal(batch.done, batch.truncated | batch.data["terminated"] | batch.data["truncated"])
+    for rows in slices_of(batch):
+        assert rows == list(range(rows[0], rows[0] + len(rows)))
+        assert len({row // 100 for row in rows}) == 1
+    for ids, rows in zip(np.split(batch.traj_ids, lasts[:-1] + 1), slices_of(batch), strict=True):
+        assert len(set(ids.tolist())) == 1, rows
+
+
+def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: StartServer) -> None:
+    server = replay_server(EPISODES)
+    actors = [
+        threading.Thread(target=write_episodes, args=(server.address, "episodes", [3, 12, 1, 30], actor))
+        for actor in range(3)
+    ]
+    for actor in actors:
+        actor.start()
+    for actor in actors:
+        actor.join()
+    seen = set()
+    with rw.ContiguousDataset(server.address, "episodes", 8, 5, seed=0) as dataset:
+        for _ in range(30):
+            batch = next(dataset)
+            assert_is_well_marked(batch)
+            assert len(batch.slices.lengths) == 8
+            assert all(len(rows) == min(5, [3, 12, 1, 30][rows[0] // 100 % 100]) for rows in slices_of(batch))
+            assert batch.info is not None
+            assert (batch.info.table_sizes == 12).all()
+            assert batch.mask is None
+            assert batch.members is None
+            seen |= set(batch.data["row"].tolist())
+    assert len(seen) > 3 * 30
+
+
+def test_each_episode_of_a_queue_comes_once(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [2, 3, 4])
+    with rw.ContiguousDataset(server.address, "queue", 2, 10, single_pass=True) as dataset:
+        batches = [slices_of(batch) for batch in dataset]
+    assert batches == [[[0, 1], [100, 101, 102]], [[200, 201, 202, 203]]]
+
+
+def test_short_ones_are_padded_with_a_mask_or_skipped(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [2, 4, 3])
+    with rw.ContiguousDataset(server.address, "queue", 3, 3, short="pad", single_pass=True, seed=1) as dataset:
+        batch = next(dataset)
+    assert batch.mask is not None
+    assert batch.mask.reshape(3, 3).tolist() == [[True, True, False], [True] * 3, [True] * 3]
+    assert len(batch) == 9
+    write_episodes(server.address, "queue", [2, 4, 3])
+    with rw.ContiguousDataset(server.address, "queue", 3, 3, short="skip", single_pass=True) as dataset:
+        (batch,) = dataset
+    assert [rows[0] // 100 for rows in slices_of(batch)] == [1, 2]
+
+
+def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        for start in (0, 1000):
+            rows = start + np.array([5, 6, 100, 101, 102, 200])
+            client.insert({"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}, {"queue": 1.0})
+        client.store_spec("queue", {"row": rw_spec(np.int64), "truncated": rw_spec(bool)})
+    with rw.ContiguousDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
+        (batch,) = dataset
+    assert slices_of(batch) == [
+        [5, 6], [100, 101, 102], [200], [1005, 1006], [1100, 1101, 1102], [1200],
+    ]  # fmt: skip
+    assert np.unique(batch.traj_ids).size == 6
+
+
+def rw_spec(dtype: Any) -> Any:
+    from reverb_writer.wire.signatures import ArraySpec
+
+    return ArraySpec((), np.dtype(dtype))
+
+
+def test_by_row_draws_rows_of_long_and_short_episodes_alike(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [1, 9])
+    with rw.ContiguousDataset(
+        server.address, "queue", 10, 1, by="row", replacement=False, pool_size=2, single_pass=True
+    ) as dataset:
+        rows = [row for batch in dataset for (row,) in slices_of(batch)]
+    assert sorted(rows) == [0, *range(100, 109)]
+
+
+def test_rows_of_priority_0_are_never_drawn(replay_server: StartServer) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [10])
+    with rw.ContiguousDataset(
+        server.address, "episodes", 4, 1, by="row", pool_size=4, row_priority_fn=lambda data: data["row"] % 2
+    ) as dataset:
+        rows = [row for _ in range(10) for (row,) in slices_of(next(dataset))]
+    assert set(rows) <= {1, 3, 5, 7, 9}
+    assert len(set(rows)) > 2
+
+
+def test_ensemble_of_tables_and_servers_has_its_shares(replay_server: StartServer) -> None:
+    tables = [rw.TableConfig("a", 100), rw.TableConfig("b", 100)]
+    servers = [replay_server(*tables), replay_server(*tables)]
+    for s, server in enumerate(servers):
+        for t, table in enumerate("ab"):
+            write_episodes(server.address, table, [4, 6], actor=2 * s + t)
+    addresses = [server.address for server in servers]
+    with rw.ContiguousDataset(addresses, ["a", "b"], 8, 3, weights=[1, 2, 0, 1]) as dataset:
+        for _ in range(3):
+            batch = next(dataset)
+            assert_is_well_marked(batch)
+            assert batch.members is not None
+            np.testing.assert_array_equal(batch.members, batch.data["row"] // 10_000)
+            shares = np.bincount(batch.members[batch.slices.first_rows], minlength=4)
+            assert shares.tolist() == [2, 4, 0, 2]
+            assert len({(m, i) for m, i in zip(batch.members.tolist(), batch.traj_ids.tolist(), strict=True)}) == 8
+        dataset.update_priorities(batch, np.arange(8))
+    with pytest.raises(rw.SpecError, match=r"one a table of each server, 4"):
+        rw.ContiguousDataset(addresses, ["a", "b"], 8, 3, weights=[1, 2])
+
+
+def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: StartServer) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [2, 3])
+    with (
+        rw.ContiguousDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=0.5) as dataset,
+        pytest.raises(rw.IncompleteError, match="no trajectory is long enough"),
+    ):
+        next(dataset)
