@@ -46,8 +46,9 @@ format: .venv/.made  ## let ruff format and mend what it can
 	.venv/bin/ruff check --fix .
 
 .PHONY: fuzz
-fuzz: .venv/.made  ## a million mutated responses
+fuzz: .venv/.made  ## a million damaged responses, and weights of 1 GB
 	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_samples.py
+	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
 
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn

@@ -89,6 +89,11 @@ class Client:
         """The server's address, as given; several with commas between them."""
         return ",".join(shard.address for shard in self.shards)
 
+    @property
+    def is_secured(self) -> bool:
+        """Whether TLS or a token is used."""
+        return bool(self._arguments[1]) or self._arguments[2] is not None
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make a client of the same servers in another process; certificates are read there again."""
         return _remade, self._arguments

@@ -23,7 +23,7 @@ from reverb_writer.structure import SPECS_TABLE, packer, spec_key
 from reverb_writer.wire import messages
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel, describe
-from reverb_writer.wire.draw import draw, make_assembly
+from reverb_writer.wire.draw import CACHE_BYTES, draw, make_assembly
 from reverb_writer.wire.insert_stream import InsertStream
 from reverb_writer.wire.samples import SampleInfo
 from reverb_writer.wire.server_info import ServerInfo, request_server_info, unknown_table, why_samples_wait
@@ -101,7 +101,7 @@ class Shard:
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             raise type(error)(f"{error} {self._why_samples_wait(table, info)}") from error
         finally:
-            if not assembly.num_samples:
+            if not assembly.num_samples and assembly.cache_bytes <= CACHE_BYTES:
                 self._keep(table, assembly)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:

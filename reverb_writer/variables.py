@@ -21,7 +21,7 @@ from reverb_writer.wire.signatures import ArraySpec
 
 __all__ = ["MAX_BYTES", "Variables"]
 
-MAX_BYTES = 1 << 30
+MAX_BYTES = 1_000_000_000
 """Size of the largest nest that can be published, in bytes."""
 
 

@@ -25,7 +25,8 @@ from reverb_writer.arguments import integer
 from reverb_writer.client import as_client
 from reverb_writer.errors import IncompleteError, SpecError
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.replay import DatasetStats, ReplayDataset
+from reverb_writer.reading.replay import ReplayDataset
+from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.slices import (
     By,
     Short,

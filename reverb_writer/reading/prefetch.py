@@ -29,13 +29,14 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
+from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info, why_samples_wait
 
-__all__ = ["Fetched", "Prefetch", "PrefetchStats"]
+__all__ = ["Fetched", "Prefetch"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -58,35 +59,6 @@ class Fetched:
     columns: Sequence[Column]
     infos: SampleInfos
     oldest_at: float
-
-
-@dataclass
-class PrefetchStats:
-    """What was fetched so far; cumulative but for the first three.
-
-    Attributes:
-        in_flight_samples: asked for and not come.
-        ready_samples: come and not taken.
-        cache_bytes: what decoded chunks occupy.
-        received_samples: samples that came.
-        received_bytes: bytes of their messages.
-        decoded_chunks: chunks that had to be decoded; all others were known.
-        skipped_samples: samples left out under `skip_unsafe`.
-        lost_samples: at most so many were taken from the server and lost with a connection.
-        reconnects: connections made again after a loss.
-        server_restarts: of them, those that found a server started anew.
-    """
-
-    in_flight_samples: int = 0
-    ready_samples: int = 0
-    cache_bytes: int = 0
-    received_samples: int = 0
-    received_bytes: int = 0
-    decoded_chunks: int = 0
-    skipped_samples: int = 0
-    lost_samples: int = 0
-    reconnects: int = 0
-    server_restarts: int = 0
 
 
 class Prefetch:

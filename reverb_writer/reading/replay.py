@@ -16,7 +16,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal
 
 from reverb_writer.arguments import check_timeout, integer
@@ -25,40 +25,18 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, Spe
 from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.pieces import Pieces, check_same_length
-from reverb_writer.reading.prefetch import Fetched, Prefetch, PrefetchStats
+from reverb_writer.reading.prefetch import Fetched, Prefetch
 from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.reading.stats import DatasetStats, PrefetchStats
 from reverb_writer.reading.turns import Turns
 from reverb_writer.structure import packer
 from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
 from reverb_writer.wire.server_info import TableInfo, unknown_table
 
-__all__ = ["DatasetStats", "ReplayDataset"]
+__all__ = ["ReplayDataset"]
 
 _ORDERED = ("fifo", "max_heap", "min_heap")
 _DRAIN_S = 0.25
-
-
-@dataclass
-class DatasetStats(PrefetchStats):
-    """What a dataset has done so far: the sums of `PrefetchStats` over its servers, and more.
-
-    Attributes:
-        batches: batches handed out.
-        samples: samples in them.
-        wait_s: seconds that the learner has waited for batches.
-        last_age_s: how long before it was handed out the first sample of the last batch had come, seconds.
-        undelivered_samples: samples come, but not handed out when the dataset was closed.
-        priority_updates: priorities sent to the server.
-        failed_priority_updates: priorities that could not be delivered.
-    """
-
-    batches: int = 0
-    samples: int = 0
-    wait_s: float = 0.0
-    last_age_s: float = 0.0
-    undelivered_samples: int = 0
-    priority_updates: int = 0
-    failed_priority_updates: int = 0
 
 
 class ReplayDataset:
@@ -130,7 +108,7 @@ class ReplayDataset:
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "table")}
         self._reopen = functools.partial(ReplayDataset, _made_again(client), table, **given)
         self._batch_size = integer("batch_size", batch_size, minimum=1)
-        max_samples = self._batch_size * integer("max_in_flight_batches", max_in_flight_batches, minimum=1)
+        self._max_samples = self._batch_size * integer("max_in_flight_batches", max_in_flight_batches, minimum=1)
         self._num_steps = None if num_steps is None else integer("num_steps", num_steps, minimum=1)
         if num_steps is not None and sequence_length is not None:
             check_same_length(num_steps, integer("sequence_length", sequence_length, minimum=1))
@@ -174,7 +152,7 @@ class ReplayDataset:
                         num_buffers=max_in_flight_batches + 2 if reuse_buffers else 0,
                     ),
                     batch_size=self._batch_size,
-                    max_samples=max_samples,
+                    max_samples=self._max_samples,
                     limit=info.tables[table].current_size if single_pass else None,
                     skip_unsafe=skip_unsafe,
                     wake=wake,
@@ -298,11 +276,32 @@ class ReplayDataset:
 
         return jax_batches(self, device)
 
-    def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs `(data, info)`, `info` a dict; waits for the first batch."""
-        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
+    def as_tf(self, *, native: bool = False) -> Any:
+        """Return a `tf.data.Dataset` of pairs `(data, info)`, `info` a dict; waits for the first batch.
 
-        return tf_dataset(self)
+        Args:
+            native: build it on `reverb.TrajectoryDataset`, which decodes in TensorFlow's threads, and several times
+                slower; see `views.tf.reverb_dataset`. This dataset should be closed then: it fetches as well.
+
+        Raises:
+            SpecError: `native` without dm-reverb, or with what it cannot do.
+        """
+        from reverb_writer.reading.views.tf import reverb_dataset, tf_dataset  # noqa: PLC0415  # brings TensorFlow
+
+        if not native:
+            return tf_dataset(self)
+        (shard, *others) = self._client.shards
+        if others or self._pieces is not None or self._collate != "error" or self._client.is_secured:
+            raise SpecError("`native` is for one server without TLS, whole samples and `collate='error'`.")
+        info = shard.request_info(self.timeout_s).tables[self.table]
+        return reverb_dataset(
+            shard.address,
+            self.table,
+            shard.spec_of(self.table, self.timeout_s),
+            has_time=info.signature is not None,
+            batch_size=self._batch_size,
+            max_in_flight=self._max_samples,
+        )
 
     def stats(self) -> DatasetStats:
         """Return the counters so far."""

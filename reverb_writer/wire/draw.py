@@ -16,12 +16,14 @@ from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import SampleInfo, split_samples
 from reverb_writer.wire.server_info import ServerInfo, look_at_server
 
-__all__ = ["draw", "make_assembly"]
+__all__ = ["CACHE_BYTES", "draw", "make_assembly"]
+
+CACHE_BYTES = 64 << 20
+"""Bound on what is kept decoded of a table; more only where one sample is larger."""
 
 _LOG = logging.getLogger("reverb_writer")
 
 _REQUEST_SAMPLES = 1024
-_CACHE_BYTES = 64 << 20
 _LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
 
 
@@ -85,7 +87,7 @@ def draw(
 
 def make_assembly() -> Assembly:
     """Return what puts the samples of one table together, for `draw`."""
-    return Assembly(_CACHE_BYTES, MAX_SAMPLE_BYTES)
+    return Assembly(CACHE_BYTES, MAX_SAMPLE_BYTES)
 
 
 def _ready(channel: Channel, table: str, num_in_flight: int, deadline: float) -> int:

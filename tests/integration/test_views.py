@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from certificates import OPENSSL, make_identity, server_context
+from forwarder import Forwarder
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -57,10 +59,42 @@ def test_pytorch_data_loader_workers_sample_by_themselves(address: str) -> None:
         np.testing.assert_allclose(batch.data["x"].numpy() @ WEIGHTS, batch.data["y"].numpy(), atol=1e-5)
 
 
+@pytest.mark.skipif(OPENSSL is None, reason="the openssl command, which makes the certificates, is missing")
+def test_pytorch_workers_bring_the_client_s_certificates_and_token(
+    replay_server: StartServer, tmp_path: pathlib.Path
+) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    server = replay_server(rw.TableConfig("replay"))
+    with rw.Client(server.address) as client:
+        client.insert({"x": np.arange(3)}, {"replay": 1.0})
+    gateway = make_identity(tmp_path, "gateway")
+    with (
+        Forwarder(server.port, tls=server_context(gateway)) as forwarder,
+        rw.Client(forwarder.address, tls=rw.TLS(gateway.certificate), token="t0ken") as client,  # noqa: S106  # of this test
+        rw.ReplayDataset(client, "replay", 2) as dataset,
+    ):
+        loader = data.DataLoader(
+            dataset.as_torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn", prefetch_factor=1
+        )
+        batch = next(iter(loader))
+    assert batch.data[0].tolist() == [[0, 1, 2]] * 2
+
+
+def test_pytorch_without_cuda_says_so_at_once(address: str) -> None:
+    torch = pytest.importorskip("torch")
+    with rw.ReplayDataset(address, "replay", 2) as dataset:
+        if torch.cuda.is_available():
+            batch = next(iter(dataset.as_torch("cuda")))
+            assert batch.data["x"].device.type == "cuda"
+        else:
+            with pytest.raises(rw.SpecError, match="finds no CUDA device"):
+                dataset.as_torch("cuda")
+
+
 def test_jax_learns(address: str) -> None:
     jax = pytest.importorskip("jax")
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator]  # not installed where mypy runs
     def update(weights: Any, x: Any, y: Any) -> Any:
         return weights - 0.2 * jax.grad(lambda w: ((x @ w - y) ** 2).mean())(weights)
 
@@ -88,6 +122,27 @@ def test_tensorflow_learns(address: str) -> None:
                 loss = tf.reduce_mean((tf.linalg.matvec(data["x"], weights) - data["y"]) ** 2)
             weights.assign_sub(0.2 * tape.gradient(loss, weights))
     np.testing.assert_allclose(weights.numpy(), WEIGHTS, atol=1e-2)
+
+
+def test_tensorflow_on_reverbs_own_dataset_has_the_same_form(address: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        pytest.importorskip("reverb")
+        tf = pytest.importorskip("tensorflow")
+    with rw.ReplayDataset(address, "replay", 16) as dataset:
+        theirs = dataset.as_tf(native=True)
+        ours_spec, theirs_spec = dataset.as_tf().element_spec[0], theirs.element_spec[0]
+        assert ours_spec.keys() == theirs_spec.keys()
+        assert all(ours_spec[name].dtype == theirs_spec[name].dtype for name in ours_spec)
+        for data, info in theirs.take(2):
+            assert data["x"].shape == (16, 5, 3)
+            assert info["keys"].dtype == tf.uint64
+            np.testing.assert_allclose(data["x"].numpy() @ WEIGHTS, data["y"].numpy(), atol=1e-5)
+    with (
+        rw.ReplayDataset(address, "replay", 4, collate="pad") as padded,
+        pytest.raises(rw.SpecError, match="`native` is for one server"),
+    ):
+        padded.as_tf(native=True)
 
 
 def test_prioritized_q_learning_finds_the_way(replay_server: StartServer) -> None:

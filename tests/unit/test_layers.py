@@ -53,6 +53,7 @@ LAYERS = [
     "environments",
     "reading.batches",
     "reading.pieces",
+    "reading.stats",
     "reading.prefetch",
     "reading.turns",
     "reading.priority_updates",

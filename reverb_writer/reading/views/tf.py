@@ -1,4 +1,4 @@
-"""A `ReplayDataset` as a `tf.data.Dataset`."""
+"""A `ReplayDataset` as a `tf.data.Dataset`, or Reverb's own dataset in the same form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-__all__ = ["tf_dataset"]
+from reverb_writer.errors import SpecError
+
+__all__ = ["reverb_dataset", "tf_dataset"]
 
 
 def tf_dataset(dataset: Any) -> Any:
@@ -29,6 +31,53 @@ def tf_dataset(dataset: Any) -> Any:
 
     started: list[bool] = []
     return tf.data.Dataset.from_generator(batches, output_signature=tree.map_structure(_spec, head))
+
+
+def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch_size: int, max_in_flight: int) -> Any:
+    """Return `reverb.TrajectoryDataset` batched, as pairs: the nest of a batch, and a dict of the numbers of its info.
+
+    It runs in TensorFlow's own threads, and decodes whatever a writer has stored, VARIANT tensors too: for servers
+    whose writers are trusted.
+
+    Args:
+        address: of the server.
+        table: its name.
+        spec: nest of `ArraySpec` of the table's items.
+        has_time: whether their shapes have the time dimension.
+        batch_size: samples in a batch; of one length.
+        max_in_flight: bound on samples ahead.
+
+    Raises:
+        SpecError: dm-reverb is not installed, or nobody has told the structure of the table.
+    """
+    try:
+        import reverb  # noqa: PLC0415  # not a dependency
+    except ImportError:
+        raise SpecError("`native` needs dm-reverb, which is not installed. Leave it out.") from None
+    if spec is None:
+        raise SpecError(f"`native` needs the structure of table `{table}`: a signature, or an observer that stores it.")
+    leaves = tree.flatten(_tuples(spec))
+    shapes = [leaf.shape if has_time else (None, *leaf.shape) for leaf in leaves]
+    samples = reverb.TrajectoryDataset(
+        address,
+        table,
+        dtypes=tuple(tf.string if leaf.dtype == np.object_ else tf.as_dtype(leaf.dtype) for leaf in leaves),
+        shapes=tuple(map(tf.TensorShape, shapes)),
+        max_in_flight_samples_per_worker=max_in_flight,
+    )
+
+    def pair(sample: Any) -> Any:
+        info = sample.info
+        numbers = {
+            "keys": info.key,
+            "priorities": info.priority,
+            "probabilities": info.probability,
+            "table_sizes": info.table_size,
+            "times_sampled": info.times_sampled,
+        }
+        return tree.unflatten_as(_tuples(spec), list(sample.data)), numbers
+
+    return samples.map(pair).batch(batch_size).prefetch(1)
 
 
 def _element(batch: Any) -> Any:

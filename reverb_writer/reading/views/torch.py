@@ -10,6 +10,7 @@ import torch
 import torch.utils.data
 import tree
 
+from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch, BatchInfo
 
 __all__ = ["TorchDataset"]
@@ -32,11 +33,17 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
             open_dataset: makes another one like it, in a worker; must be picklable for workers.
             dataset: the one to iterate over in this process.
             device: where tensors go; None for the CPU. For CUDA they are pinned and copied without waiting.
+
+        Raises:
+            SpecError: it is a CUDA device, and PyTorch finds none.
         """
         super().__init__()
         self._open = open_dataset
         self._dataset = dataset
         self._device = None if device is None else torch.device(device)
+        self._pins = self._device is not None and self._device.type == "cuda"
+        if self._pins and not torch.cuda.is_available():
+            raise SpecError(f"`device` is {str(device)!r}, but PyTorch finds no CUDA device. Pass None for the CPU.")
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over batches, without end."""
@@ -47,6 +54,7 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
             yield from map(self._convert, self._dataset)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker needs; the dataset of this process stays here."""
         return {**self.__dict__, "_dataset": None}
 
     def _convert(self, batch: Batch) -> Batch:
@@ -62,6 +70,5 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
             tensor = torch.from_numpy(array.astype(_WIDER.get(array.dtype, array.dtype), copy=False))
         if self._device is None:
             return tensor
-        if self._device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+        # A copy from pinned memory does not wait; the batch's own memory is not pinned.
+        return (tensor.pin_memory() if self._pins else tensor).to(self._device, non_blocking=self._pins)

@@ -1,0 +1,79 @@
+"""Items that nobody should decode, in tables of real servers: a typed error for that sample alone, or a count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.wire import messages
+from reverb_writer.wire.single_item import one_item
+
+StartServer = Callable[..., HostedServer]
+
+QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)
+
+
+def insert_variant(client: rw.Client, table: str) -> None:
+    """Write an item with one empty tensor of dtype VARIANT, as anyone who reaches the server can."""
+    request = one_item([np.zeros(1, np.int64)], {table: 1.0})
+    ((key, encoded),) = request.chunks.items()
+    message = messages.InsertStreamRequest.FromString(encoded)
+    message.chunks[0].data.tensors[0].dtype = messages.DataType.DT_VARIANT
+    message.chunks[0].data.tensors[0].tensor_content = b""
+    request.chunks[key] = message.SerializeToString()
+    with contextlib.closing(client.open_stream()) as stream:
+        stream.write(request)
+        stream.flush(20)
+
+
+@pytest.fixture
+def address(replay_server: StartServer) -> str:
+    """A queue of 1, a variant, 2, 3."""
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        client.insert([np.array([1])], {"queue": 1.0})
+        insert_variant(client, "queue")
+        client.insert([np.array([2])], {"queue": 1.0})
+        client.insert([np.array([3])], {"queue": 1.0})
+    return server.address
+
+
+def numbers(batch: Any) -> list[int]:
+    return [int(number) for number in batch.data[0][:, 0]]
+
+
+def test_variant_is_refused_and_the_next_call_goes_on(address: str) -> None:
+    with rw.ReplayDataset(address, "queue", 3) as dataset:
+        with pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):
+            next(dataset)
+        assert numbers(next(dataset)) == [1, 2, 3]
+        assert dataset.stats().skipped_samples == 0
+
+
+def test_variant_is_skipped_and_counted_if_asked_for(address: str) -> None:
+    with rw.ReplayDataset(address, "queue", 3, skip_unsafe=True) as dataset:
+        assert numbers(next(dataset)) == [1, 2, 3]
+        assert dataset.stats().skipped_samples == 1
+        assert dataset.stats().received_samples == 4
+
+
+def test_client_sample_refuses_a_variant(address: str) -> None:
+    with rw.Client(address) as client, pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):
+        list(client.sample("queue", 2))
+
+
+def test_sample_above_the_bound_is_refused(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        client.insert([np.zeros((100, 1000))], {"queue": 1.0})
+        client.insert([np.ones((1, 1000))], {"queue": 1.0})
+    with rw.ReplayDataset(server.address, "queue", 1, max_sample_bytes=799_999) as dataset:
+        with pytest.raises(rw.UnsafeDataError, match="max_"):
+            next(dataset)
+        assert next(dataset).data[0].shape == (1, 1, 1000)
