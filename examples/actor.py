@@ -17,7 +17,6 @@ from q_network import QNetwork
 
 import reverb_writer as rw
 
-FETCH_STEPS = 50  # how often the weights are fetched
 EXPLORING_STEPS = 1_500  # until then, ever fewer actions are random
 EXPLORATION = 0.02  # the share of random actions from then on
 
@@ -50,15 +49,14 @@ def play(client: rw.Client, seed: int | None) -> None:
     )
     episodes = rw.TrajectoryObserver(client, "episodes", sequence_length=1)
 
-    with contextlib.closing(env), replay, episodes:
+    with contextlib.closing(env), replay, episodes, rw.Variables(client, "variables") as variables:
+        network.weights = variables.latest()
         while True:
             observation, _ = env.reset(seed=seed if num_steps == 0 else None)
             terminated = truncated = False
             episode_return, episode_length = 0.0, 0
             while not (terminated or truncated):
-                if num_steps % FETCH_STEPS == 0:
-                    (weights,) = client.sample("variables")
-                    network.weights = list(weights.data)
+                network.weights = variables.poll(network.weights)
                 if rng.random() < max(EXPLORATION, 1 - num_steps / EXPLORING_STEPS):
                     action = int(rng.integers(2))
                 else:

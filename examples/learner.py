@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import itertools
 
 import numpy as np
 from q_network import Adam, Array, QNetwork
@@ -30,23 +29,26 @@ def learn(client: rw.Client, seed: int | None) -> None:
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
-    for update in itertools.count():
-        if update % PUBLISH_UPDATES == 0:
-            client.insert(online.weights, {"variables": 1.0})
-        windows = [sample.data for sample in client.sample("replay", BATCH_SIZE)]
-        observations, actions, rewards, terminated = map(np.stack, zip(*windows, strict=True))  # each [B, T, ...]
+    with rw.Variables(client, "variables") as variables, rw.ReplayDataset(client, "replay", BATCH_SIZE) as batches:
+        variables.publish(online.weights)
+        for update, batch in enumerate(batches, start=1):
+            observations, actions, rewards, terminated = batch.data  # each [B, T, ...]
 
-        best = online(observations).argmax(axis=-1, keepdims=True)
-        values = np.take_along_axis(target(observations), best, axis=-1)[..., 0]  # double Q: one chooses, one judges
-        returns = lambda_returns(rewards, terminated, values)
+            best = online(observations).argmax(axis=-1, keepdims=True)
+            values = np.take_along_axis(target(observations), best, axis=-1)[
+                ..., 0
+            ]  # double Q: one chooses, one judges
+            returns = lambda_returns(rewards, terminated, values)
 
-        # The last step of a window is there for what it observes: its action is another window's, or none.
-        gradients = online.gradient(
-            np.concatenate(observations[:, :-1]), np.concatenate(actions[:, :-1]), np.concatenate(returns)
-        )
-        optimizer.descend(online.weights, gradients)
-        for slow, fast in zip(target.weights, online.weights, strict=True):
-            slow[:] += TARGET_RATE * (fast - slow)
+            # The last step of a window is there for what it observes: its action is another window's, or none.
+            gradients = online.gradient(
+                np.concatenate(observations[:, :-1]), np.concatenate(actions[:, :-1]), np.concatenate(returns)
+            )
+            optimizer.descend(online.weights, gradients)
+            for slow, fast in zip(target.weights, online.weights, strict=True):
+                slow[:] += TARGET_RATE * (fast - slow)
+            if update % PUBLISH_UPDATES == 0:
+                variables.publish(online.weights)
 
 
 def lambda_returns(rewards: Array, terminated: Array, values: Array) -> Array:

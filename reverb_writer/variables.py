@@ -1,6 +1,6 @@
 """Weights on their way from the learner back to the actors, through a table.
 
-    learner: publish(nest) -> the table's only item -> actors: poll() when they like, latest() to wait
+    learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() to wait
 
 An item holds the nest's structure in its first column, so that no one needs to be told.
 """
@@ -8,6 +8,7 @@ An item holds the nest's structure in its first column, so that no one needs to 
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import tree
 from reverb_writer.client import as_client
 from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.structure import decode_spec, encode_spec
-from reverb_writer.wire.server_info import TableInfo, unknown_table
+from reverb_writer.wire import messages
+from reverb_writer.wire.server_info import ServerInfo, TableInfo, parse_server_info, unknown_table
 from reverb_writer.wire.signatures import ArraySpec
 
 __all__ = ["MAX_BYTES", "Variables"]
@@ -40,13 +42,14 @@ class Variables:
             weights = actor.poll(weights)
     """
 
-    def __init__(self, client: Any, table: str, timeout_s: float | None = None) -> None:
+    def __init__(self, client: Any, table: str, timeout_s: float | None = None, *, interval_s: float = 0.1) -> None:
         """Find the table.
 
         Args:
             client: a `Client`, an address, or a `reverb.Client`.
             table: its name.
             timeout_s: how long a call waits at most, seconds; None for the client's.
+            interval_s: how often `poll` asks the server, seconds.
 
         Raises:
             StructureError: there is no such table, or it holds more than one item.
@@ -55,6 +58,9 @@ class Variables:
         self._client, self._owns_client = as_client(client, timeout_s)
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else timeout_s
+        self._interval_s = interval_s
+        self._ask_at = 0.0
+        self._question: Any = None  # of `poll`, on its way
         self._seen: tuple[int, int] | None = None
         self._lock = threading.Lock()
         try:
@@ -113,16 +119,29 @@ class Variables:
     def poll(self, default: Any = None) -> Any:
         """Return the newest version if it is newer than what `latest` or `poll` has returned, else `default`.
 
-        Asks the server for its counters; the arrays are sent only if they are new.
+        Never waits for the server's answer, so it may be called at every step: it puts a question every `interval_s`
+        seconds, and looks whether it is answered. Only what is new is waited for. While the server is gone, nothing is
+        new.
         """
-        version = self._version()
         with self._lock:
-            is_known = version == self._seen
-        return default if is_known or not version[1] else self.latest()
+            question, now = self._question, time.monotonic()
+            if question is None and now >= self._ask_at:
+                channel = self._client.shards[0].channel
+                self._question = channel.future(messages.SERVER_INFO, b"", self._timeout_s)
+                self._ask_at = now + self._interval_s
+            if question is None or not question.done():
+                return default
+            self._question = None
+        if question.exception() is not None:
+            return default
+        version = self._version_in(parse_server_info(question.result(), now))
+        return default if version == self._seen or not version[1] else self.latest()
 
     def _version(self) -> tuple[int, int]:
         """Return what changes with every `publish`, and with a restart of the server."""
-        info = self._client.request_info(self._timeout_s)
+        return self._version_in(self._client.request_info(self._timeout_s))
+
+    def _version_in(self, info: ServerInfo) -> tuple[int, int]:
         unknown_table([self._table], info, self._client.address)
         return info.state_id, info.tables[self._table].rate_limiter.num_inserts
 
