@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.wire.sent_chunks import DtypesAndShapes, SentChunk
+from reverb_writer.wire.sent_chunks import DtypesAndShapes, Kind, SentChunk
 
 __all__ = ["Arena"]
 
@@ -57,12 +57,18 @@ class Arena:
         self.row_bytes = sum((dtype.itemsize) * math.prod(shape) for dtype, shape in self.dtypes_and_shapes)
         self.max_rows = max_sample_bytes // max(self.row_bytes, 1)
         self._max_bytes, self._before_loss = max_bytes, before_loss
+        self._kind: Kind | None = None  # of the chunk that was asked for last, among those that are right
         self._segment = self._next = self._segment_stop = 0
         self._allocate(0, 0)
 
     def holds(self, chunk: SentChunk) -> bool:
         """Return whether a chunk is of the dtypes and shapes that this arena is for."""
-        return chunk.dtypes_and_shapes == self.dtypes_and_shapes
+        if chunk.kind is self._kind:
+            return True
+        if chunk.kind.dtypes_and_shapes != self.dtypes_and_shapes:
+            return False
+        self._kind = chunk.kind
+        return True
 
     def clear(self, chunks: Sequence[SentChunk]) -> None:
         """Give up all chunks; these will have room together."""

@@ -54,7 +54,7 @@ class _Shelf:
         self._known_bytes, self._max_known_bytes = 0, max_known_bytes
 
     def remember(self, trajectory: bytes, rows: Rows) -> None:
-        self._known_bytes += len(trajectory) + sum(_ENTRY_BYTES + of_group.nbytes for of_group in rows)
+        self._known_bytes += len(trajectory) + sum([_ENTRY_BYTES + of_group.nbytes for of_group in rows])
         if self._known_bytes > self._max_known_bytes:
             self.forget()
         self.known[trajectory] = rows
@@ -219,7 +219,7 @@ class Assembly:
         weights = [1 + chunk.num_bytes // chunk.length for chunk in examples]
         for chunk, weight in zip(examples, weights, strict=True):
             max_bytes = self._max_cache_bytes * weight // sum(weights)
-            shelf.arenas.append(Arena(chunk.dtypes_and_shapes, max_bytes, self._max_sample_bytes, before_loss))
+            shelf.arenas.append(Arena(chunk.kind.dtypes_and_shapes, max_bytes, self._max_sample_bytes, before_loss))
         return shelf
 
     def _before_loss(self, shelf: _Shelf) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,13 +22,38 @@ DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 _CHUNK_KEY = b"\x08"  # field 1, a varint
 
 
+class Kind:
+    """What chunks of one kind have in common. They share theirs: is it the same object, they are alike.
+
+    Attributes:
+        dtypes_and_shapes: of each column, without the time dimension.
+        length: rows that all columns have. What only some have no good item names.
+        num_bytes: what they occupy decoded, without the characters of strings.
+        has_strings: whether there are strings.
+        is_even: whether all columns have so many rows.
+    """
+
+    def __init__(self, heads: Sequence[tensors.Head]) -> None:
+        """Compare the columns; a FormatError if one has no rows."""
+        if not all(head.shape and head.shape[0] for head in heads):
+            raise FormatError("a tensor of a chunk has no rows.")
+        self.dtypes_and_shapes = [(head.dtype, head.shape[1:]) for head in heads]
+        self.length = min([head.shape[0] for head in heads])
+        self.is_even = all(head.shape[0] == self.length for head in heads)
+        self.num_bytes = sum([head.num_bytes for head in heads])
+        self.has_strings = any(head.dtype.kind == "O" for head in heads)
+
+
+_kind_of = functools.lru_cache(maxsize=1024)(lambda *heads: Kind(heads))
+
+
 class SentChunk:
     """Some tensors of a chunk, of which all but the content is known.
 
     Attributes:
-        dtypes_and_shapes: of each, without the time dimension.
-        length: rows that all of them have. What only some have no good item names.
-        num_bytes: what they occupy decoded, the characters of strings included.
+        kind: what chunks like this one have in common.
+        length: rows.
+        num_bytes: what it occupies decoded, the characters of strings included.
     """
 
     def __init__(self, chunk: Any, indices: Sequence[int], max_bytes: int) -> None:
@@ -37,11 +63,15 @@ class SentChunk:
         if max(indices) >= len(encoded):
             raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(encoded)}.")
         self._tensors = [tensors.parse(encoded[index], max_bytes) for index in indices]
-        if not all(tensor.shape and tensor.shape[0] for tensor in self._tensors):
-            raise FormatError("a tensor of a chunk has no rows.")
-        self.dtypes_and_shapes = [(tensor.dtype, tensor.shape[1:]) for tensor in self._tensors]
-        self.length = min([tensor.shape[0] for tensor in self._tensors])
-        self.num_bytes = sum([tensor.num_bytes for tensor in self._tensors])
+        self.kind = _kind_of(*[tensor.head for tensor in self._tensors])
+        self.length = self.kind.length
+        self.num_bytes = self.kind.num_bytes
+        if self.kind.has_strings:
+            self.num_bytes += sum(
+                len(tensor.content) + sum(map(len, tensor.strings))
+                for tensor in self._tensors
+                if tensor.head.dtype.kind == "O"
+            )
         if self.num_bytes > max_bytes:
             raise UnsafeDataError(
                 f"the chunks of a sample need {self.num_bytes} bytes, expected at most {max_bytes} more. Raise "
@@ -55,10 +85,10 @@ class SentChunk:
             FormatError: a tensor is damaged.
         """
         for tensor, column in zip(self._tensors, columns, strict=True):
-            if tensor.shape[0] == self.length:
+            if self.kind.is_even or tensor.head.shape[0] == self.length:
                 tensor.decode_into(column, delta_encoded=self._delta_encoded)
             else:
-                whole = np.empty(tensor.shape, tensor.dtype)
+                whole = np.empty(tensor.head.shape, tensor.head.dtype)
                 tensor.decode_into(whole, delta_encoded=self._delta_encoded)
                 column[...] = whole[: self.length]
 

@@ -33,6 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
     "MAX_TENSOR_BYTES",
+    "Head",
     "Tensor",
     "decode",
     "dtype_number",
@@ -256,24 +257,29 @@ def decode(proto: Any, *, delta_encoded: bool = False, max_bytes: int = MAX_TENS
     Thread safety: any thread; the decompression releases the GIL.
     """
     tensor = parse(proto, max_bytes)
-    array = np.empty(tensor.shape, tensor.dtype)
+    array = np.empty(tensor.head.shape, tensor.head.dtype)
     tensor.decode_into(array, delta_encoded=delta_encoded)
     return array
+
+
+class Head(NamedTuple):
+    """What a tensor says of the array that it will be. Tensors of one dtype and shape share theirs."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    num_bytes: int
 
 
 class Tensor(NamedTuple):
     """A tensor whose dtype, shape and size are known to agree, and whose content is not decoded.
 
     Attributes:
-        dtype, shape: of the array that it will be.
-        num_bytes: of the array, the characters of strings included.
+        head: dtype, shape and size of the array that it will be.
         content: a snappy block, or the strings' lengths and bytes.
         strings: if it has no content.
     """
 
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    num_bytes: int
+    head: Head
     content: bytes
     strings: Sequence[bytes] = ()
 
@@ -283,7 +289,8 @@ class Tensor(NamedTuple):
         Raises:
             FormatError: the content is damaged; then so is the array.
         """
-        if self.dtype.kind == "O":
+        kind = self.head.dtype.kind
+        if kind == "O":
             array[...] = _strings_of(self)
             return
         stored = array.reshape(-1).view(np.uint8)
@@ -291,11 +298,11 @@ class Tensor(NamedTuple):
             cramjam.snappy.decompress_raw_into(self.content, stored.data)
         except cramjam.DecompressionError as error:
             raise _damaged(f"snappy block that cannot be decompressed: {error}") from None
-        if self.dtype.kind == "b":
+        if kind == "b":
             np.not_equal(stored, 0, out=stored.view(np.bool_))
         if sys.byteorder == "big":
             array.byteswap(inplace=True)
-        if delta_encoded and self.dtype.kind in "iu" and array.ndim > 1:
+        if delta_encoded and kind in "iu" and array.ndim > 1:
             # As unsigned numbers, because the differences wrap around.
             steps = array.view(f"u{array.itemsize}")
             np.cumsum(steps, axis=0, dtype=steps.dtype, out=steps)
@@ -308,20 +315,20 @@ def parse(proto: Any, max_bytes: int) -> Tensor:
         UnsafeDataError: the dtype is not on the allow-list, or the array would be larger than `max_bytes`.
         FormatError: its parts contradict each other.
     """
-    dtype, shape, num_bytes = _head_of(proto.dtype, proto.tensor_shape.SerializeToString())
+    head = _head_of(proto.dtype, proto.tensor_shape.SerializeToString())
     content = proto.tensor_content
+    num_bytes = head.num_bytes
     if num_bytes > max_bytes:
         raise UnsafeDataError(
-            f"tensor {dtype} {shape}: {num_bytes} bytes, expected at most {max_bytes}. "
+            f"tensor {head.dtype} {head.shape}: {num_bytes} bytes, expected at most {max_bytes}. "
             "Raise `max_bytes` if you trust the writer."
         )
-    if dtype.kind == "O":
+    if head.dtype.kind == "O":
         strings = list(proto.string_val)
-        if math.prod(shape) > max(len(content), len(strings)):
-            raise _damaged(
-                f"{len(strings)} strings, {len(content)} bytes, expected {math.prod(shape)} from shape {shape}"
-            )
-        return Tensor(dtype, shape, num_bytes + len(content) + sum(map(len, strings)), content, strings)
+        count = math.prod(head.shape)
+        if count > max(len(content), len(strings)):
+            raise _damaged(f"{len(strings)} strings or {len(content)} bytes, too few for shape {head.shape}")
+        return Tensor(head, content, strings)
     try:
         announced = cramjam.snappy.decompress_raw_len(content)
     except cramjam.DecompressionError as error:
@@ -330,12 +337,11 @@ def parse(proto: Any, max_bytes: int) -> Tensor:
         raise _damaged(f"snappy block of {announced} bytes, expected {num_bytes} from dtype and shape")
     if num_bytes > _MAX_SNAPPY_RATIO * len(content):
         raise _damaged(f"snappy block of {len(content)} bytes, which cannot hold the {num_bytes} that it announces")
-    return Tensor(dtype, shape, num_bytes, content)
+    return Tensor(head, content)
 
 
 @functools.lru_cache(maxsize=1024)
-def _head_of(dtype_number: int, encoded_shape: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Return dtype, shape and size; the chunks of one writer have the same few."""
+def _head_of(dtype_number: int, encoded_shape: bytes) -> Head:
     dtype = dtype_of(dtype_number)
     proto = TensorShapeProto.FromString(encoded_shape)
     shape = tuple([dim.size for dim in proto.dim])
@@ -345,17 +351,17 @@ def _head_of(dtype_number: int, encoded_shape: bytes) -> tuple[np.dtype[Any], tu
         raise _damaged(f"tensor with {len(shape)} dimensions, expected at most {_MAX_DIMS}")
     if min(shape, default=0) < 0 or (0 in shape and math.prod(size or 1 for size in shape) > _MAX_EXTENT):
         raise _damaged(f"tensor of shape {shape}, which no array can have")
-    return dtype, shape, math.prod(shape) * dtype.itemsize
+    return Head(dtype, shape, math.prod(shape) * dtype.itemsize)
 
 
 def _strings_of(tensor: Tensor) -> Array:
-    count = math.prod(tensor.shape)
+    count = math.prod(tensor.head.shape)
     strings = _split(tensor.content, count) if tensor.content else list(tensor.strings)
     if len(strings) != count:
-        raise _damaged(f"{len(strings)} strings, expected {count} from shape {tensor.shape}")
+        raise _damaged(f"{len(strings)} strings, expected {count} from shape {tensor.head.shape}")
     array = np.empty(count, np.object_)
     array[:] = strings
-    return array.reshape(tensor.shape)
+    return array.reshape(tensor.head.shape)
 
 
 def _split(content: bytes, count: int) -> list[bytes]:
