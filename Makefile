@@ -3,6 +3,7 @@
 #   .venv            CPython 3.11: client and server, editable, and the tools
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
+#   .venv-frameworks CPython 3.11: the client beside PyTorch and JAX
 #   .venv-oldest     CPython 3.10: the built client alone, with the oldest releases that it promises to work with
 
 SHELL := /bin/bash
@@ -62,6 +63,10 @@ newest: .venv/.made .venv-newest/.made  ## the client's tests on the newest CPyt
 oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 with its oldest dependencies
 	$(test-client)
 
+.PHONY: frameworks
+frameworks: .venv/.made .venv-frameworks/.made  ## datasets in PyTorch and JAX; PyTorch is gigabytes, so this is not in `make test`
+	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest tests/integration/test_views.py tests/unit/test_returns.py
+
 # The client as it ships: built, installed, and tested against a server of .venv.
 define test-client
 	.venv-$@/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
@@ -92,6 +97,11 @@ clean:  ## remove environments, caches and builds
 .venv-tf-agents/.made: $(PROJECTS) constraints/tf-agents.txt
 	$(require-311)
 	scripts/make-venv $(@D) '$(PYTHON311)' constraints/tf-agents.txt $(TF_AGENTS)
+	@touch $@
+
+.venv-frameworks/.made: $(PROJECTS)
+	$(require-311)
+	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null --editable '.[test,torch,jax]'
 	@touch $@
 
 .venv-newest/.made: $(PROJECTS)

@@ -43,6 +43,7 @@ _LOG = logging.getLogger("reverb_writer")
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
 _LOOK_TIMEOUT_S = 5.0
+_AT_ONCE = 16  # samples
 _LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
 
 
@@ -234,9 +235,11 @@ class Prefetch:
                     continue
                 samples = stream.read()
                 self._heard_at = time.monotonic()
-                for sample in samples:
+                self._stats.received_samples += len(samples)
+                for first in range(0, len(samples), _AT_ONCE):
                     with self._lock:  # a learner that takes a batch does not wait for the rest of the message
-                        self._add(sample)
+                        for sample in samples[first : first + _AT_ONCE]:
+                            self._add(sample)
         finally:
             stream.cancel()
             with self._lock:
@@ -275,7 +278,6 @@ class Prefetch:
 
     def _add(self, sample: Any) -> None:
         """Put a sample to the others, and make a batch of them if it completes one."""
-        self._stats.received_samples += 1
         try:
             self._assembly.add(sample)
         except (UnsafeDataError, FormatError) as error:
