@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -200,6 +201,27 @@ def test_unknown_table_is_named_with_those_that_there_are(client: rw.Client) -> 
         with pytest.raises(rw.StructureError, match=message):
             call()
     assert client.server_info()["a"].current_size == 0
+
+
+# Copies.
+
+
+def test_pickled_client_is_one_of_the_same_servers(client: rw.Client) -> None:
+    client.insert(np.array([7]), {"a": 1.0})
+    with pickle.loads(pickle.dumps(client)) as other:  # noqa: S301  # our own bytes
+        assert other.address == client.address
+        assert other.timeout_s == client.timeout_s
+        assert [sample.data[0].tolist() for sample in read(other, "a")] == [[7]]
+
+
+def test_each_server_of_a_client_has_one_of_its_own(replay_server: Any) -> None:
+    servers = [replay_server(fifo("a")) for _ in range(2)]
+    with rw.Client([server.address for server in servers]) as client:
+        for number, one in enumerate(client.each()):
+            one.insert(np.array([number]), {"a": 1.0})
+            assert one.address == servers[number].address
+        assert client.server_info()["a"].current_size == 2
+        assert sorted(int(sample.data[0][0]) for sample in client.sample("a", 2)) == [0, 1]
 
 
 # Samples that do not come.
