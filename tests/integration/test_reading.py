@@ -216,6 +216,15 @@ def test_single_pass_gives_what_is_there_in_order_and_stops(replay_server: Start
         assert [first_numbers(batch) for batch in dataset] == [[0, 1], [2, 3], [4]]
 
 
+def test_single_pass_of_a_heap_goes_by_priority(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("heap", 10, sampler="max_heap", max_times_sampled=1))
+    with rw.Client(server.address) as client:
+        for number in (2, 9, 4, 7):
+            client.insert({"n": np.array([number])}, {"heap": float(number)})
+    with rw.ReplayDataset(server.address, "heap", 3, single_pass=True) as dataset:
+        assert [first_numbers(batch) for batch in dataset] == [[9, 7, 4], [2]]
+
+
 def test_single_pass_refuses_tables_without_order(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("uniform"), rw.TableConfig("endless", sampler="fifo"))
     with pytest.raises(rw.SpecError, match=r"sampler of `uniform` is 'uniform'"):
