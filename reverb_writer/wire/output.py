@@ -13,6 +13,8 @@ __all__ = ["Output"]
 
 Array = npt.NDArray[Any]
 
+_MOST_AHEAD = 8  # times the rows that are there: who knows how long the other samples are
+
 
 class Output:
     """Rows of samples, end to end; in several arrays only if the samples differ in dtype or shape."""
@@ -33,7 +35,8 @@ class Output:
         """Copy rows of `column`; they are samples of these lengths, of a batch of that size."""
         self._lengths.append(lengths)
         if not self._parts or (self._parts[-1].dtype, self._parts[-1].shape[1:]) != (column.dtype, column.shape[1:]):
-            self._parts.append(self._array(column, max(len(rows), batch_size * int(lengths[0]))))
+            likely = min(len(rows) * batch_size // len(lengths), _MOST_AHEAD * len(rows))
+            self._parts.append(self._array(column, max(len(rows), likely)))
             self._num_rows.append(0)
         start = self._num_rows[-1]
         stop = self._num_rows[-1] = start + len(rows)

@@ -225,7 +225,7 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client,
                 observer(step)
             assert str(refusal.value).removesuffix(" Cast or reshape the leaf.") == message
         observer({"x": np.ones(2, np.float32), "y": {"z": 3}})
-    (item,) = read(signed, "signed")
+    (item,) = signed.sample("signed")
     assert item.data["x"].tolist() == [[1, 1]]
     assert item.data["y"]["z"].tolist() == [3]
 
