@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -18,7 +19,7 @@ from reverb_writer.wire import messages, sample_stream
 from reverb_writer.wire.channel import TLS, Channel, describe
 from reverb_writer.wire.in_flight import InsertRequest
 from reverb_writer.wire.insert_stream import InsertStream
-from reverb_writer.wire.items import KEY_LIMIT, encode_chunk
+from reverb_writer.wire.items import KEY_BITS, encode_chunk
 from reverb_writer.wire.sample_stream import SampleInfo
 from reverb_writer.wire.server_info import ServerInfo, TableInfo, request_server_info, unknown_table
 
@@ -284,10 +285,8 @@ def _column(path: Sequence[Any], leaf: Any) -> Any:
 
 def _one_item(columns: Sequence[Any], priorities: Mapping[str, float]) -> InsertRequest:
     """Encode one item a table over one chunk, the columns of which may differ in length."""
-    random = np.random.default_rng()
-    draw: Callable[[], int] = lambda: int(random.integers(KEY_LIMIT))  # noqa: E731  # a name for three draws
-    chunk_key = draw()
-    chunk = encode_chunk(chunk_key, draw(), 0, columns)
+    chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
+    chunk = encode_chunk(chunk_key, episode_id, 0, columns)
     slices = messages.FlatTrajectory(
         columns=[
             messages.FlatTrajectory.Column(
@@ -299,8 +298,8 @@ def _one_item(columns: Sequence[Any], priorities: Mapping[str, float]) -> Insert
         ]
     )
     rows = []
-    for table, priority in priorities.items():
-        item = messages.PrioritizedItem(key=draw(), table=table, priority=priority, flat_trajectory=slices)
+    for key, (table, priority) in enumerate(priorities.items(), first_key):
+        item = messages.PrioritizedItem(key=key, table=table, priority=priority, flat_trajectory=slices)
         encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
-        rows.append(([item.key], np.frombuffer(encoded, np.uint8)[None]))
-    return InsertRequest(frozenset(priorities), rows, {chunk_key: chunk}, len(chunk))
+        rows.append((key, np.frombuffer(encoded, np.uint8)[None]))
+    return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk}, len(chunk))
