@@ -18,14 +18,18 @@ if "grpc" not in sys.modules:
 if TYPE_CHECKING:
     from reverb_writer.client import Client as Client
     from reverb_writer.client import Sample as Sample
+    from reverb_writer.episode import Episode as Episode
+    from reverb_writer.episode import EpisodeBatch as EpisodeBatch
     from reverb_writer.errors import ClosedError as ClosedError
     from reverb_writer.errors import FormatError as FormatError
     from reverb_writer.errors import IncompleteError as IncompleteError
+    from reverb_writer.errors import OutOfRangeError as OutOfRangeError
     from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
     from reverb_writer.errors import ReverbWriterError as ReverbWriterError
     from reverb_writer.errors import ServerUnavailableError as ServerUnavailableError
     from reverb_writer.errors import SpecError as SpecError
     from reverb_writer.errors import StructureError as StructureError
+    from reverb_writer.errors import UnknownKeyError as UnknownKeyError
     from reverb_writer.errors import UnsafeDataError as UnsafeDataError
     from reverb_writer.observers import EpisodeObserver as EpisodeObserver
     from reverb_writer.observers import SequenceObserver as SequenceObserver
@@ -51,11 +55,14 @@ _MODULE_OF = {
     "Client": "client",
     "ClosedError": "errors",
     "EndOfEpisode": "windowing",
+    "Episode": "episode",
+    "EpisodeBatch": "episode",
     "EpisodeObserver": "observers",
     "FormatError": "errors",
     "IncompleteError": "errors",
     "MinSize": "tables",
     "ObserverStats": "session",
+    "OutOfRangeError": "errors",
     "Prioritized": "tables",
     "Queue": "tables",
     "ReplayTimeoutError": "errors",
@@ -73,6 +80,7 @@ _MODULE_OF = {
     "Target": "targets",
     "Trajectory": "steps",
     "TrajectoryObserver": "observers",
+    "UnknownKeyError": "errors",
     "UnsafeDataError": "errors",
     "VectorObserver": "vector",
     "WindowSpec": "windowing",

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reverb_writer.arguments import integer
+from reverb_writer.episode import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.observing import SingleObserver
 from reverb_writer.priorities import Priority
@@ -193,6 +194,15 @@ class EpisodeObserver(SingleObserver):
             super().__call__(step, end_of_episode=end_of_episode)
         else:
             self._skip(step, end_of_episode)
+
+    def write_episode(self, episode: Episode) -> None:
+        """Write a whole episode, or a chunk that was cut, as an item; see `SingleObserver.write_episode`."""
+        if len(episode) + 1 > self._max_length and not self._bypass:
+            raise SpecError(
+                f"the episode has {len(episode) + 1} steps, boundary step included, which is more than "
+                f"max_sequence_length={self._max_length}. Raise `max_sequence_length`, or slice the episode."
+            )
+        super().write_episode(episode)
 
     def _skip(self, step: Any, end_of_episode: bool | None) -> None:
         """Drop a step of an episode that has become too long."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.client import check_timeout
+from reverb_writer.episode import Episode
+from reverb_writer.episode.steps import rows
 from reverb_writer.errors import SpecError
 from reverb_writer.session import Columns, ObserverStats, StreamOptions, WriteSession
 from reverb_writer.steps import StepStructure
@@ -138,6 +140,34 @@ class SingleObserver(Observer):
             session.drop(dropped)
             if self._spans_episodes:
                 writer.send()
+
+    def write_episode(self, episode: Episode) -> None:
+        """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
+
+        Its steps are those of `Episode.steps`, the last of which ends the episode here.
+
+        Args:
+            episode: one of a step at least.
+
+        Raises:
+            IncompleteError: it has no step.
+            SpecError: the observer is in the middle of another episode, or the episode is too long for it. Nothing
+                changed.
+            StructureError: its steps are not as those before. Nothing changed.
+            ReplayTimeoutError: no room in flight within the time-out. Windows that were complete by then stay written;
+                the rest is dropped and counted.
+        """
+        steps = episode.steps()
+        if not self._spans_episodes and self._writer is not None and self._writer.num_steps:
+            raise SpecError(
+                f"the observer is in the middle of an episode, at step {self._writer.num_steps}. Call `reset` first."
+            )
+        try:
+            for number, step in enumerate(rows(steps)):
+                self(step, end_of_episode=number == len(episode))
+        except Exception:
+            self._end_episode(discard=True)
+            raise
 
     def _end_all(self) -> None:
         self._end_episode(discard=True)

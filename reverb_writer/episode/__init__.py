@@ -17,5 +17,6 @@ from __future__ import annotations
 
 from reverb_writer.episode.buffer import InfiniteLookbackBuffer
 from reverb_writer.episode.episode import Episode
+from reverb_writer.episode.lanes import AutoresetMode, EpisodeBatch
 
-__all__ = ["Episode", "InfiniteLookbackBuffer"]
+__all__ = ["AutoresetMode", "Episode", "EpisodeBatch", "InfiniteLookbackBuffer"]

@@ -18,7 +18,7 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import flattener, named_leaves
 
-__all__ = ["Block", "Columns", "as_objects", "batched", "stacked"]
+__all__ = ["Block", "Columns", "as_objects", "batched", "packer", "stacked"]
 
 _CAPACITY = 64
 
@@ -253,7 +253,7 @@ class Columns:
         self._paths = block.paths
         self._example = block.example
         self._flatten = flattener(block.example)
-        self._pack = _packer(block.example)
+        self._pack = packer(block.example)
         self._install([np.empty((0, *leaf.shape[1:]), leaf.dtype) for leaf in block.leaves])
 
     def _install(self, arrays: list[Array]) -> None:
@@ -280,7 +280,7 @@ class Columns:
             )
 
 
-def _packer(example: Any) -> Callable[[Sequence[Any]], Any]:
+def packer(example: Any) -> Callable[[Sequence[Any]], Any]:
     """Return a function that puts leaves into a nest like `example`, faster than a walk for flat dicts."""
     if not tree.is_nested(example):
         return lambda leaves: leaves[0]

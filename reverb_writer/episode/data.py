@@ -90,8 +90,7 @@ class EpisodeData:
         self.t_started = integer("t_started", 0 if t_started is None else t_started, minimum=0)
         self.t = self.t_started + len(self.rewards)
         self.temporary_timestep_data: dict[str, list[Any]] = {}
-        self._start_time: float | None = None
-        self._duration_s = 0.0
+        self._start_time = self._last_step_time = time.perf_counter()
         self.validate()
 
     @property
@@ -124,12 +123,12 @@ class EpisodeData:
 
     def start_timer(self, duration_s: float = 0.0) -> None:
         """Count the duration from now on, from what it was."""
-        self._duration_s = duration_s
-        self._start_time = time.perf_counter() - duration_s
+        self._last_step_time = time.perf_counter()
+        self._start_time = self._last_step_time - duration_s
 
     def get_duration_s(self) -> float:
         """Return the seconds from the reset, or the cut, to the last step; 0.0 before the first."""
-        return self._duration_s
+        return self._last_step_time - self._start_time
 
     def __len__(self) -> int:
         """Return T, the number of steps, without the look-back."""

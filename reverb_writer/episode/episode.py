@@ -97,34 +97,43 @@ class Episode(EpisodeData):
             IncompleteError: there was no reset.
             StructureError: something is not as in the first step, or not in its space.
         """
-        columns = self.observations.rows, self.actions.rows, self.rewards.rows
         if self.is_terminated or self.is_truncated or self.rewards.finalized:
             self._check_open()
-        if not columns[0].size:
+        observations, actions, rewards = self.observations.rows, self.actions.rows, self.rewards.rows
+        if not observations.size:
             raise IncompleteError("no step can come before the reset. Call `add_env_reset` first.")
         if (self.t - self.t_started) % _CHECK_EVERY == 0:
             check(self.observations.space, observation, "observation")
             check(self.actions.space, action, "action")
         extras = extra_model_outputs or {}
         if not (
-            columns[0].stage(observation)
-            and columns[1].stage(action)
-            and columns[2].stage(reward)
+            observations.stage(observation)
+            and actions.stage(action)
+            and rewards.stage(reward)
             and (not (extras or self.extra_model_outputs) or self._stage_extras(extras))
         ):
             self._stage_slowly(observation, action, reward, extras)
-        for column in columns:
-            column.size += 1
-        for buffer in self.extra_model_outputs.values():
-            buffer.rows.size += 1
         self.infos.append({} if infos is None else infos)
+        # Nothing can go wrong from here on: what is staged counts.
+        observations.size += 1
+        actions.size += 1
+        rewards.size += 1
+        if self.extra_model_outputs:
+            for buffer in self.extra_model_outputs.values():
+                buffer.rows.size += 1
         self.t += 1
-        self.is_terminated = bool(terminated)
-        self.is_truncated = bool(truncated)
-        now = time.perf_counter()
-        if self._start_time is None:
-            self._start_time = now
-        self._duration_s = now - self._start_time
+        if terminated:
+            self.is_terminated = True
+        if truncated:
+            self.is_truncated = True
+        self._last_step_time = time.perf_counter()
+
+    def forget_last_step(self) -> None:
+        """Take back the last step, which was added by the call before."""
+        for buffer in (self.observations, self.infos, self.actions, self.rewards, *self.extra_model_outputs.values()):
+            buffer.rows.size -= 1
+        self.t -= 1
+        self.is_terminated = self.is_truncated = False
 
     def _stage_extras(self, extras: Mapping[str, Any]) -> bool:
         buffers = self.extra_model_outputs

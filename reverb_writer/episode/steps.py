@@ -5,38 +5,41 @@ the last row, the boundary step, has the final observation only, and zeros for t
 
     observation          o_0   o_1   ...  o_T-1   o_T      T + 1 observations
     action               a_0   a_1   ...  a_T-1   0        taken in the state that o_t shows
-    reward               r_0   r_1   ...  r_T-1   0        for a_t
+    reward               r_0   r_1   ...  r_T-1   0        for a_t, float32
+    discount             1     1     ...  d       0        float32; d is 0 if o_T is terminal, else 1
     extra_model_outputs  x_0   x_1   ...  x_T-1   0        there only if the episode has them
     is_first             True  False ...  False   False    of a later chunk: False everywhere
     is_last              False False ...  False   True     of a chunk that is not the last: False everywhere
     terminated           False False ...  False   as ended
     truncated            False False ...  False   as ended
 
-So a chunk that was cut ends without a flag: the episode goes on. Integer rewards become float64, and strings bytes.
+So a chunk that was cut ends without a flag: the episode goes on. Strings are bytes, as Reverb stores them. It is the
+layout that `reverb_writer.environments` records, so both may write to one table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer.episode.columns import packer
 from reverb_writer.episode.data import EpisodeData
 from reverb_writer.errors import IncompleteError, StructureError
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.steps import zeros
 from reverb_writer.windowing import WindowSpec
 
-__all__ = ["columns", "of", "windows"]
+__all__ = ["columns", "of", "rows", "windows"]
 
 Array = npt.NDArray[Any]
 
 
 _LONE_LEAVES = dict.fromkeys(
-    ("observation", "action", "reward", "is_first", "is_last", "terminated", "truncated"),
+    ("observation", "action", "reward", "discount", "is_first", "is_last", "terminated", "truncated")
 )
 
 
@@ -50,21 +53,29 @@ def of(episode: EpisodeData) -> dict[str, Any]:
     if not num:
         raise IncompleteError("an episode without a step has no action: there is nothing to write of it yet.")
     last = np.arange(num + 1) == num
-    rewards = _closed(episode.rewards.to_arrays())
     steps = {
         "observation": tree.map_structure(_as_bytes, episode.observations.to_arrays()),
         "action": tree.map_structure(_closed, episode.actions.to_arrays()),
-        "reward": rewards.astype(np.float64) if rewards.dtype.kind in "biu" else rewards,
+        "reward": _closed(episode.rewards.to_arrays()).astype(np.float32),
+        "discount": _closed(np.ones(num, np.float32)),
         "is_first": (np.arange(num + 1) == 0) & (episode.t_started == 0),
         "is_last": last & episode.is_done,
         "terminated": last & episode.is_terminated,
         "truncated": last & episode.is_truncated,
     }
+    steps["discount"][num - 1] = not episode.is_terminated
     if episode.extra_model_outputs:
         steps["extra_model_outputs"] = {
             key: tree.map_structure(_closed, buffer.to_arrays()) for key, buffer in episode.extra_model_outputs.items()
         }
     return steps
+
+
+def rows(steps: Any) -> Iterator[Any]:
+    """Yield the steps one by one, of leaves [T + 1, ...], without copying."""
+    pack = packer(steps)
+    for row in zip(*tree.flatten(steps), strict=True):
+        yield pack(row)
 
 
 def windows(steps: Any, spec: WindowSpec) -> list[Any]:
