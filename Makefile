@@ -2,6 +2,7 @@
 #
 #   .venv            CPython 3.11: client and server, editable, and the tools
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
+#   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
 #   .venv-oldest     CPython 3.10: the built client alone, with the oldest releases that it promises to work with
 
@@ -16,6 +17,7 @@ PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
 DEV := --editable '.[dev,demo,bench]' --editable server
 TF_AGENTS := --editable '.[conformance,bench]' --editable server
+RLLIB := --editable '.[rllib]'
 CLIENT := --upgrade --upgrade-strategy eager '.[test]'
 
 PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
@@ -48,6 +50,11 @@ format: .venv/.made  ## let ruff format and mend what it can
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 	.venv-tf-agents/bin/python -m benchmarks
+
+.PHONY: rllib
+rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which is not part of `make test` for its size
+	.venv-rllib/bin/pytest tests/rllib
+	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
 .PHONY: newest
 newest: .venv/.made .venv-newest/.made  ## the client's tests on the newest CPython here
@@ -87,6 +94,11 @@ clean:  ## remove environments, caches and builds
 .venv-tf-agents/.made: $(PROJECTS) constraints/tf-agents.txt
 	$(require-311)
 	scripts/make-venv $(@D) '$(PYTHON311)' constraints/tf-agents.txt $(TF_AGENTS)
+	@touch $@
+
+.venv-rllib/.made: $(PROJECTS)
+	$(require-311)
+	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RLLIB)
 	@touch $@
 
 .venv-newest/.made: $(PROJECTS)

@@ -12,6 +12,7 @@ from benchmarks.arena import Effort
 from benchmarks.call_times import call_times
 from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
 from benchmarks.endurance import endurance
+from benchmarks.episodes import episode_getters, episode_steps
 from benchmarks.footprint import footprint
 from benchmarks.in_flight import in_flight
 from benchmarks.report import Table, machine
@@ -33,6 +34,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         chunk_length_small,
         chunk_length_frames,
         in_flight,
+        episode_steps,
+        episode_getters,
     )
 }
 QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000)

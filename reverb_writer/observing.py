@@ -154,8 +154,8 @@ class SingleObserver(Observer):
             SpecError: the observer is in the middle of another episode, or the episode is too long for it. Nothing
                 changed.
             StructureError: its steps are not as those before. Nothing changed.
-            ReplayTimeoutError: no room in flight within the time-out. Windows that were complete by then stay written;
-                the rest is dropped and counted.
+            ReplayTimeoutError: no room in flight within the time-out. Windows that were complete by then stay written,
+                the rest of the episode is not.
         """
         steps = episode.steps()
         if not self._spans_episodes and self._writer is not None and self._writer.num_steps:

@@ -249,11 +249,15 @@ class Columns:
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
+    def __reduce__(self) -> Any:
+        """Pickle and copy by the rows: functions made for their structure cannot be pickled."""
+        return _rebuilt, (self.block(slice(0, self.size)), self._untyped)
+
     def _learn(self, block: Block) -> None:
         self._paths = block.paths
-        self._example = block.example
-        self._flatten = flattener(block.example)
-        self._pack = packer(block.example)
+        self._example = tree.map_structure(lambda _: None, block.example)
+        self._flatten = flattener(self._example)
+        self._pack = packer(self._example)
         self._install([np.empty((0, *leaf.shape[1:]), leaf.dtype) for leaf in block.leaves])
 
     def _install(self, arrays: list[Array]) -> None:
@@ -278,6 +282,10 @@ class Columns:
                     for array, dtype in zip(self._arrays, dtypes, strict=True)
                 ]
             )
+
+
+def _rebuilt(block: Block | None, untyped: bool) -> Columns:
+    return Columns(block, untyped=untyped)
 
 
 def packer(example: Any) -> Callable[[Sequence[Any]], Any]:

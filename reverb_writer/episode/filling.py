@@ -48,7 +48,7 @@ def holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype
         return dtype
     if kind in "iu" and value.dtype.kind in "biuf" and np.all(value == np.trunc(value)) and _in_range(value, dtype):
         return dtype
-    return np.result_type(value, dtype)
+    return np.result_type(value.dtype, dtype)
 
 
 def cast(fill: Any, part: Leaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]:

@@ -34,11 +34,11 @@ _COLUMNS = ("observations", "infos", "actions", "rewards")
 _SPACES = {
     "Box": {"low": "low", "high": "high", "shape": "shape", "dtype": "dtype"},
     "Discrete": {"n": "n", "start": "start"},
-    "MultiBinary": {"n": "shape"},
+    "MultiBinary": {"n": "n"},
     "MultiDiscrete": {"nvec": "nvec", "start": "start", "dtype": "dtype"},
     "Text": {"max_length": "max_length", "min_length": "min_length", "charset": "characters"},
 }
-"""The arguments that make a space, and under which name it has them."""
+"""The arguments that make a space, and under which name it has them; old releases lack some."""
 
 
 def of(episode: EpisodeData) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _space_state(space: Any) -> Any:
         return {kind: [_space_state(part) for part in space.spaces]}
     if kind not in _SPACES:
         raise StructureError(f"a state can have spaces of {', '.join(_SPACES)}, Dict and Tuple, got {kind}.")
-    values = {argument: getattr(space, name) for argument, name in _SPACES[kind].items()}
+    values = {argument: getattr(space, name) for argument, name in _SPACES[kind].items() if hasattr(space, name)}
     if "dtype" in values:
         values["dtype"] = np.dtype(values["dtype"]).str
     return {
@@ -131,6 +131,6 @@ def _space(state: Any) -> Any:
     if kind == "Tuple":
         return spaces.Tuple([_space(part) for part in content])
     values = decoded(content)
-    if kind not in _SPACES or values.keys() != _SPACES[kind].keys():
+    if kind not in _SPACES or not values.keys() <= _SPACES[kind].keys():
         raise FormatError(f"{kind!r} with {sorted(values)} is no space that a state can have.")
     return getattr(spaces, kind)(**values)

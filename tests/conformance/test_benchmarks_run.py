@@ -21,6 +21,8 @@ BENCHMARKS = [
     "chunk_length_small",
     "chunk_length_frames",
     "in_flight",
+    "episode_steps",
+    "episode_getters",
 ]
 
 
