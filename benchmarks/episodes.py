@@ -11,7 +11,7 @@ import importlib
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,7 +127,7 @@ def _call_us(getter: Callable[[Any], Any], episode: Any) -> float:
     return 1e6 * (time.process_time() - start) / 2_000
 
 
-def _medians(contenders: list[Callable[[], float]], rounds: int) -> list[float]:
+def _medians(contenders: Sequence[Callable[[], float]], rounds: int) -> list[float]:
     """Time each contender in turn, round by round."""
     turns = [[contender() for contender in contenders] for _ in range(rounds)]
     return [statistics.median(times) for times in zip(*turns, strict=True)]

@@ -19,6 +19,8 @@ __all__ = ["InfiniteLookbackBuffer"]
 
 Array = npt.NDArray[Any]
 
+_ALL = slice(None)
+
 
 class InfiniteLookbackBuffer:
     """Rows that grow one by one, the first `lookback` of which are there to be looked back into only.
@@ -184,16 +186,8 @@ class InfiniteLookbackBuffer:
         """
         if one_hot_discrete and self._parts is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
-        if indices is None:
-            indices = slice(None)
-        if isinstance(indices, slice):
-            before, index, num, after = span(
-                indices, self.rows.size, self.lookback, neg_index_as_lookback, fill=fill is not None
-            )
-            if before or after:
-                where = slice(before, before + num)
-                return self._filled(fill, before + num + after, where, index, one_hot_discrete)
-            return self._collect(index, num, one_hot_discrete)
+        if indices is None or isinstance(indices, slice):
+            return self._get_slice(indices or _ALL, neg_index_as_lookback, fill, one_hot_discrete)
         if not isinstance(indices, list | tuple | np.ndarray):
             return self._get_row(indices, neg_index_as_lookback, fill, one_hot_discrete)
         at = self._positions(indices, neg_index_as_lookback)
@@ -202,6 +196,21 @@ class InfiniteLookbackBuffer:
             return self._collect(at, len(at), one_hot_discrete)
         self._check_fill(fill, np.asarray(indices)[~inside])
         return self._filled(fill, len(at), inside, at[inside], one_hot_discrete)
+
+    def _get_slice(self, indices: slice, neg_index_as_lookback: bool, fill: Any, one_hot_discrete: bool) -> Any:
+        columns = self.rows
+        before, index, num, after = span(
+            indices, columns.size, self.lookback, neg_index_as_lookback, fill=fill is not None
+        )
+        if not (before or after):
+            return self._collect(index, num, one_hot_discrete)
+        where = slice(before, before + num)
+        if columns.lone is None or one_hot_discrete or self._parts is not None:
+            return self._filled(fill, before + num + after, where, index, one_hot_discrete)
+        # What `_filled` does, for the common case.
+        leaf = columns.lone[index]
+        leaf = filling.place(leaf, where, fill, filling.holding(fill, leaf.dtype, leaf.shape[1:]), before + num + after)
+        return leaf if self.finalized else list(leaf)
 
     def _get_row(self, index: Any, neg_index_as_lookback: bool, fill: Any, one_hot_discrete: bool) -> Any:
         at = position(index, self.rows.size, self.lookback, neg_index_as_lookback)
@@ -315,6 +324,10 @@ class InfiniteLookbackBuffer:
         self, index: slice | Array, num: int, one_hot_discrete: bool = False, *, as_list: bool | None = None
     ) -> Any:
         """Return rows that are there, as a list or as arrays."""
+        lone = self.rows.lone
+        if lone is not None and not one_hot_discrete:  # what follows, for the common case
+            leaf = lone[index].copy()
+            return leaf if (self.finalized if as_list is None else not as_list) else list(leaf)
         if self.rows.paths is None:
             return self._filled(0, num, index, index, one_hot_discrete, as_list=as_list)
         leaves = self._one_hot(self.rows, index) if one_hot_discrete else self.rows.take(index)
@@ -337,10 +350,6 @@ class InfiniteLookbackBuffer:
                 as_list = not self.finalized if as_list is None else as_list
                 return [fill] * num if as_list else np.array([fill] * num)
             form = Columns(_no_rows(self._parts))
-        if self._parts is None and form.lone is not None:  # what follows, for the common case
-            leaf = form.lone[index]
-            leaf = filling.place(leaf, where, fill, filling.holding(fill, leaf.dtype, leaf.shape[1:]), num)
-            return leaf if (self.finalized if as_list is None else not as_list) else list(leaf)
         leaves = self._one_hot(form, index) if one_hot_discrete else form.views(index)
         self._check_parts(leaves)
         filled = []

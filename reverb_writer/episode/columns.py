@@ -107,8 +107,9 @@ class Columns:
         "_expected",
         "_flatten",
         "_pack",
+        "_parts",
         "_paths",
-        "_quick",
+        "_types",
         "_untyped",
         "lone",
         "size",
@@ -121,8 +122,7 @@ class Columns:
         self._arrays: list[Array] = []
         self._paths: tuple[str, ...] | None = None
         self.lone: Array | None = None
-        self._expected: list[tuple[Any, Any] | None] = []
-        self._quick: list[frozenset[type]] = [frozenset()]
+        self._parts: list[tuple[Array, frozenset[type], tuple[Any, Any] | None]] = []
         if block is not None:
             self.put(block)
             self.size = block.num_rows
@@ -143,7 +143,7 @@ class Columns:
         try:
             if lone is None:
                 return self._stage_nest(item)
-            if type(item) in self._quick[0] or _dtype_and_shape(item) == self._expected[0]:
+            if type(item) in self._types or _dtype_and_shape(item) == self._expected:
                 lone[self.size] = item
                 return True
         except IndexError:  # there is no free place
@@ -163,7 +163,7 @@ class Columns:
         if len(leaves) != len(self._arrays):
             return False
         size = self.size
-        for array, leaf, quick, expected in zip(self._arrays, leaves, self._quick, self._expected, strict=True):
+        for (array, quick, expected), leaf in zip(self._parts, leaves, strict=True):
             if type(leaf) not in quick and _dtype_and_shape(leaf) != expected:
                 return False
             array[size] = leaf
@@ -205,7 +205,8 @@ class Columns:
 
     def trim(self) -> None:
         """Let go of the free places."""
-        self._install([array[: self.size].copy() for array in self._arrays])
+        if self._paths is not None:
+            self._install([array[: self.size].copy() for array in self._arrays])
 
     def block(self, index: Index) -> Block | None:
         """Return some rows, all of which are there, as a block, copied; None before the first row."""
@@ -263,9 +264,12 @@ class Columns:
     def _install(self, arrays: list[Array]) -> None:
         self._arrays = arrays
         self.lone = arrays[0] if self._paths == ("",) else None
-        # What is in an object array must be looked at, so it never goes the fast way.
-        self._expected = [None if array.dtype.kind == "O" else (array.dtype, array.shape[1:]) for array in arrays]
-        self._quick = [_ANY if self._untyped else _quick(array.dtype, array.shape[1:]) for array in arrays]
+        self._parts = [
+            # What is in an object array must be looked at, so it never goes the fast way.
+            (array, _ANY, None) if self._untyped else (array, *_quick(array.dtype, array.shape[1:]))
+            for array in arrays
+        ]
+        _, self._types, self._expected = self._parts[0]
 
     def _reserve(self, num_rows: int) -> None:
         capacity = len(self._arrays[0])
@@ -339,13 +343,12 @@ def _names(paths: Sequence[str]) -> str:
 
 
 @functools.cache
-def _quick(dtype: np.dtype[Any], shape: tuple[int, ...]) -> frozenset[type]:
-    """Return the types of numbers that such a leaf takes as they are."""
-    if shape:
-        return frozenset()
+def _quick(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[frozenset[type], tuple[Any, Any] | None]:
+    """Return the types of numbers that such a leaf takes as they are, and what arrays must be for it."""
     if dtype.kind == "O":
-        return frozenset((str, bytes))
-    return frozenset(kind for kind in _NUMBERS if np.result_type(np.dtype(kind), dtype) == dtype)
+        return frozenset(() if shape else (str, bytes)), None
+    numbers = frozenset(kind for kind in _NUMBERS if not shape and np.result_type(np.dtype(kind), dtype) == dtype)
+    return numbers, (dtype, shape)
 
 
 def _resized(array: Array, capacity: int, size: int, dtype: np.dtype[Any]) -> Array:

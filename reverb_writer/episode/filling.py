@@ -23,12 +23,14 @@ _NUMBERS = (float, int)
 def place(leaf: Array, where: slice | Array, fill: Any, dtype: np.dtype[Any], num: int) -> Array:
     """Return an array [num, ...] with the rows of `leaf` at `where`, and fill of this dtype everywhere else."""
     own = leaf.dtype
-    result = np.empty((num, *leaf.shape[1:]), dtype if dtype is own else np.result_type(dtype, own))
+    shape = (num, *leaf.shape[1:]) if leaf.ndim > 1 else num
+    result = np.empty(shape, dtype if dtype is own else np.result_type(dtype, own))
     if type(fill) in _NUMBERS or own.kind == "O":
         result.fill(fill)
     else:
         result[...] = fill
-    result[where] = leaf
+    if len(leaf):
+        result[where] = leaf
     return result
 
 

@@ -44,7 +44,9 @@ def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool 
     return int(index + (lookback if index >= 0 or neg_index_as_lookback else total))
 
 
-def span(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool = False, fill: bool = False) -> Span:
+def span(  # noqa: C901  # a function for each bound would cost more than what it does
+    wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool = False, fill: bool = False
+) -> Span:
     """Return what a slice reads.
 
     Without `fill` it is clamped to the data, as Python's slices are. With it, it is a slice of the endless line:
@@ -59,7 +61,23 @@ def span(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool =
     >>> span(slice(-4, 6), 5, 2, neg_index_as_lookback=True, fill=True)
     (2, slice(0, 5, None), 5, 3)
     """
-    start, stop, step = _bounds(wanted, total, lookback, neg_index_as_lookback)
+    start, stop, step = wanted.start, wanted.stop, wanted.step
+    if step is None:
+        step = 1
+    elif (step := position(step, 0, 0)) == 0:
+        raise SpecError("the step of a slice must not be 0.")
+    if start is None:
+        start = lookback if step > 0 else total - 1
+    elif type(start) is int:
+        start += lookback if start >= 0 or neg_index_as_lookback else total
+    else:
+        start = position(start, total, lookback, neg_index_as_lookback)
+    if stop is None:
+        stop = total if step > 0 else lookback - 1
+    elif type(stop) is int:
+        stop += lookback if stop >= 0 or neg_index_as_lookback else total
+    else:
+        stop = position(stop, total, lookback, neg_index_as_lookback)
     if step == 1 and 0 <= start <= stop <= total:
         return 0, slice(start, stop), stop - start, 0
     if not fill:
@@ -78,28 +96,6 @@ def span(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool =
     upto = len(range(start, clip(stop, last), step))
     _, rows, num_rows, _ = _rows(line[before:upto])
     return before, rows, num_rows, len(line) - upto
-
-
-def _bounds(wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool) -> tuple[int, int, int]:
-    """Return start and stop as positions, and the step."""
-    start, stop, step = wanted.start, wanted.stop, wanted.step
-    if step is None:
-        step = 1
-    elif (step := position(step, 0, 0)) == 0:
-        raise SpecError("the step of a slice must not be 0.")
-    if start is None:
-        start = lookback if step > 0 else total - 1
-    elif type(start) is int and start >= 0:
-        start += lookback
-    else:
-        start = position(start, total, lookback, neg_index_as_lookback)
-    if stop is None:
-        stop = total if step > 0 else lookback - 1
-    elif type(stop) is int and stop >= 0:
-        stop += lookback
-    else:
-        stop = position(stop, total, lookback, neg_index_as_lookback)
-    return start, stop, step
 
 
 def _rows(line: range) -> Span:

@@ -101,7 +101,8 @@ def test_texts_stay_texts(mode: Any) -> None:
 
 
 def test_cartpole_lanes_are_those_of_single_environments() -> None:
-    seeds, num_calls = [3, 4], 60
+    seeds: Any = [3, 4]
+    num_calls = 60
     envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
     batch = EpisodeBatch.of(envs)
     batch.add_env_reset(*envs.reset(seed=seeds))
