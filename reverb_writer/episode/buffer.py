@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.episode import filling
-from reverb_writer.episode.columns import Block, Columns, as_objects, batched, stacked
+from reverb_writer.episode.columns import Block, Columns, as_objects, batched, listed, stacked
 from reverb_writer.episode.indexing import position, span
 from reverb_writer.episode.spaces import Parts, check
 from reverb_writer.errors import ClosedError, OutOfRangeError, SpecError, StructureError
@@ -210,13 +210,13 @@ class InfiniteLookbackBuffer:
         # What `_filled` does, for the common case.
         leaf = columns.lone[index]
         leaf = filling.place(leaf, where, fill, filling.holding(fill, leaf.dtype, leaf.shape[1:]), before + num + after)
-        return leaf if self.finalized else list(leaf)
+        return leaf if self.finalized else listed(leaf)
 
     def _get_row(self, index: Any, neg_index_as_lookback: bool, fill: Any, one_hot_discrete: bool) -> Any:
         at = position(index, self.rows.size, self.lookback, neg_index_as_lookback)
         if 0 <= at < self.rows.size:
             if not one_hot_discrete:
-                return self.rows.row(at)
+                return self.rows.row(at, plain=not self.finalized)
             return self._collect(np.array([at]), 1, one_hot_discrete=True, as_list=True)[0]
         self._check_fill(fill, [index])
         return self._filled(fill, 1, slice(0, 0), slice(0, 0), one_hot_discrete, as_list=True)[0]
@@ -327,7 +327,7 @@ class InfiniteLookbackBuffer:
         lone = self.rows.lone
         if lone is not None and not one_hot_discrete:  # what follows, for the common case
             leaf = lone[index].copy()
-            return leaf if (self.finalized if as_list is None else not as_list) else list(leaf)
+            return leaf if (self.finalized if as_list is None else not as_list) else listed(leaf)
         if self.rows.paths is None:
             return self._filled(0, num, index, index, one_hot_discrete, as_list=as_list)
         leaves = self._one_hot(self.rows, index) if one_hot_discrete else self.rows.take(index)

@@ -18,9 +18,11 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import flattener, named_leaves
 
-__all__ = ["Block", "Columns", "as_objects", "batched", "packer", "stacked"]
+__all__ = ["Block", "Columns", "as_objects", "batched", "listed", "packer", "stacked"]
 
 _CAPACITY = 64
+
+_PYTHON_DTYPES = frozenset(map(np.dtype, (bool, np.int64, np.float64)))
 
 _ANY = frozenset((dict,))
 """The type of untyped rows that need no other look."""
@@ -81,6 +83,11 @@ def batched(nest: Any, what: str) -> Block:
         shapes = {path or "leaf": leaf.shape for path, leaf in zip(paths, leaves, strict=True)}
         raise StructureError(f"{what}: leaves must be [T, ...] with one T for all, got shapes {shapes}.")
     return Block(nest, paths, leaves)
+
+
+def listed(leaf: Array) -> list[Any]:
+    """Return a leaf [m, ...] as a list; numbers of the dtypes that Python's have are Python's."""
+    return leaf.tolist() if leaf.ndim == 1 and leaf.dtype in _PYTHON_DTYPES else list(leaf)
 
 
 def as_objects(items: Sequence[Any]) -> Block:
@@ -212,12 +219,11 @@ class Columns:
         """Return some rows, all of which are there, as a block, copied; None before the first row."""
         return None if self._paths is None else Block(self._example, self._paths, self.take(index))
 
-    def row(self, index: int) -> Any:
-        """Return a row, 0 <= index < size: a nest of leaves that are the caller's own."""
+    def row(self, index: int, *, plain: bool = False) -> Any:
+        """Return a row, 0 <= index < size: a nest of leaves that are the caller's own; `plain` as in `items`."""
         if self.lone is not None:
-            row = self.lone[index]
-            return row.copy() if isinstance(row, np.ndarray) else row
-        return self._pack([array[index].copy() if array.ndim > 1 else array[index] for array in self._arrays])
+            return _leaf(self.lone, index, plain)
+        return self._pack([_leaf(array, index, plain) for array in self._arrays])
 
     def take(self, index: Index) -> list[Array]:
         """Return the leaves of some rows, all of which are there, as copies, in the order of the paths."""
@@ -234,8 +240,10 @@ class Columns:
         return leaves[0] if self.lone is not None else self._pack(leaves)
 
     def items(self, leaves: Sequence[Array]) -> list[Any]:
-        """Return leaves [m, ...] as a list of m rows."""
-        return list(leaves[0]) if self.lone is not None else [self._pack(row) for row in zip(*leaves, strict=True)]
+        """Return leaves [m, ...] as a list of m rows; what is a Python number is given back as one."""
+        if self.lone is not None:
+            return listed(leaves[0])
+        return [self._pack(row) for row in zip(*map(listed, leaves), strict=True)]
 
     def __eq__(self, other: object) -> bool:
         """Return whether the rows are the same; NaN is the same as NaN, and dtypes do not matter."""
@@ -290,6 +298,13 @@ class Columns:
 
 def _rebuilt(block: Block | None, untyped: bool) -> Columns:
     return Columns(block, untyped=untyped)
+
+
+def _leaf(array: Array, index: int, plain: bool) -> Any:
+    leaf = array[index]
+    if array.ndim > 1:
+        return leaf.copy()
+    return leaf.item() if plain and array.dtype in _PYTHON_DTYPES else leaf
 
 
 def packer(example: Any) -> Callable[[Sequence[Any]], Any]:

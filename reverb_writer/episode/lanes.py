@@ -227,8 +227,9 @@ class EpisodeBatch:
 def lane_infos(infos: Mapping[str, Any] | None, lane: int) -> dict[str, Any]:
     """Return the infos of one environment: those that its mask `_key` says it has; all where there is no mask.
 
-    >>> lane_infos({"lives": np.array([3, 2]), "_lives": np.array([True, False])}, 0)
-    {'lives': 3}
+    >>> infos = {"lives": [3, 2], "_lives": [True, False]}
+    >>> lane_infos(infos, 0), lane_infos(infos, 1)
+    ({'lives': 3}, {})
     """
     own = {}
     for key, values in (infos or {}).items():
