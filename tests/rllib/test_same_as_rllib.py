@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from reverb_writer.episode import Episode, InfiniteLookbackBuffer
@@ -82,40 +82,28 @@ VALUES = [
 ]
 
 
-@settings(max_examples=400)
-@given(
-    st.sampled_from(VALUES), st.integers(1, 6), st.integers(0, 3), st.booleans(), st.builds(slice, BOUNDS, BOUNDS),
-    st.booleans(), st.sampled_from([None, 0, 1]), st.booleans(),
-)  # fmt: skip
-def test_slices_are_the_same(
-    value: Value, size: int, lookback: int, finalized: bool, indices: slice, neg: bool, fill: Any, one_hot: bool
+INDICES = st.builds(slice, BOUNDS, BOUNDS) | st.integers(-8, 8) | st.lists(st.integers(-8, 8), min_size=1, max_size=4)
+OPTIONS = st.fixed_dictionaries(
+    {
+        "neg_index_as_lookback": st.booleans(),
+        "fill": st.sampled_from([None, 0, 1]),
+        "one_hot_discrete": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=600)
+@given(st.sampled_from(VALUES), st.integers(1, 6), st.integers(0, 3), st.booleans(), INDICES, OPTIONS)
+def test_getters_return_the_same(
+    value: Value, size: int, lookback: int, finalized: bool, indices: Any, options: dict[str, Any]
 ) -> None:
     data = [value.make(n) for n in range(size)]
     ours, theirs = InfiniteLookbackBuffer(data, lookback, value.space), PeerBuffer(list(data), lookback, value.space)
+    if isinstance(indices, slice):
+        assume(not listed_fault(ours, indices, options["neg_index_as_lookback"], options["fill"]))
     if finalized:
         ours.finalize()
         theirs.finalize()
-    if listed_fault(ours, indices, neg, fill):
-        return
-    options: Any = {"neg_index_as_lookback": neg, "fill": fill, "one_hot_discrete": one_hot}
-    agree(lambda: ours.get(indices, **options), lambda: theirs.get(indices, **options))
-
-
-@settings(max_examples=200)
-@given(
-    st.sampled_from(VALUES), st.integers(1, 6), st.integers(0, 3), st.booleans(),
-    st.integers(-8, 8) | st.lists(st.integers(-8, 8), min_size=1, max_size=4),
-    st.booleans(), st.sampled_from([None, 0, 1]), st.booleans(),
-)  # fmt: skip
-def test_ints_and_lists_are_the_same(
-    value: Value, size: int, lookback: int, finalized: bool, indices: Any, neg: bool, fill: Any, one_hot: bool
-) -> None:
-    data = [value.make(n) for n in range(size)]
-    ours, theirs = InfiniteLookbackBuffer(data, lookback, value.space), PeerBuffer(list(data), lookback, value.space)
-    if finalized:
-        ours.finalize()
-        theirs.finalize()
-    options: Any = {"neg_index_as_lookback": neg, "fill": fill, "one_hot_discrete": one_hot}
     agree(lambda: ours.get(indices, **options), lambda: theirs.get(indices, **options))
 
 
