@@ -12,6 +12,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,16 @@ from reverb_writer.episode import Episode
 
 __all__ = ["episode_getters", "episode_steps"]
 
-_LENGTHS = (1_000, 10_000, 100_000)
-_OBSERVATIONS: dict[str, Any] = {
-    "4 floats": np.zeros(4, np.float32),
-    "a dict of 4 floats and 64 x 64 bytes": {"floats": np.zeros(4, np.float32), "frame": np.zeros((64, 64), np.uint8)},
-}
+_SMALL = np.zeros(4, np.float32)
+_NEST = {"floats": _SMALL, "frame": np.zeros((64, 64), np.uint8)}
+_STEPS: list[tuple[str, Any, int]] = [
+    ("4 floats", _SMALL, 1_000),
+    ("4 floats", _SMALL, 10_000),
+    ("4 floats", _SMALL, 100_000),
+    ("a dict of 4 floats and 64 x 64 bytes", _NEST, 1_000),
+]
+_REQUIRED_AT = _STEPS[0]
+_MISSING = "not installed"
 _GETTERS: dict[str, Callable[[Any], Any]] = {
     "get_observations(-1)": lambda episode: episode.get_observations(-1),
     "get_observations(slice(-4, None))": lambda episode: episode.get_observations(slice(-4, None)),
@@ -47,23 +53,27 @@ _GETTERS: dict[str, Callable[[Any], Any]] = {
 def episode_steps(effort: Effort) -> Table:
     """`Episode.add_env_step` beside RLlib's lists and RLlib's arrays, in short and in long episodes."""
     peer, rows = _peer(), []
-    for name, observation in _OBSERVATIONS.items():
-        for length in _LENGTHS if name == "4 floats" else _LENGTHS[:1]:
-            contenders: list[Callable[[], float]] = [lambda: _step_us(Episode, observation, length)]  # noqa: B023  # called below
-            if peer is not None:
-                contenders += [
-                    lambda: _step_us(peer, observation, length),  # noqa: B023
-                    lambda: _step_us(peer, observation, length, finalized=True),  # noqa: B023
-                ]
-            ours, *theirs = _medians(contenders, effort.rounds)
-            cells = [f"{us:.2f}" for us in (ours, *theirs)] + ["not installed"] * (2 - len(theirs))
-            for us, least in zip(theirs, (1, 10), strict=False):
-                cells += ratio(us, ours, least) if length == _LENGTHS[0] else (f"{us / ours:.1f}", "")
-            rows.append([name, f"{length:,}", *cells, *[""] * (8 - 2 - len(cells) + 1)][:9])
+    for case in _STEPS:
+        name, observation, length = case
+        contenders = [partial(_step_us, Episode, observation, length)]
+        if peer is not None:
+            contenders += [partial(_step_us, peer, observation, length, finalized=mode) for mode in (False, True)]
+        ours, *theirs = _medians(contenders, effort.rounds)
+        cells = [f"{ours:.2f}"]
+        for us, least in zip(theirs or (None, None), (1, 10), strict=True):
+            if us is None:
+                cells += [_MISSING, "", ""]
+            else:
+                times, required = ratio(us, ours, least)
+                cells += [f"{us:.2f}", times, required if case is _REQUIRED_AT else ""]
+        rows.append([name, f"{length:,}", *cells])
     return Table(
-        "A step of an episode, observations, 1 action, 1 reward, infos",
-        ["observation", "steps before", "ours, us", "RLlib list, us", "RLlib array, us", "list/ours", "required",
-         "array/ours", "required"],
+        "A step of an episode: observation, action, reward, info",
+        [
+            "observation", "steps before", "ours, us",
+            "RLlib's list, us", "ours is x times", "required",
+            "RLlib's array, us", "ours is x times", "required",
+        ],
         rows,
         "CPU time. RLlib's lists keep a reference to the observation, ours copies it.",
     )  # fmt: skip
@@ -71,14 +81,12 @@ def episode_steps(effort: Effort) -> Table:
 
 def episode_getters(effort: Effort) -> Table:
     """Getters of `Episode` and of RLlib's on arrays, 1,000 steps."""
-    peer, rows = _peer(), []
-    episodes = [
-        _filled(kind, _OBSERVATIONS["4 floats"], 1_000).finalize() for kind in (Episode, peer) if kind is not None
-    ]
+    kinds = [kind for kind in (Episode, _peer()) if kind is not None]
+    episodes = [_filled(kind, _SMALL, 1_000).finalize() for kind in kinds]
+    rows = []
     for name, getter in _GETTERS.items():
-        contenders = [lambda episode=episode: _call_us(getter, episode) for episode in episodes]  # noqa: B023
-        ours, *theirs = _medians(contenders, effort.rounds)
-        cells = [f"{theirs[0]:.2f}", *ratio(theirs[0], ours, 2)] if theirs else ["not installed", "", ""]
+        ours, *theirs = _medians([partial(_call_us, getter, episode) for episode in episodes], effort.rounds)
+        cells = [f"{theirs[0]:.2f}", *ratio(theirs[0], ours, 2)] if theirs else [_MISSING, "", ""]
         rows.append([name, f"{ours:.2f}", *cells])
     return Table(
         "Getters on arrays, 1,000 steps",

@@ -184,6 +184,10 @@ class InfiniteLookbackBuffer:
             OutOfRangeError: an int, alone or in a list, is beyond the data, and there is no `fill`.
             SpecError: indices are none, `fill` does not suit, or one-hot vectors are asked for without a space.
         """
+        if type(indices) is int and not one_hot_discrete:  # what follows, for the common case
+            at_row = indices + (self.lookback if indices >= 0 or neg_index_as_lookback else self.rows.size)
+            if 0 <= at_row < self.rows.size:
+                return self.rows.row(at_row, plain=not self.finalized)
         if one_hot_discrete and self._parts is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
         if indices is None or isinstance(indices, slice):
@@ -191,17 +195,15 @@ class InfiniteLookbackBuffer:
         if not isinstance(indices, list | tuple | np.ndarray):
             return self._get_row(indices, neg_index_as_lookback, fill, one_hot_discrete)
         at = self._positions(indices, neg_index_as_lookback)
-        inside = (at >= 0) & (at < self.rows.size)
-        if inside.all():
-            return self._collect(at, len(at), one_hot_discrete)
+        if not at or (min(at) >= 0 and max(at) < self.rows.size):
+            return self._collect(np.array(at, np.intp), len(at), one_hot_discrete)
+        inside = np.array([0 <= row < self.rows.size for row in at])
         self._check_fill(fill, np.asarray(indices)[~inside])
-        return self._filled(fill, len(at), inside, at[inside], one_hot_discrete)
+        return self._filled(fill, len(at), inside, np.array(at)[inside], one_hot_discrete)
 
     def _get_slice(self, indices: slice, neg_index_as_lookback: bool, fill: Any, one_hot_discrete: bool) -> Any:
         columns = self.rows
-        before, index, num, after = span(
-            indices, columns.size, self.lookback, neg_index_as_lookback, fill=fill is not None
-        )
+        before, index, num, after = span(indices, columns.size, self.lookback, neg_index_as_lookback, fill is not None)
         if not (before or after):
             return self._collect(index, num, one_hot_discrete)
         where = slice(before, before + num)
@@ -221,9 +223,9 @@ class InfiniteLookbackBuffer:
         self._check_fill(fill, [index])
         return self._filled(fill, 1, slice(0, 0), slice(0, 0), one_hot_discrete, as_list=True)[0]
 
-    def _positions(self, indices: Sequence[int], neg_index_as_lookback: bool) -> Array:
+    def _positions(self, indices: Sequence[int], neg_index_as_lookback: bool) -> list[int]:
         total, lookback = self.rows.size, self.lookback
-        return np.array([position(index, total, lookback, neg_index_as_lookback) for index in indices], np.intp)
+        return [position(index, total, lookback, neg_index_as_lookback) for index in indices]
 
     def set(
         self,
@@ -252,7 +254,7 @@ class InfiniteLookbackBuffer:
             several: Any = at_indices
             if not isinstance(at_indices, list | tuple | np.ndarray):
                 several, new_data = [at_indices], [new_data]
-            at = self._positions(several, neg_index_as_lookback)
+            at = np.array(self._positions(several, neg_index_as_lookback), np.intp)
             self._check_fill(None, np.asarray(several)[(at < 0) | (at >= self.rows.size)])
             index, num = at, len(at)
         block = None if isinstance(new_data, list) and not new_data else self._block(new_data)
@@ -326,7 +328,7 @@ class InfiniteLookbackBuffer:
         """Return rows that are there, as a list or as arrays."""
         lone = self.rows.lone
         if lone is not None and not one_hot_discrete:  # what follows, for the common case
-            leaf = lone[index].copy()
+            leaf = lone[index].copy() if type(index) is slice else lone[index]
             return leaf if (self.finalized if as_list is None else not as_list) else listed(leaf)
         if self.rows.paths is None:
             return self._filled(0, num, index, index, one_hot_discrete, as_list=as_list)
