@@ -32,7 +32,7 @@ class EpisodeData:
         *,
         observations: Any = None,
         observation_space: Any = None,
-        infos: list[Any] | None = None,
+        infos: Any = None,
         actions: Any = None,
         action_space: Any = None,
         rewards: Any = None,
@@ -46,6 +46,8 @@ class EpisodeData:
         multi_agent_episode_id: Any = None,
     ) -> None:
         """Start an episode, empty or with data: lists of items, or nests of arrays [T, ...], which finalize it.
+
+        An `InfiniteLookbackBuffer` is copied with the look-back that it has.
 
         Args:
             id_: None for a random one.
@@ -72,19 +74,19 @@ class EpisodeData:
         self.agent_id = agent_id
         self.module_id = module_id
         self.multi_agent_episode_id = multi_agent_episode_id
-        self.rewards = InfiniteLookbackBuffer(rewards)
-        lookback = self.rewards.len_incl_lookback()
-        if len_lookback_buffer != "auto":
-            lookback = min(lookback, integer("len_lookback_buffer", len_lookback_buffer, minimum=0))
-        self.rewards.lookback = lookback
-        self.observations = InfiniteLookbackBuffer(observations, lookback, observation_space)
+        self.rewards = _column(rewards, 0)
+        lookback = self.rewards.lookback
+        if not isinstance(rewards, InfiniteLookbackBuffer):
+            lookback = self.rewards.len_incl_lookback()
+            if len_lookback_buffer != "auto":
+                lookback = min(lookback, integer("len_lookback_buffer", len_lookback_buffer, minimum=0))
+            self.rewards.lookback = lookback
+        self.observations = _column(observations, lookback, observation_space)
         if infos is None:
             infos = [{} for _ in range(self.observations.len_incl_lookback())]
-        self.infos = InfiniteLookbackBuffer(infos, lookback, untyped=True)
-        self.actions = InfiniteLookbackBuffer(actions, lookback, action_space)
-        self.extra_model_outputs = {
-            key: InfiniteLookbackBuffer(data, lookback) for key, data in (extra_model_outputs or {}).items()
-        }
+        self.infos = _column(infos, lookback, untyped=True)
+        self.actions = _column(actions, lookback, action_space)
+        self.extra_model_outputs = {key: _column(data, lookback) for key, data in (extra_model_outputs or {}).items()}
         self.is_terminated = bool(terminated)
         self.is_truncated = bool(truncated)
         self.t_started = integer("t_started", 0 if t_started is None else t_started, minimum=0)
@@ -284,3 +286,11 @@ class EpisodeData:
             "rewards": self.get_rewards(),
             **{key: self.get_extra_model_outputs(key) for key in self.extra_model_outputs},
         }
+
+
+def _column(data: Any, lookback: int, space: Any = None, *, untyped: bool = False) -> InfiniteLookbackBuffer:
+    if not isinstance(data, InfiniteLookbackBuffer):
+        return InfiniteLookbackBuffer(data, lookback, space, untyped=untyped)
+    column = data.part(np.arange(data.len_incl_lookback()), data.lookback)
+    column.space = data.space if space is None else space
+    return column

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.episode import chunks, state, steps
+from reverb_writer.episode import chunks, steps
 from reverb_writer.episode.buffer import InfiniteLookbackBuffer
 from reverb_writer.episode.data import EpisodeData
 from reverb_writer.episode.spaces import check
+from reverb_writer.episode.state import restore, state_of
 from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError, UnknownKeyError
 from reverb_writer.windowing import WindowSpec
 
@@ -134,6 +135,10 @@ class Episode(EpisodeData):
             buffer.rows.size -= 1
         self.t -= 1
         self.is_terminated = self.is_truncated = False
+        if not len(self):  # the names of model outputs are those of the first step, whichever that will be
+            self.extra_model_outputs = {
+                key: buffer for key, buffer in self.extra_model_outputs.items() if buffer.len_incl_lookback()
+            }
 
     def _stage_extras(self, extras: Mapping[str, Any]) -> bool:
         buffers = self.extra_model_outputs
@@ -261,16 +266,16 @@ class Episode(EpisodeData):
             StructureError: something in `infos`, an id or the temporary data is of a kind that JSON cannot have, or a
                 space is; named by path.
         """
-        return state.of(self)
+        return state_of(self)
 
     @staticmethod
-    def from_state(state_: Mapping[str, Any]) -> Episode:
+    def from_state(state: Mapping[str, Any]) -> Episode:
         """Make an episode of what `get_state` returned.
 
         Raises:
             FormatError: it is something else.
         """
-        return state.restore(Episode(), state_)
+        return restore(Episode(), state)
 
     def steps(self) -> dict[str, Any]:
         """Return the T + 1 steps that observers write of this episode, as a nest with leaves [T + 1, ...].

@@ -15,7 +15,7 @@ from reverb_writer.episode.data import EpisodeData
 from reverb_writer.episode.encoding import decoded, encoded
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
 
-__all__ = ["of", "restore"]
+__all__ = ["restore", "state_of"]
 
 Restored = TypeVar("Restored", bound=EpisodeData)
 
@@ -41,7 +41,7 @@ _SPACES = {
 """The arguments that make a space, and under which name it has them; old releases lack some."""
 
 
-def of(episode: EpisodeData) -> dict[str, Any]:
+def state_of(episode: EpisodeData) -> dict[str, Any]:
     """Return the state of an episode.
 
     Raises:

@@ -65,6 +65,22 @@ def test_all_given_steps_are_look_back_unless_told_otherwise() -> None:
     assert episode.get_actions(-1, neg_index_as_lookback=True) == 0
 
 
+def test_columns_may_be_given_as_buffers_which_are_copied() -> None:
+    whole = grown(4).cut(3)
+    whole.add_env_step(5, 14, 5.0, {"at": 5})
+    again = Episode(
+        observations=whole.observations,
+        actions=whole.actions,
+        rewards=whole.rewards,
+        infos=whole.infos,
+        t_started=whole.t_started,
+        id_="x",
+    )
+    assert told(again) == told(whole)
+    again.set_rewards(new_data=[-1.0])
+    assert whole.get_rewards() == [5.0]
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -167,6 +167,15 @@ def test_refused_step_changes_no_lane() -> None:
     assert [len(episode) for episode in batch.episodes] == [2, 2]
 
 
+def test_first_step_that_is_refused_leaves_no_names_of_model_outputs() -> None:
+    batch = EpisodeBatch(2)
+    batch.add_env_reset(np.zeros((2, 3)))
+    with pytest.raises(StructureError):
+        step(batch, rewards=[1.0, "x"], extra_model_outputs={"a": np.zeros(2)})
+    step(batch, extra_model_outputs={"b": np.zeros(2)})
+    assert [[*episode.extra_model_outputs] for episode in batch.episodes] == [["b"], ["b"]]
+
+
 def test_lane_that_waits_for_its_reset_takes_no_step() -> None:
     batch = EpisodeBatch(2, "Disabled")
     batch.add_env_reset(np.zeros((2, 3)))
