@@ -16,6 +16,7 @@ if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
+    from reverb_writer.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
     from reverb_writer.client import Client as Client
     from reverb_writer.client import Sample as Sample
     from reverb_writer.errors import ClosedError as ClosedError
@@ -72,6 +73,7 @@ _MODULE_OF = {
     "TableConfig": "tables",
     "Target": "targets",
     "Trajectory": "steps",
+    "TrajectoryAccumulator": "accumulator",
     "TrajectoryObserver": "observers",
     "UnsafeDataError": "errors",
     "VectorObserver": "vector",
