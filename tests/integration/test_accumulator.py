@@ -17,7 +17,7 @@ EXAMPLE = {
     "episode": {"return": np.float64(0), "weights": np.zeros((2, 2), np.float32), "nothing": None},
     "final": {"observation": np.zeros((1, 2), np.float32)},
 }
-ITEM = {
+ITEM: dict[str, Any] = {
     "step": {"observation": np.array([[0, 1], [2, 3], [4, 5]], np.float32), "action": np.array([7, 8, 9])},
     "macro": np.array([[1] * 4, [2] * 4], np.float16),
     "episode": {"return": np.array(1 / 3), "weights": np.array([[1, 2], [3, 4]], np.float32)},

@@ -252,27 +252,30 @@ def test_reset_forgets_what_was_added() -> None:
 
 
 def test_nests_of_every_kind_come_back_as_they_were() -> None:
+    zeros = np.zeros(2)
     example = {
-        "a": rw.Trajectory(*(np.zeros(2) for _ in range(6)), (np.zeros((2, 3)), [np.zeros(2)])),
+        "a": rw.Trajectory(zeros, zeros, zeros, zeros, zeros, zeros, (np.zeros((2, 3)), [zeros])),
         "b": np.zeros((1, 2)),
         "c": {"x": np.float64(0), "nothing": None, "empty": ()},
     }
     accumulator = rw.TrajectoryAccumulator(example)
     for value in (1.0, 2.0):
-        accumulator.add("a", rw.Trajectory(*[value] * 6, (np.full(3, value), [value])))
+        accumulator.add("a", rw.Trajectory(value, value, value, value, value, value, (np.full(3, value), [value])))
     accumulator.add("b", np.array([3.0, 4.0]))
     with pytest.raises(rw.StructureError, match="leaf `nothing`: int, expected None"):
         accumulator.add("c", {"x": 5.0, "nothing": 1, "empty": ()})
     accumulator.add("c", {"x": 5.0, "nothing": None, "empty": ()})
     column = np.array([1.0, 2.0])
-    expected = {
-        "a": rw.Trajectory(*[column] * 6, (np.array([[1.0] * 3, [2.0] * 3]), [column])),
+    expected: dict[str, Any] = {
+        "a": rw.Trajectory(
+            column, column, column, column, column, column, (np.array([[1.0] * 3, [2.0] * 3]), [column])
+        ),
         "b": np.array([[3.0, 4.0]]),
         "c": {"x": np.array(5.0), "nothing": None, "empty": ()},
     }
     found = accumulator.build()
     assert found["c"].pop("nothing", "missing") is None
-    del expected["c"]["nothing"]  # type: ignore[attr-defined]
+    del expected["c"]["nothing"]
     assert_equal(found, expected)
 
 
