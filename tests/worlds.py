@@ -28,11 +28,11 @@ class Counting(gymnasium.Env[Any, Any]):
         self._buffer = np.zeros(2, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         self._episode, self._t = self._episode + 1, 0
         return self._observe(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002  # whatever is done
         length, end = self._episodes[self._episode % len(self._episodes)]
         self._t += 1
         terminated, truncated = END[end] if self._t == length else (False, False)
@@ -51,11 +51,11 @@ class Sampling(gymnasium.Env[Any, Any]):
         self.observed: list[Any] = []
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
+        super().reset(seed=seed, options=options)
         self._t = 0
         return self._observe(), {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002  # whatever is done
         self._t += 1
         return self._observe(), 0.5, self._t == 3, False, {}
 

@@ -125,13 +125,14 @@ def test_text_comes_back_as_it_was_said(place: Place, num_envs: int | None) -> N
                 env.step(0)
         seen = [[one["words"].encode() for one in single.observed]]
     else:
-        vector = SyncVectorEnv([lambda: Sampling(space, spaces.Discrete(2))] * 2, autoreset_mode="SameStep")
+        envs = [Sampling(space, spaces.Discrete(2)) for _ in range(2)]
+        vector = SyncVectorEnv([lambda: envs[0], lambda: envs[1]], autoreset_mode=AutoresetMode.SAME_STEP)
         with rw.VectorObserver(place.client, "a", sequence_length=4, num_envs=2) as lanes:
             env = rw.environments.record(vector, lanes)
             env.reset()
             for _ in range(3):
                 env.step(np.zeros(2, np.int64))
-        seen = [[one["words"].encode() for one in env.observed[:4]] for env in vector.envs]
+        seen = [[one["words"].encode() for one in env.observed[:4]] for env in envs]
     found = [sample.data[OBSERVATION + 1].tolist() for sample in read(place.client, "a")]
     assert sorted(found) == sorted(seen)
 

@@ -18,7 +18,7 @@ from worlds import told  # noqa: E402  # only where gymnasium is
 LAST_DISCOUNTS = {"terminated": 0.0, "truncated": 1.0}
 
 
-class Counting(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
+class Counting(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env has no types
     """Episode e, step t is observed as 100 * e + t in an array that is used again."""
 
     def __init__(self, episodes: list[tuple[int, str]]) -> None:
@@ -32,7 +32,7 @@ class Counting(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
         self._episode, self._t, self._over = self._episode + 1, 0, False
         return dm_env.restart(self._observe())
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Any) -> Any:  # noqa: ARG002  # whatever is done
         if self._over:
             return self.reset()
         length, end = self._episodes[self._episode % len(self._episodes)]
@@ -143,7 +143,7 @@ def test_time_steps_out_of_order_are_refused_and_change_nothing() -> None:
     middle = env.step(0)
     with pytest.raises(ValueError, match="call `observe_first` before `observe`"):
         recorder.observe(0, middle)
-    with pytest.raises(ValueError, match="`observe_first` takes the first .* got one in its middle"):
+    with pytest.raises(ValueError, match=r"`observe_first` takes the first .* got one in its middle"):
         recorder.observe_first(middle)
     recorder.observe_first(first)
     with pytest.raises(ValueError, match="`observe` takes what an action led to"):
