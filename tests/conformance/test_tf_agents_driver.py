@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +16,10 @@ from tf_agents.environments import test_envs
 from tf_agents.policies import random_py_policy
 
 import reverb_writer as rw
+
+from .serve import Table, serving
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "actors" / "tf_agents_actor.py"
 
 
 def drive(observers: list[Any], *, steps_per_episode: int, max_steps: int) -> None:
@@ -49,3 +57,15 @@ def test_a_driver_feeds_n_step_transitions(peer: Any, address: str) -> None:
     # Columns: action, discount, next_observation, observation, reward. `policy_info` has no leaves.
     found = [tuple(float(np.squeeze(sample.data[column])) for column in (3, 2, 4, 1)) for sample in samples]
     assert found == [(0, 1, 0, 1), (0, 2, 0, 0.5), (1, 3, 0.5, 0), (2, 3, 1, 0)]  # the last step alone has a reward
+
+
+def test_the_example_of_a_driver_writes_its_items() -> None:
+    with serving([Table("replay")]) as address, rw.Client(address, timeout_s=20) as client:
+        command = [sys.executable, str(EXAMPLE), "--server", address, "--steps", "50", "--seed", "0"]
+        ran = subprocess.run(command, capture_output=True, check=False, text=True, timeout=100)
+        assert ran.returncode == 0, ran.stderr
+        steps, episodes, items = map(int, re.findall(r"\d+", ran.stdout.splitlines()[-1]))
+        assert steps >= 50
+        # In windows of two steps, each step but an episode's last begins one.
+        assert items == client.server_info()["replay"].current_size
+        assert steps - episodes - 1 <= items <= steps - episodes
