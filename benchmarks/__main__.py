@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.accumulate import accumulator_add
 from benchmarks.arena import Effort
 from benchmarks.call_times import call_times
 from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
 from benchmarks.endurance import endurance
 from benchmarks.footprint import footprint
 from benchmarks.in_flight import in_flight
+from benchmarks.record import record_cartpole
 from benchmarks.report import Table, machine
 from benchmarks.scaling import actor_processes
 from benchmarks.vector import write_vector
@@ -33,6 +35,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         chunk_length_small,
         chunk_length_frames,
         in_flight,
+        accumulator_add,
+        record_cartpole,
     )
 }
 QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000)

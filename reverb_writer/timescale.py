@@ -179,7 +179,8 @@ class Timescale:
         if kind in _NO_NUMBERS or dtype is None or (kind == "c" != dtype.kind):
             raise StructureError(f"{leaf.name}: {array.dtype}, expected {dtype}.")
         rounds = dtype.kind in "fcV"  # ml_dtypes' bfloat16 is of kind V
-        small = rounds and kind in "fc" and np.abs(array).max(initial=0) <= leaf.limits[1]
+        # If the sum of their squares fits, so do they: the fastest look at all of them.
+        small = rounds and kind in "fc" and abs(np.vdot(array, array)) < leaf.limits[1]
         if small or _is_safe(array.dtype, dtype):
             return array.astype(dtype)
         with np.errstate(all="ignore"):
