@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from reverb_writer.errors import ClosedError as ClosedError
     from reverb_writer.errors import FormatError as FormatError
     from reverb_writer.errors import IncompleteError as IncompleteError
+    from reverb_writer.errors import OutOfRangeError as OutOfRangeError
     from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
     from reverb_writer.errors import ReverbWriterError as ReverbWriterError
     from reverb_writer.errors import ServerUnavailableError as ServerUnavailableError
     from reverb_writer.errors import SpecError as SpecError
     from reverb_writer.errors import StructureError as StructureError
+    from reverb_writer.errors import UnknownKeyError as UnknownKeyError
     from reverb_writer.errors import UnsafeDataError as UnsafeDataError
     from reverb_writer.observers import EpisodeObserver as EpisodeObserver
     from reverb_writer.observers import SequenceObserver as SequenceObserver
@@ -58,6 +60,7 @@ _MODULE_OF = {
     "IncompleteError": "errors",
     "MinSize": "tables",
     "ObserverStats": "session",
+    "OutOfRangeError": "errors",
     "Prioritized": "tables",
     "Queue": "tables",
     "ReplayTimeoutError": "errors",
@@ -76,6 +79,7 @@ _MODULE_OF = {
     "Trajectory": "steps",
     "TrajectoryAccumulator": "accumulator",
     "TrajectoryObserver": "observers",
+    "UnknownKeyError": "errors",
     "UnsafeDataError": "errors",
     "VectorObserver": "vector",
     "WindowSpec": "windowing",

@@ -17,20 +17,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.timescale import FullError, Timescale
+from reverb_writer.errors import IncompleteError, SpecError, UnknownKeyError
+from reverb_writer.timescale import Timescale
 
-__all__ = ["FullError", "NotADictError", "TrajectoryAccumulator", "UnknownTimescaleError"]
+__all__ = ["NotADictError", "TrajectoryAccumulator"]
 
 
 class NotADictError(SpecError, TypeError):
     """The example is no dict of timescales."""
-
-
-class UnknownTimescaleError(StructureError, KeyError):
-    """There is no timescale of that name."""
-
-    __str__ = Exception.__str__  # KeyError's own puts the message in quotes
 
 
 class TrajectoryAccumulator:
@@ -109,14 +103,14 @@ class TrajectoryAccumulator:
                 broadcast to the dtypes and shapes of the example.
 
         Raises:
-            UnknownTimescaleError: there is none of that name; a `KeyError`.
-            FullError: it has as many rows as it can have; an `IndexError`.
+            UnknownKeyError: there is none of that name; a `KeyError`.
+            OutOfRangeError: it has as many rows as it can have; an `IndexError`.
             StructureError: `data` has other leaves, a shape that does not fit, or values that the dtype cannot hold;
                 names the leaf. Nothing changed.
         """
         timescale = self._timescales.get(name)
         if timescale is None:
-            raise UnknownTimescaleError(f"Unknown timescale '{name}'. Known: {[*self._timescales]}.")
+            raise UnknownKeyError(f"Unknown timescale '{name}'. Known: {[*self._timescales]}.")
         timescale.add(data)
 
     def build(self, *, partial: bool = False, copy: bool = True) -> dict[str, Any]:

@@ -17,7 +17,17 @@ import tree
 
 from reverb_writer.errors import StructureError
 
-__all__ = ["FIRST", "LAST", "MID", "StepStructure", "Trajectory", "flattener", "named_leaves", "step_bytes", "zeros"]
+__all__ = [
+    "FIRST",
+    "LAST",
+    "MID",
+    "StepStructure",
+    "Trajectory",
+    "flattener",
+    "named_leaves",
+    "step_bytes",
+    "zeros",
+]
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
@@ -178,10 +188,10 @@ def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]
 
 
 def named_leaves(step: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
-    """Return the path of each leaf, such as `observation/rgb`, and the leaves.
+    """Return the paths and the leaves of a nest.
 
     Raises:
-        StructureError: keys cannot be sorted; `where` says of what, in front of the message.
+        StructureError: its keys cannot be sorted.
     """
     try:
         with_paths = tree.flatten_with_path(step)

@@ -16,20 +16,16 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import OutOfRangeError, StructureError
 from reverb_writer.steps import flattener, named_leaves
 
-__all__ = ["FullError", "Timescale"]
+__all__ = ["Timescale"]
 
 Array = npt.NDArray[Any]
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
 
 _dtype_and_shape = operator.attrgetter("dtype", "shape")
-
-
-class FullError(StructureError, IndexError):
-    """A timescale has all the rows that it has room for."""
 
 
 class _Leaf(NamedTuple):
@@ -95,7 +91,7 @@ class Timescale:
         """Write the next row, or change nothing."""
         count = self.count
         if count >= self.capacity:
-            raise FullError(
+            raise OutOfRangeError(
                 f"Timescale '{self.name}' has {self.capacity} slots, but you tried to add at index {count}."
             )
         try:

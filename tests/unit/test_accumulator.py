@@ -11,7 +11,7 @@ import pytest
 import tree
 
 import reverb_writer as rw
-from reverb_writer.accumulator import FullError, NotADictError, UnknownTimescaleError
+from reverb_writer.accumulator import NotADictError
 
 EXAMPLE = {
     "step": {"o": np.ones((3, 2), np.float32), "r": np.ones(3, np.int32)},
@@ -134,7 +134,7 @@ def test_a_row_too_many_is_an_index_error(name: str, slots: int) -> None:
     accumulator = filled()
     with pytest.raises(IndexError) as caught:
         accumulator.add(name, {"o": np.zeros(2, np.float32), "r": 0} if name == "step" else {"ret": 0.0})
-    assert isinstance(caught.value, FullError)
+    assert isinstance(caught.value, rw.OutOfRangeError)
     assert str(caught.value) == f"Timescale '{name}' has {slots} slots, but you tried to add at index {slots}."
     assert_equal(accumulator.build(), FILLED)
 
@@ -142,7 +142,7 @@ def test_a_row_too_many_is_an_index_error(name: str, slots: int) -> None:
 def test_an_unknown_timescale_is_a_key_error_that_names_the_known_ones() -> None:
     with pytest.raises(KeyError) as caught:
         filled().add("zz", {})
-    assert isinstance(caught.value, UnknownTimescaleError)
+    assert isinstance(caught.value, rw.UnknownKeyError)
     assert str(caught.value) == "Unknown timescale 'zz'. Known: ['step', 'episode']."
 
 
