@@ -176,16 +176,17 @@ class Timescale:
             raise StructureError(f"{leaf.name}: {array.dtype}, expected {dtype}.")
         rounds = dtype.kind in "fcV"  # ml_dtypes' bfloat16 is of kind V
         # If the sum of their squares fits, so do they: the fastest look at all of them.
-        small = rounds and kind in "fc" and abs(np.vdot(array, array)) < leaf.limits[1]
+        small = rounds and kind in "fc" and float(abs(np.vdot(array, array))) < leaf.limits[1]
         if small or _is_safe(array.dtype, dtype):
             return array.astype(dtype)
         with np.errstate(all="ignore"):
             cast = array.astype(dtype)
             kept = np.isfinite(cast) == np.isfinite(array) if rounds else cast == array
         if not (self._lossy or np.all(kept)):
+            value = array[~kept].flat[0].item()
             raise StructureError(
-                f"{leaf.name}: {array[~kept].flat[0]!r} ({array.dtype}) does not fit into {dtype}. Round it yourself, "
-                "choose another dtype in the example, or pass lossy_casts=True."
+                f"{leaf.name}: {value!r} ({array.dtype}) does not fit into {dtype}. Round it yourself, choose another "
+                "dtype in the example, or pass lossy_casts=True."
             )
         return cast
 

@@ -32,7 +32,6 @@ class VectorRecorder(VectorWrapper):
 
     def __init__(self, env: VectorEnv[Any, Any, Any], observer: Any, *, seeds: bool = False) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
-        super().__init__(env)
         n = env.num_envs
         mode = env.metadata.get("autoreset_mode")
         if mode is None:
@@ -40,9 +39,12 @@ class VectorRecorder(VectorWrapper):
                 '`env` does not say when its environments are reset. Set `env.metadata["autoreset_mode"]` to a '
                 "`gymnasium.vector.AutoresetMode`."
             )
-        self._mode = AutoresetMode(mode)
         observation = space_spec(env.single_observation_space, "observation")
         action = space_spec(env.single_action_space, "action")
+        super().__init__(
+            env
+        )  # only now: some versions of Gymnasium close at garbage collection what has begun to exist
+        self._mode = AutoresetMode(mode)
         self._observer = observer
         self._encode_observations = encoder(observation, n)
         self._encode_observation = encoder(observation)

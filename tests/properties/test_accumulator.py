@@ -40,9 +40,10 @@ def test_a_buffered_leaf_is_filled_as_numpy_assigns(
                 fits = slot < capacity
             except ValueError:
                 fits = False
-        lossless = fits and np.array_equal(
-            np.broadcast_to(stored[slot], shape), np.broadcast_to(np.asarray(row, object), (1, *shape))[0]
-        )
+        exact = np.empty((1, *shape), object)
+        if fits:
+            exact[:] = np.asarray(row, object)
+        lossless = fits and np.array_equal(stored[slot : slot + 1], exact)
         try:
             accumulator.add("x", {"leaf": row})
         except (rw.StructureError, IndexError):

@@ -180,7 +180,7 @@ SPACES: dict[str, spaces.Space[Any]] = {
     "pixels": spaces.Box(0, 255, (4, 4, 3), np.uint8),
     "number": spaces.Box(-1, 1, (), np.float32),
     "discrete": spaces.Discrete(5, start=-2),
-    "discrete8": spaces.Discrete(5, dtype=np.uint8),
+    "multi8": spaces.MultiDiscrete([2, 3], dtype=np.uint8),
     "multi": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
     "binary": spaces.MultiBinary((2, 3)),
     "text": spaces.Text(8),
