@@ -116,6 +116,10 @@ class Client:
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
         leaves = tree.flatten_with_path(data)
         squeezed = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
+        if len(squeezed) != len(leaves):
+            raise StructureError(
+                f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}."
+            )
         columns = [
             np.asarray(leaf)[None] if single else _column(path, leaf)
             for (path, leaf), single in zip(leaves, squeezed, strict=True)

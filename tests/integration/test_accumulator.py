@@ -86,3 +86,11 @@ def test_a_refused_insert_keeps_the_rollout(place: Place) -> None:
     accumulator.insert(place.client, "a")
     (sample,) = read(place.client, "a")
     assert_equal(sample.data, tuple(tree.flatten(ITEM)))
+
+
+def test_a_squeeze_that_is_not_like_the_data_is_refused(place: Place) -> None:
+    with pytest.raises(rw.StructureError, match="`squeeze` must have a leaf for each of the 2"):
+        place.client.insert({"x": np.zeros(1), "y": np.zeros(1)}, {"a": 1.0}, squeeze={"x": True})
+    place.client.insert({"x": np.zeros(2), "y": np.ones(3)}, {"a": 1.0}, squeeze={"x": True, "y": False})
+    (sample,) = read(place.client, "a")
+    assert [column.tolist() for column in sample.data] == [[0, 0], [1, 1, 1]]
