@@ -19,7 +19,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
 from reverb_writer.environments.spaces import encoder, space_spec, zero_element
-from reverb_writer.errors import SpecError
+from reverb_writer.errors import SpecError, StructureError
 
 __all__ = ["VectorRecorder"]
 
@@ -41,9 +41,8 @@ class VectorRecorder(VectorWrapper):
             )
         observation = space_spec(env.single_observation_space, "observation")
         action = space_spec(env.single_action_space, "action")
-        super().__init__(
-            env
-        )  # only now: some versions of Gymnasium close at garbage collection what has begun to exist
+        # Only now: some versions of Gymnasium close at garbage collection what has begun to exist.
+        super().__init__(env)
         self._mode = AutoresetMode(mode)
         self._observer = observer
         self._encode_observations = encoder(observation, n)
@@ -97,7 +96,7 @@ class VectorRecorder(VectorWrapper):
         over = self._terminated | self._truncated
         if self._mode is not AutoresetMode.NEXT_STEP and over.any():
             if self._mode is AutoresetMode.SAME_STEP:
-                self._observations = self._with_final(observations, infos["final_obs"], over)
+                self._observations = self._with_final(observations, infos, over)
             else:
                 self._over = over
             self._end_episodes(over)
@@ -161,8 +160,14 @@ class VectorRecorder(VectorWrapper):
             step["seed"] = self._seeds.copy()
         return step
 
-    def _with_final(self, observations: Any, final: Any, lanes: Any) -> Any:
+    def _with_final(self, observations: Any, infos: dict[str, Any], lanes: Any) -> Any:
         """Return the observations, those of some lanes replaced by their final ones."""
+        if "final_obs" not in infos:
+            raise StructureError(
+                'the environment resets in the same step, but its infos have no "final_obs": terminal observations '
+                f"would be lost. They have {sorted(infos)}. Use another autoreset mode."
+            )
+        final = infos["final_obs"]
         replaced = tree.map_structure(np.copy, observations)
         for lane in np.flatnonzero(lanes):
             for leaf, value in zip(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from reverb_writer.environments.n_step import NStepTransform
 from reverb_writer.errors import SpecError
 
 __all__ = ["record"]
@@ -25,7 +26,8 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`.
 
     Raises:
-        SpecError: it is no environment, or has spaces that cannot be written; says which part of them, and why.
+        SpecError: it is no environment, has spaces that cannot be written (says which part of them, and why), or does
+            not go with the observer.
 
     Example:
         with rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20) as observer:
@@ -37,6 +39,8 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
     # An environment of a package that was never imported does not exist.
     gymnasium, dm_env = sys.modules.get("gymnasium"), sys.modules.get("dm_env")
     if gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv):
+        if isinstance(observer, NStepTransform):
+            raise SpecError("an `NStepTransform` takes steps of one environment: use one, and an observer, for each.")
         from reverb_writer.environments.lanes import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
         return VectorRecorder(env, observer, seeds=seeds)

@@ -228,3 +228,21 @@ def test_an_environment_that_does_not_say_when_it_resets_is_refused() -> None:
     del env.metadata["autoreset_mode"]
     with pytest.raises(rw.SpecError, match="autoreset_mode"):
         rw.environments.record(env, Lanes())
+
+
+def test_n_step_transitions_of_many_lanes_are_refused() -> None:
+    with pytest.raises(rw.SpecError, match="`NStepTransform` takes steps of one environment"):
+        rw.environments.record(SyncVectorEnv(counters()), rw.environments.NStepTransform(print, 3, 0.9))
+
+
+def test_an_environment_that_hides_its_terminal_observations_is_refused() -> None:
+    class Hiding(SyncVectorEnv):
+        def step(self, actions: Any) -> Any:
+            *result, infos = super().step(actions)
+            return *result, {name: info for name, info in infos.items() if name != "final_obs"}
+
+    env = rw.environments.record(Hiding(counters(), autoreset_mode=AutoresetMode.SAME_STEP), Lanes())
+    env.reset()
+    env.step(np.zeros(2, int))
+    with pytest.raises(rw.StructureError, match='its infos have no "final_obs"'):
+        env.step(np.zeros(2, int))
