@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +32,17 @@ def client(replay_server: Any) -> Any:
 def run(client: rw.Client, script: str, *arguments: object, steps: int = 300) -> list[rw.Sample]:
     """Run an actor, and return the items that it says it has written."""
     command = [sys.executable, str(ACTORS / script), "--server", client.address, "--steps", str(steps), "--seed", "0"]
-    ran = subprocess.run([*command, *map(str, arguments)], capture_output=True, check=False, text=True, timeout=100)
+    package = {"PYTHONPATH": str(Path(rw.__file__).parents[1])}  # also where it is not installed
+    with tempfile.TemporaryDirectory() as folder:  # MuJoCo leaves a log where it runs
+        ran = subprocess.run(
+            [*command, *map(str, arguments)],
+            cwd=folder,
+            env={**os.environ, **package},
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=100,
+        )
     assert ran.returncode == 0, ran.stderr
     items = read(client, "replay")
     assert len(items) == int(re.findall(r"(\d+) items$", ran.stdout)[0])
