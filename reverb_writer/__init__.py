@@ -16,6 +16,8 @@ if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
+    from reverb_writer import environments as environments
+    from reverb_writer.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
     from reverb_writer.client import Client as Client
     from reverb_writer.client import Sample as Sample
     from reverb_writer.episode import Episode as Episode
@@ -79,6 +81,7 @@ _MODULE_OF = {
     "TableConfig": "tables",
     "Target": "targets",
     "Trajectory": "steps",
+    "TrajectoryAccumulator": "accumulator",
     "TrajectoryObserver": "observers",
     "UnknownKeyError": "errors",
     "UnsafeDataError": "errors",
@@ -86,9 +89,14 @@ _MODULE_OF = {
     "WindowSpec": "windowing",
 }
 
+_PACKAGES = frozenset({"environments"})
+"""Packages that are touched as `rw.NAME`, without an import of their own."""
+
 
 def __getattr__(name: str) -> Any:
     """Load a public name at its first touch (PEP 562)."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
@@ -98,4 +106,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    return sorted(globals().keys() | _MODULE_OF.keys())
+    return sorted(globals().keys() | _MODULE_OF.keys() | _PACKAGES)

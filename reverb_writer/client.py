@@ -93,13 +93,17 @@ class Client:
         """Return the tables together with the identity of the server's process."""
         return request_server_info(self._channel, self._timeout(timeout_s))
 
-    def insert(self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None) -> None:
+    def insert(
+        self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None, *, squeeze: Any = None
+    ) -> None:
         """Write one item, and return when the server has it.
 
         Args:
             data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1.
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: None for the client's.
+            squeeze: nest of booleans like `data`: which leaves are one value, [...] without time, here and when it is
+                sampled; None for none of them.
 
         Raises:
             SpecError: no table, or a priority that is none.
@@ -110,13 +114,22 @@ class Client:
         if not priorities:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
-        columns = [_column(path, leaf) for path, leaf in tree.flatten_with_path(data)]
+        leaves = tree.flatten_with_path(data)
+        squeezed = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
+        if len(squeezed) != len(leaves):
+            raise StructureError(
+                f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}."
+            )
+        columns = [
+            np.asarray(leaf)[None] if single else _column(path, leaf)
+            for (path, leaf), single in zip(leaves, squeezed, strict=True)
+        ]
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
         stream = self._insert_stream()
         unknown_table(checked, self.request_info(timeout_s), self.address)
         stream.wait_for_room(timeout_s)
-        request = _one_item(columns, checked)
+        request = _one_item(columns, squeezed, checked)
         stream.write(request)
         stream.flush(timeout_s, request)
 
@@ -283,8 +296,8 @@ def _column(path: Sequence[Any], leaf: Any) -> Any:
     return array
 
 
-def _one_item(columns: Sequence[Any], priorities: Mapping[str, float]) -> InsertRequest:
-    """Encode one item a table over one chunk, the columns of which may differ in length."""
+def _one_item(columns: Sequence[Any], squeezed: Sequence[bool], priorities: Mapping[str, float]) -> InsertRequest:
+    """Encode one item a table over one chunk, the columns of which may differ in length; squeezed ones have one row."""
     chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
     chunk = encode_chunk(chunk_key, episode_id, 0, columns)
     slices = messages.FlatTrajectory(
@@ -292,9 +305,10 @@ def _one_item(columns: Sequence[Any], priorities: Mapping[str, float]) -> Insert
             messages.FlatTrajectory.Column(
                 chunk_slices=[
                     messages.FlatTrajectory.ChunkSlice(chunk_key=chunk_key, offset=0, length=len(column), index=index)
-                ]
+                ],
+                squeeze=squeeze,
             )
-            for index, column in enumerate(columns)
+            for index, (column, squeeze) in enumerate(zip(columns, squeezed, strict=True))
         ]
     )
     rows = []
