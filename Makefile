@@ -2,6 +2,7 @@
 #
 #   .venv            CPython 3.11: client and server, editable, and the tools
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
+#   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
 #   .venv-frameworks CPython 3.11: the client beside PyTorch and JAX
 #   .venv-oldest     CPython 3.10: the built client alone, with the oldest releases that it promises to work with
@@ -17,6 +18,7 @@ PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
 DEV := --editable '.[dev,demo,bench]' --editable server
 TF_AGENTS := --editable '.[conformance,bench]' --editable server
+RLLIB := --editable '.[rllib]'
 CLIENT := --upgrade --upgrade-strategy eager '.[test]'
 
 PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
@@ -54,6 +56,11 @@ fuzz: .venv/.made  ## a million damaged responses, and weights of 1 GB
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 	.venv-tf-agents/bin/python -m benchmarks
+
+.PHONY: rllib
+rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which is not part of `make test` for its size
+	.venv-rllib/bin/pytest tests/rllib
+	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
 .PHONY: newest
 newest: .venv/.made .venv-newest/.made  ## the client's tests on the newest CPython here
@@ -102,6 +109,11 @@ clean:  ## remove environments, caches and builds
 .venv-frameworks/.made: $(PROJECTS)
 	$(require-311)
 	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null --editable '.[test,torch,jax]'
+	@touch $@
+
+.venv-rllib/.made: $(PROJECTS)
+	$(require-311)
+	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RLLIB)
 	@touch $@
 
 .venv-newest/.made: $(PROJECTS)

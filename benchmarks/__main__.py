@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.accumulate import accumulator_add
 from benchmarks.arena import Effort
 from benchmarks.call_times import call_times
 from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
 from benchmarks.endurance import endurance
+from benchmarks.episodes import episode_getters, episode_steps
 from benchmarks.footprint import footprint
 from benchmarks.in_flight import in_flight
 from benchmarks.read import (
@@ -22,6 +24,7 @@ from benchmarks.read import (
     read_small,
     read_tf_agents,
 )
+from benchmarks.record import record_cartpole
 from benchmarks.report import Table, machine
 from benchmarks.scaling import actor_processes
 from benchmarks.vector import write_vector
@@ -47,6 +50,10 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         chunk_length_small,
         chunk_length_frames,
         in_flight,
+        episode_steps,
+        episode_getters,
+        accumulator_add,
+        record_cartpole,
     )
 }
 QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000)

@@ -16,16 +16,22 @@ if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
+    from reverb_writer import environments as environments
+    from reverb_writer.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
     from reverb_writer.client import Client as Client
     from reverb_writer.client import Sample as Sample
+    from reverb_writer.episode import Episode as Episode
+    from reverb_writer.episode import EpisodeBatch as EpisodeBatch
     from reverb_writer.errors import ClosedError as ClosedError
     from reverb_writer.errors import FormatError as FormatError
     from reverb_writer.errors import IncompleteError as IncompleteError
+    from reverb_writer.errors import OutOfRangeError as OutOfRangeError
     from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
     from reverb_writer.errors import ReverbWriterError as ReverbWriterError
     from reverb_writer.errors import ServerUnavailableError as ServerUnavailableError
     from reverb_writer.errors import SpecError as SpecError
     from reverb_writer.errors import StructureError as StructureError
+    from reverb_writer.errors import UnknownKeyError as UnknownKeyError
     from reverb_writer.errors import UnsafeDataError as UnsafeDataError
     from reverb_writer.observers import EpisodeObserver as EpisodeObserver
     from reverb_writer.observers import SequenceObserver as SequenceObserver
@@ -59,11 +65,14 @@ _MODULE_OF = {
     "ContiguousBatch": "reading.contiguous",
     "ContiguousDataset": "reading.contiguous",
     "EndOfEpisode": "windowing",
+    "Episode": "episode",
+    "EpisodeBatch": "episode",
     "EpisodeObserver": "observers",
     "FormatError": "errors",
     "IncompleteError": "errors",
     "MinSize": "tables",
     "ObserverStats": "session",
+    "OutOfRangeError": "errors",
     "Prioritized": "tables",
     "Queue": "tables",
     "ReplayDataset": "reading.replay",
@@ -81,16 +90,23 @@ _MODULE_OF = {
     "TableConfig": "tables",
     "Target": "targets",
     "Trajectory": "steps",
+    "TrajectoryAccumulator": "accumulator",
     "TrajectoryObserver": "observers",
+    "UnknownKeyError": "errors",
     "UnsafeDataError": "errors",
     "Variables": "variables",
     "VectorObserver": "vector",
     "WindowSpec": "windowing",
 }
 
+_PACKAGES = frozenset({"environments"})
+"""Packages that are touched as `rw.NAME`, without an import of their own."""
+
 
 def __getattr__(name: str) -> Any:
     """Load a public name at its first touch (PEP 562)."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
@@ -100,4 +116,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names, loaded or not."""
-    return sorted(globals().keys() | _MODULE_OF.keys())
+    return sorted(globals().keys() | _MODULE_OF.keys() | _PACKAGES)

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.wire.items import KEY_LIMIT, encode_items
+from reverb_writer.wire.in_flight import ItemRows
+from reverb_writer.wire.items import encode_items, encode_slices
 
-__all__ = ["Chunk", "ItemRows", "encode_windows"]
-
-ItemRows = tuple[list[int], npt.NDArray[np.uint8]]
-"""Keys of items, and one encoded item a row."""
+__all__ = ["Chunk", "encode_windows"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -45,10 +43,10 @@ def encode_windows(
     ends: Integers,
     priorities: npt.NDArray[np.float64],
     tables: Sequence[str],
+    first_key: int,
     num_columns: int,
-    random: np.random.Generator,
 ) -> tuple[list[ItemRows], dict[int, bytes]]:
-    """Encode windows as items, with keys drawn for them.
+    """Encode windows as items.
 
     Args:
         chunks: in the order of their steps, without gaps.
@@ -56,38 +54,43 @@ def encode_windows(
         ends: [n] step after its last one, in ascending order; all steps are in `chunks`.
         priorities: [n].
         tables: each gets all windows, in the order given.
+        first_key: items get this key and those that follow it, `n * len(tables)` of them.
         num_columns: tensors of a chunk.
-        random: for the keys.
 
     Returns:
         The items, and the chunks that they name, by key.
     """
     chunk_starts = np.array([chunk.start for chunk in chunks], np.int64)
     chunk_stops = np.array([chunk.stop for chunk in chunks], np.int64)
-    chunk_keys = np.array([chunk.key for chunk in chunks], np.uint64)
     first = np.searchsorted(chunk_stops, starts, "right")
-    touched = np.searchsorted(chunk_starts, ends, "left") - first
-    keys = random.integers(KEY_LIMIT, size=(len(tables), len(ends)), dtype=np.uint64)
-    needed: dict[int, bytes] = {}
+    last = np.searchsorted(chunk_starts, ends, "left") - 1
+    widths = last - first + 1
+    # Windows that touch fewer chunks than others repeat their last one, which is not encoded.
+    touched = np.minimum(first[:, None] + np.arange(widths.max()), last[:, None])
+    begins = chunk_starts[touched]
+    offsets = np.maximum(starts[:, None] - begins, 0)
+    lengths = np.minimum(ends[:, None], chunk_stops[touched]) - begins - offsets
+    slices = encode_slices(np.array([chunk.key for chunk in chunks], np.uint64), touched, offsets, lengths)
+    keys = np.arange(first_key, first_key + len(tables) * len(ends), dtype=np.uint64).reshape(len(tables), -1)
+
     # Items are encoded in groups that touch equally many chunks: their bytes are alike.
     groups: dict[int, list[npt.NDArray[np.uint8]]] = {}
     rank = np.empty(len(ends), np.int64)  # of each window in its group
-    for width in np.unique(touched).tolist():
-        of = np.flatnonzero(touched == width)
+    for width in np.flatnonzero(np.bincount(widths)).tolist():
+        of = np.flatnonzero(widths == width)
         rank[of] = np.arange(len(of))
-        ids = first[of][:, None] + np.arange(width)
-        offsets = np.maximum(starts[of][:, None] - chunk_starts[ids], 0)
-        lengths = np.minimum(ends[of][:, None], chunk_stops[ids]) - chunk_starts[ids] - offsets
-        needed |= {chunks[at].key: chunks[at].data for at in np.unique(ids).tolist()}
         groups[width] = [
-            encode_items(table, keys[t, of], priorities[of], chunk_keys[ids], offsets, lengths, num_columns)
+            encode_items(table, keys[t, of], priorities[of], slices[of, :width], num_columns)
             for t, table in enumerate(tables)
         ]
     # But a FIFO table must see windows in the order of their ends, so groups are cut into runs again.
-    cuts = [0, *(np.flatnonzero(np.diff(touched)) + 1).tolist(), len(ends)]
-    widths, ranks = touched[cuts[:-1]].tolist(), rank[cuts[:-1]].tolist()
-    rows = []
-    for t, drawn in enumerate(keys.tolist()):
-        for start, stop, width, at in zip(cuts, cuts[1:], widths, ranks, strict=False):
-            rows.append((drawn[start:stop], groups[width][t][at : at + stop - start]))
-    return rows, needed
+    cuts = [0, *(np.flatnonzero(np.diff(widths)) + 1).tolist(), len(ends)]
+    runs = list(zip(cuts, cuts[1:], widths[cuts[:-1]].tolist(), rank[cuts[:-1]].tolist(), strict=False))
+    rows = [
+        (first_key + t * len(ends) + start, groups[width][t][at : at + stop - start])
+        for t in range(len(tables))
+        for start, stop, width, at in runs
+    ]
+    needed = np.zeros(len(chunks), bool)
+    needed[touched] = True
+    return rows, {chunks[i].key: chunks[i].data for i in np.flatnonzero(needed).tolist()}

@@ -112,20 +112,24 @@ class Client:
         """Return the tables of the only server together with the identity of its process."""
         return self._only().request_info(timeout_s)
 
-    def insert(self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None) -> None:
+    def insert(
+        self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None, *, squeeze: Any = None
+    ) -> None:
         """Write one item, and return when the server has it.
 
         Args:
             data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1.
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: None for the client's.
+            squeeze: nest of booleans like `data`: which leaves are one value, [...] without time, here and when it is
+                sampled; None for none of them.
 
         Raises:
             SpecError: no table, or a priority that is none.
             StructureError: an unknown table, no leaf, or a leaf without steps.
             ReplayTimeoutError: not confirmed in time; says why. The item may still arrive.
         """
-        self._next().insert(data, priorities, timeout_s)
+        self._next().insert(data, priorities, timeout_s, squeeze=squeeze)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.

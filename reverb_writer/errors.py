@@ -2,6 +2,8 @@
 
     ReverbWriterError
     ├── SpecError               (ValueError)       an argument or a configuration that can never work
+    │   ├── OutOfRangeError     (IndexError)       an index where there is no data
+    │   └── UnknownKeyError     (KeyError)         a name under which there is no data
     ├── StructureError          (ValueError)       a step, leaf or table of the wrong structure, dtype or shape
     ├── IncompleteError         (RuntimeError)     asked for data that is not all there yet
     ├── ClosedError             (RuntimeError)     used after close(), or in a forked child
@@ -20,11 +22,13 @@ __all__ = [
     "ClosedError",
     "FormatError",
     "IncompleteError",
+    "OutOfRangeError",
     "ReplayTimeoutError",
     "ReverbWriterError",
     "ServerUnavailableError",
     "SpecError",
     "StructureError",
+    "UnknownKeyError",
     "UnsafeDataError",
 ]
 
@@ -35,6 +39,16 @@ class ReverbWriterError(Exception):
 
 class SpecError(ReverbWriterError, ValueError):
     """An argument or a configuration that can never work."""
+
+
+class OutOfRangeError(SpecError, IndexError):
+    """An index where there is no data."""
+
+
+class UnknownKeyError(SpecError, KeyError):
+    """A name under which there is no data."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
 class StructureError(ReverbWriterError, ValueError):

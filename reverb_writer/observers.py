@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reverb_writer.arguments import integer
+from reverb_writer.episode import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.observing import SingleObserver
 from reverb_writer.priorities import Priority
@@ -85,20 +86,6 @@ class TrajectoryObserver(SingleObserver):
         targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
         super().__init__(client, targets, spec=spec, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
 
-    def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
-        """Write a step.
-
-        Args:
-            step: a `Trajectory`, or any nest; copied. No batch dimension.
-            end_of_episode: whether it is the last of its episode; None to read `step_type` or `is_last`.
-
-        Raises:
-            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            ReplayTimeoutError: no room in flight within the time-out; names the cause. Nothing changed.
-            ClosedError: after `close()`, or in a forked child.
-        """
-        self._append(step, end_of_episode)
-
     def reset(self, write_cached_steps: bool = True) -> None:
         """End the episode here.
 
@@ -115,8 +102,10 @@ class TrajectoryObserver(SingleObserver):
 class SequenceObserver(SingleObserver):
     """Write fixed-length windows over the whole stream of steps, across the ends of episodes.
 
-    Successor of TF-Agents' `ReverbTrajectorySequenceObserver`; Acme's CONTINUE.
+    A boundary step only sends what is due. Successor of TF-Agents' `ReverbTrajectorySequenceObserver`; Acme's CONTINUE.
     """
+
+    _spans_episodes = True
 
     def __init__(
         self,
@@ -142,10 +131,6 @@ class SequenceObserver(SingleObserver):
         mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
         targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
         super().__init__(client, targets, spec=spec, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
-
-    def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
-        """Write a step; see `TrajectoryObserver`. A boundary step only sends what is due."""
-        self._append(step, end_of_episode, spanning=True)
 
     def reset(self, write_cached_steps: bool = True) -> None:
         """End the stream of windows here; see `TrajectoryObserver.reset`."""
@@ -206,9 +191,18 @@ class EpisodeObserver(SingleObserver):
         """
         writer = self._writer
         if not self._overflow and (writer is None or writer.num_steps < self._max_length):
-            self._append(step, end_of_episode)
+            super().__call__(step, end_of_episode=end_of_episode)
         else:
             self._skip(step, end_of_episode)
+
+    def write_episode(self, episode: Episode) -> None:
+        """Write a whole episode, or a chunk that was cut, as an item; see `SingleObserver.write_episode`."""
+        if len(episode) + 1 > self._max_length and not self._bypass:
+            raise SpecError(
+                f"the episode has {len(episode) + 1} steps, boundary step included, which is more than "
+                f"max_sequence_length={self._max_length}. Raise `max_sequence_length`, or slice the episode."
+            )
+        super().write_episode(episode)
 
     def _skip(self, step: Any, end_of_episode: bool | None) -> None:
         """Drop a step of an episode that has become too long."""

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.arguments import check_timeout
+from reverb_writer.episode import Episode
+from reverb_writer.episode.steps import rows
 from reverb_writer.errors import SpecError
 from reverb_writer.session import Columns, ObserverStats, StreamOptions, WriteSession
 from reverb_writer.steps import StepStructure
@@ -100,6 +102,8 @@ class Observer:
 class SingleObserver(Observer):
     """An observer of one stream of steps."""
 
+    _spans_episodes = False
+
     def __init__(
         self, client: Any, targets: Sequence[Target], *, spec: Any, mask: bool, options: StreamOptions
     ) -> None:
@@ -108,6 +112,63 @@ class SingleObserver(Observer):
         self._writer: SequenceWriter | None = None
         if spec is not None:
             self._start(spec)
+
+    def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
+        """Write a step.
+
+        Args:
+            step: a `Trajectory`, or any nest; copied. No batch dimension.
+            end_of_episode: whether it is the last of its episode; None to read `step_type` or `is_last`.
+
+        Raises:
+            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
+            ReplayTimeoutError: no room in flight within the time-out; names the cause. Nothing changed.
+            ClosedError: after `close()`, or in a forked child.
+        """
+        session, structure, writer = self._session, self._structure, self._writer
+        if structure is None or writer is None or writer.stream.blocked:
+            session.wait_for_room()
+        if structure is None or writer is None:
+            structure, writer = self._start(step)
+        leaves = structure.flatten(step, session.num_steps)
+        last = structure.ends_episode(leaves) if end_of_episode is None else bool(end_of_episode)
+        if self._mask:
+            leaves = [*leaves, np.True_]
+        dropped = writer.append(leaves, last=last and not self._spans_episodes)
+        session.num_steps += 1
+        if last:
+            session.num_episodes += 1
+            session.drop(dropped)
+            if self._spans_episodes:
+                writer.send()
+
+    def write_episode(self, episode: Episode) -> None:
+        """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
+
+        Its steps are those of `Episode.steps`, the last of which ends the episode here.
+
+        Args:
+            episode: one of a step at least.
+
+        Raises:
+            IncompleteError: it has no step.
+            SpecError: the observer is in the middle of another episode, or the episode is too long for it. Nothing
+                changed.
+            StructureError: its steps are not as those before. Nothing changed.
+            ReplayTimeoutError: no room in flight within the time-out. Windows that were complete by then stay written,
+                the rest of the episode is not.
+        """
+        steps = episode.steps()
+        if not self._spans_episodes and self._writer is not None and self._writer.num_steps:
+            raise SpecError(
+                f"the observer is in the middle of an episode, at step {self._writer.num_steps}. Call `reset` first."
+            )
+        try:
+            for number, step in enumerate(rows(steps)):
+                self(step, end_of_episode=number == len(episode))
+        except Exception:
+            self._end_episode(discard=True)
+            raise
 
     def _end_all(self) -> None:
         self._end_episode(discard=True)
@@ -132,26 +193,6 @@ class SingleObserver(Observer):
         self._session.add_writers([writer])
         self._structure, self._writer = structure, writer
         return structure, writer
-
-    def _append(self, step: Any, end_of_episode: bool | None, *, spanning: bool = False) -> bool:
-        """Write a step, and end the episode if it is a boundary step; return whether it is."""
-        session, structure, writer = self._session, self._structure, self._writer
-        if structure is None or writer is None or writer.stream.blocked:
-            session.wait_for_room()
-        if structure is None or writer is None:
-            structure, writer = self._start(step)
-        leaves = structure.flatten(step, session.num_steps)
-        last = bool(structure.ends_episode(leaves) if end_of_episode is None else end_of_episode)
-        if self._mask:
-            leaves = [*leaves, np.True_]
-        dropped = writer.append(leaves, last=last and not spanning)
-        session.num_steps += 1
-        if last:
-            session.num_episodes += 1
-            session.drop(dropped)
-            if spanning:
-                writer.send()
-        return last
 
     def _end_episode(self, *, align: bool = False, discard: bool = False) -> None:
         if self._writer is not None and self._writer.num_steps:

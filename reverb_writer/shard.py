@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
+import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout
@@ -71,19 +72,30 @@ class Shard:
         """Return the tables together with the identity of the server's process."""
         return request_server_info(self.channel, self._timeout(timeout_s))
 
-    def insert(self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None) -> None:
+    def insert(
+        self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None, *, squeeze: Any = None
+    ) -> None:
         """Write one item, and return when the server has it."""
         timeout_s = self._timeout(timeout_s)
         if not priorities:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
-        columns = [column(path, leaf) for path, leaf in tree.flatten_with_path(data)]
+        leaves = tree.flatten_with_path(data)
+        squeezed = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
+        if len(squeezed) != len(leaves):
+            raise StructureError(
+                f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}."
+            )
+        columns = [
+            np.asarray(leaf)[None] if single else column(path, leaf)
+            for (path, leaf), single in zip(leaves, squeezed, strict=True)
+        ]
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
         stream = self._insert_stream()
         unknown_table(checked, self.request_info(timeout_s), self.address)
         stream.wait_for_room(timeout_s)
-        request = one_item(columns, checked)
+        request = one_item(columns, squeezed, checked)
         stream.write(request)
         stream.flush(timeout_s, request)
 

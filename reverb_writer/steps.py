@@ -17,7 +17,17 @@ import tree
 
 from reverb_writer.errors import StructureError
 
-__all__ = ["FIRST", "LAST", "MID", "StepStructure", "Trajectory", "step_bytes", "zeros"]
+__all__ = [
+    "FIRST",
+    "LAST",
+    "MID",
+    "StepStructure",
+    "Trajectory",
+    "flattener",
+    "named_leaves",
+    "step_bytes",
+    "zeros",
+]
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
@@ -68,7 +78,7 @@ class StepStructure:
             StructureError: there is no leaf; a leaf is no array, number or string, or has no batch of `batch_size`; or
                 `step_type` or `is_last` is no integer or boolean.
         """
-        self.paths, leaves = _named_leaves(example, "first step")
+        self.paths, leaves = named_leaves(example, "first step")
         if not leaves:
             raise StructureError(f"a step must have at least one leaf, got {example!r}.")
         self.example = tree.map_structure(lambda _: None, example)
@@ -87,7 +97,7 @@ class StepStructure:
         self._expected = [(dtype, batch + shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
         # What is in an object array must be looked at, so strings never go the fast way.
         self._fast = None if np.dtype(object) in self.dtypes else self._expected
-        self._flatten = _flattener(example)
+        self._flatten = flattener(example)
         self._boundary = self._find_boundary()
 
     def flatten(self, step: Any, index: int) -> Sequence[Any]:
@@ -140,7 +150,7 @@ class StepStructure:
 
     def _convert(self, step: Any, index: int) -> list[Any]:
         """Take the slow way: name what is wrong, or convert numbers, strings, foreign tensors and byte orders."""
-        paths, leaves = _named_leaves(step, f"step {index}")
+        paths, leaves = named_leaves(step, f"step {index}")
         if paths != self.paths:
             missing = ", ".join(f"`{path}`" for path in self.paths if path not in paths) or "none"
             extra = ", ".join(f"`{path}`" for path in paths if path not in self.paths) or "none"
@@ -177,7 +187,12 @@ def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True))
 
 
-def _named_leaves(step: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
+def named_leaves(step: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
+    """Return the paths and the leaves of a nest.
+
+    Raises:
+        StructureError: its keys cannot be sorted.
+    """
     try:
         with_paths = tree.flatten_with_path(step)
     except TypeError as error:
@@ -203,7 +218,9 @@ def _spec(leaf: Any, path: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(object) if dtype.kind in "SUT" else dtype.newbyteorder("=")
+    if dtype.kind in "SUT":
+        return np.dtype(object)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")  # the very same one is compared faster
 
 
 def _as_array(leaf: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: str) -> Any:
@@ -252,7 +269,7 @@ def _as_bytes(strings: Array, where: str) -> Any:
     return result[()]
 
 
-def _flattener(example: Any) -> Callable[[Any], Sequence[Any]]:
+def flattener(example: Any) -> Callable[[Any], Sequence[Any]]:
     """Return a function that takes nests of exactly this structure apart, faster than a walk that must find it out.
 
     For any other structure it raises TypeError or LookupError, or returns too few leaves.
@@ -266,7 +283,7 @@ def _flattener(example: Any) -> Callable[[Any], Sequence[Any]]:
     leaves = [key for key in keys if key not in nests]
     if len(leaves) > 1 and not any(map(len, nests.values())):
         return _flat(type(example), leaves, nests)
-    return _nested(type(example), [(key, _flattener(example[key]) if key in nests else None) for key in keys])
+    return _nested(type(example), [(key, flattener(example[key]) if key in nests else None) for key in keys])
 
 
 def _flat(kind: type[Any], leaves: Sequence[Any], empty: Mapping[Any, Any]) -> Callable[[Any], Sequence[Any]]:

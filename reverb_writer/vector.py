@@ -58,6 +58,7 @@ class VectorObserver(Observer):
         `num_envs` is N, the environments that step together, >= 1. `spec` is of one of them, without N.
         """
         self._num_envs = integer("num_envs", num_envs, minimum=1)
+        self._all = np.arange(self._num_envs)
         self._lock = threading.RLock()
         self._lanes: list[SequenceWriter] = []
         self._blocks: list[np.ndarray[Any, Any]] = []
@@ -67,13 +68,15 @@ class VectorObserver(Observer):
         if spec is not None:
             self._start(spec, is_spec=True)
 
-    def __call__(self, step: Any, *, end_of_episode: Any = None) -> None:
-        """Write a step of every environment.
+    def __call__(self, step: Any, *, end_of_episode: Any = None, lanes: Any = None) -> None:
+        """Write a step of every environment, or of some.
 
         Args:
             step: a `Trajectory`, or any nest, with leaves [N, ...]; copied.
             end_of_episode: [N] booleans, which of them are the last of their episode; None to read `step_type` or
                 `is_last`.
+            lanes: [N] booleans, which environments have a step here; the rows of the others are not looked at. None
+                for all.
 
         Raises:
             StructureError: a leaf differs from the first step's; named by path. Nothing changed.
@@ -82,11 +85,8 @@ class VectorObserver(Observer):
         """
         session = self._session
         session.wait_for_room()
-        last = None if end_of_episode is None else np.asarray(end_of_episode, bool)
-        if last is not None and last.shape != (self._num_envs,):
-            raise StructureError(
-                f"`end_of_episode` has shape {last.shape}, expected ({self._num_envs},): one an environment."
-            )
+        last = None if end_of_episode is None else self._one_each("end_of_episode", end_of_episode)
+        chosen = self._all if lanes is None else np.flatnonzero(self._one_each("lanes", lanes))
         if not self._lanes:
             self._start(step)
         structure = self._structure
@@ -97,10 +97,10 @@ class VectorObserver(Observer):
         if self._mask:
             leaves = [*leaves, np.ones(self._num_envs, bool)]
         if any(callable(target.priority) for target in session.targets):
-            self._append_one_by_one(leaves, last)
+            self._append_one_by_one(leaves, last, chosen)
         else:
-            self._append_together(leaves, last)
-        session.num_steps += self._num_envs
+            self._append_together(leaves, last, chosen)
+        session.num_steps += len(chosen)
 
     def reset(self, write_cached_steps: bool = True, lanes: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here.
@@ -147,27 +147,36 @@ class VectorObserver(Observer):
         self._session.add_writers(self._lanes)
         self._structure = structure
 
-    def _append_together(self, leaves: Sequence[Any], last: np.ndarray[Any, Any]) -> None:
+    def _one_each(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
+        array = np.asarray(flags, bool)
+        if array.shape != (self._num_envs,):
+            raise StructureError(f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one an environment.")
+        return array
+
+    def _append_together(self, leaves: Sequence[Any], last: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any]) -> None:
         with self._lock:
-            lanes = np.arange(self._num_envs)
-            fills = [lane.fill for lane in self._lanes]
-            at = fills[0] if fills.count(fills[0]) == self._num_envs else None
+            lanes = self._lanes if chosen is self._all else [self._lanes[index] for index in chosen]
+            fills = [lane.fill for lane in lanes]
+            at = fills[0] if chosen is self._all and fills.count(fills[0]) == self._num_envs else None
             for block, leaf in zip(self._blocks, leaves, strict=True):
                 if at is None:
-                    block[lanes, fills] = leaf
+                    block[chosen, fills] = leaf[chosen]
                 else:
                     block[:, at] = leaf
-            for lane in self._lanes:
+            for lane in lanes:
                 lane.advance()
-            for index in np.flatnonzero(last):
-                self._end_lane(self._lanes[index])
+            for index in np.flatnonzero(last[chosen]):
+                self._end_lane(lanes[index])
 
-    def _append_one_by_one(self, leaves: Sequence[Any], last: np.ndarray[Any, Any]) -> None:
+    def _append_one_by_one(
+        self, leaves: Sequence[Any], last: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any]
+    ) -> None:
         """Ask each lane's priority functions about its own step."""
-        steps = [([leaf[index] for leaf in leaves], bool(last[index])) for index in range(self._num_envs)]
+        lanes = [self._lanes[index] for index in chosen]
+        steps = [([leaf[index] for leaf in leaves], bool(last[index])) for index in chosen]
         with self._lock:
-            plans = [lane.plan(step, last=ends) for lane, (step, ends) in zip(self._lanes, steps, strict=True)]
-            for lane, (step, ends), plan in zip(self._lanes, steps, plans, strict=True):
+            plans = [lane.plan(step, last=ends) for lane, (step, ends) in zip(lanes, steps, strict=True)]
+            for lane, (step, ends), plan in zip(lanes, steps, plans, strict=True):
                 dropped = lane.append(step, last=ends, plan=plan)
                 self._session.num_episodes += ends
                 self._session.drop(dropped)

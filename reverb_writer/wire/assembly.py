@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -215,7 +216,14 @@ class Assembly:
     def _new_shelf(self, layout: Layout, examples: Sequence[SentChunk]) -> _Shelf:
         """Share the cache among the groups so that each holds as many rows."""
         shelf = _Shelf(layout, self._max_cache_bytes // _KNOWN_SHARE)
-        before_loss = functools.partial(self._before_loss, shelf)
+        # Weak, for an arena that is given up must go at once, not when the garbage collector finds a cycle.
+        owner, lost = weakref.ref(self), weakref.ref(shelf)
+
+        def before_loss() -> None:
+            assembly, its_shelf = owner(), lost()
+            if assembly and its_shelf:
+                assembly._before_loss(its_shelf)  # noqa: SLF001  # its own
+
         weights = [1 + chunk.num_bytes // chunk.length for chunk in examples]
         for chunk, weight in zip(examples, weights, strict=True):
             max_bytes = self._max_cache_bytes * weight // sum(weights)

@@ -26,6 +26,7 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     SpecError,
 )
+from reverb_writer.wire import lifetime
 
 __all__ = ["TLS", "Channel", "describe", "refused"]
 
@@ -204,15 +205,19 @@ class Channel:
         """Start a unary call and return its `grpc.Future`; if there is no server, it fails at once or waits."""
         self.check_usable()
         start: Any = self._channel.unary_unary(method)
-        return start.future(
+        call = start.future(
             request, timeout=_seconds(timeout_s), metadata=self._metadata, wait_for_ready=wait_for_ready
         )
+        lifetime.watch_call(call)
+        return call
 
     def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Any:
         """Open a bidirectional stream of bytes and return its gRPC call: iterate for responses, `cancel()` to end."""
         self.check_usable()
         start: Any = self._channel.stream_stream(method)
-        return start(requests, timeout=_seconds(timeout_s), metadata=self._metadata)
+        call = start(requests, timeout=_seconds(timeout_s), metadata=self._metadata)
+        lifetime.watch_call(call)
+        return call
 
     def renew(self) -> None:
         """Make the next calls over a new connection, because nothing comes over this one any more.

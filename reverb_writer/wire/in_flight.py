@@ -24,7 +24,13 @@ import numpy.typing as npt
 
 from reverb_writer.wire.items import encode_keep_keys
 
-__all__ = ["InFlight", "InsertRequest", "InsertStats"]
+__all__ = ["InFlight", "InsertRequest", "InsertStats", "ItemRows"]
+
+Keys = npt.NDArray[np.uint64]
+
+
+ItemRows = tuple[int, npt.NDArray[np.uint8]]
+"""Key of the first of several items, the others having those that follow, and one encoded item a row."""
 
 
 @dataclass(eq=False)
@@ -33,26 +39,41 @@ class InsertRequest:
 
     Attributes:
         tables: names of the tables that the items go to.
-        rows: (item keys, one encoded item a row), as `encode_items` makes them.
+        first_key: of the items; the other keys follow it.
+        rows: the items, as `encode_items` makes them, in the order of their insertion.
         chunks: encoded chunks by key, all that the items name, in the order of their steps.
         num_bytes: what the request adds to the memory held: its rows and the chunks that no earlier request had.
+        num_items: how many there are.
+        num_pending: of them, those that are not acknowledged.
     """
 
     tables: frozenset[str]
-    rows: list[tuple[list[int], npt.NDArray[np.uint8]]]
+    first_key: int
+    rows: list[ItemRows]
     chunks: dict[int, bytes]
     num_bytes: int
 
     def __post_init__(self) -> None:
         """Start with nothing acknowledged."""
-        self.unacknowledged = {key for keys, _ in self.rows for key in keys}
-        self.num_items = len(self.unacknowledged)
+        self.num_items = self.num_pending = sum(len(rows) for _, rows in self.rows)
+        self._is_pending = np.ones(self.num_items, bool)
+
+    def acknowledge(self, keys: Keys) -> int:
+        """Take the server's word for those of these items that are the request's; return how many were news."""
+        index = keys - np.uint64(self.first_key)  # keys below the first come out huge
+        self._is_pending[index[index < self.num_items]] = False
+        before, self.num_pending = self.num_pending, int(np.count_nonzero(self._is_pending))
+        return before - self.num_pending
 
     def remaining_rows(self) -> list[bytes]:
         """Return the bytes of the items that are not acknowledged."""
-        if len(self.unacknowledged) == self.num_items:
+        if self.num_pending == self.num_items:
             return [rows.tobytes() for _, rows in self.rows]
-        return [rows[[key in self.unacknowledged for key in keys]].tobytes() for keys, rows in self.rows]
+        starts = [key - self.first_key for key, _ in self.rows]
+        return [
+            rows[self._is_pending[start : start + len(rows)]].tobytes()
+            for start, (_, rows) in zip(starts, self.rows, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
@@ -111,7 +132,7 @@ class InFlight:
     @property
     def sent_items(self) -> int:
         """Items whose acknowledgements are to come."""
-        return sum(len(request.unacknowledged) for request in self._sent)
+        return sum(request.num_pending for request in self._sent)
 
     @property
     def has_sent(self) -> bool:
@@ -179,21 +200,18 @@ class InFlight:
         parts.append(encode_keep_keys(list(self._on_server)))
         return b"".join(parts)
 
-    def acknowledge(self, keys: set[int]) -> None:
+    def acknowledge(self, keys: Keys) -> None:
         """Take the server's word for these items; keys that are not on their way are ignored."""
-        expected, finished = len(keys), False
+        expected = len(keys)
         for request in self._sent:
-            before = len(request.unacknowledged)
-            request.unacknowledged -= keys
-            expected -= before - len(request.unacknowledged)
-            if not request.unacknowledged:
-                finished = True
-                self.pending_bytes -= request.num_bytes
             if not expected:
                 break
-        self.acknowledged += len(keys) - expected
-        if finished:
-            self._sent = collections.deque(request for request in self._sent if request.unacknowledged)
+            found = request.acknowledge(keys)
+            expected -= found
+            self.acknowledged += found
+            if not request.num_pending:
+                self.pending_bytes -= request.num_bytes
+        self._sent = collections.deque(request for request in self._sent if request.num_pending)
 
     def requeue(self) -> None:
         """Put all that is sent and not acknowledged back to the head of the queue, in order: the server is another."""
@@ -212,7 +230,7 @@ class InFlight:
             return False
         request = self._queued.popleft()
         self.release(request.chunks)
-        self.dropped += len(request.unacknowledged)
+        self.dropped += request.num_pending
         self.pending_bytes -= request.num_bytes
         return True
 

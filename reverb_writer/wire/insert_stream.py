@@ -14,10 +14,11 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import grpc
+import numpy as np
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import (
@@ -174,7 +175,7 @@ class InsertStream:
             ReplayTimeoutError, ServerUnavailableError: not in time; names the cause with its numbers. Nothing is lost.
         """
         self.check()
-        self._wait(lambda: not (self.pending_items if request is None else request.unacknowledged), timeout_s)
+        self._wait(lambda: not (self.pending_items if request is None else request.num_pending), timeout_s)
 
     def on_tick(self, callback: Callable[[], None]) -> None:
         """Run `callback` every `tick_s` seconds in the stream's thread until the stream is closed."""
@@ -277,7 +278,7 @@ class InsertStream:
                     self._connection += 1
                     self._call = self.channel.stream(messages.INSERT_STREAM, self._outgoing(self._connection))
                 for reply in self._call:
-                    self._acknowledge(set(messages.InsertStreamResponse.FromString(reply).keys))
+                    self._acknowledge(messages.InsertStreamResponse.FromString(reply).keys)
                     failures = 0
             except ClosedError:
                 self._orphaned = not self._ended.is_set()
@@ -291,10 +292,10 @@ class InsertStream:
             failures += 1
             self._ended.wait(random.uniform(longest / 2, longest))  # noqa: S311  # jitter, no secret
 
-    def _acknowledge(self, keys: set[int]) -> None:
+    def _acknowledge(self, keys: Sequence[int]) -> None:
         with self._lock:
             self._heard_at = time.monotonic()
-            self._flight.acknowledge(keys)
+            self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
             self._update()
             self._progress.notify_all()
             if self.on_block == "drop_oldest":

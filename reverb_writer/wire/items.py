@@ -25,18 +25,28 @@ import numpy.typing as npt
 from reverb_writer.wire import tensors
 from reverb_writer.wire.tensors import varint
 
-__all__ = ["KEY_LIMIT", "MAX_CHUNK_LENGTH", "encode_chunk", "encode_items", "encode_keep_keys"]
+__all__ = [
+    "KEY_BITS",
+    "KEY_LIMIT",
+    "MAX_CHUNK_LENGTH",
+    "encode_chunk",
+    "encode_items",
+    "encode_keep_keys",
+    "encode_slices",
+]
 
 KEY_LIMIT = 1 << 63
-"""Keys are drawn below this, so that nine bytes hold one as a varint."""
+"""Keys stay below this, so that nine bytes hold one as a varint."""
+
+KEY_BITS = 62
+"""Keys are drawn with so many bits, so that there is room for those that follow."""
 
 MAX_CHUNK_LENGTH = (1 << 14) - 1
 """Steps in a chunk: offsets and lengths take two bytes."""
 
 _KEY_WIDTH = 9
-_STEP_WIDTH = 2
 _SHIFTS = np.arange(0, 7 * _KEY_WIDTH, 7, dtype=np.uint64)
-_SLICE_NUMBERS = _KEY_WIDTH + 2 * (1 + _STEP_WIDTH)
+_MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # on all bytes of a varint but the last
 
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length and bytes).
 _REQUEST_CHUNKS, _REQUEST_ITEMS, _REQUEST_KEEP_KEYS = b"\x0a", b"\x12", b"\x1a"
@@ -49,13 +59,39 @@ _RANGE_EPISODE, _RANGE_START, _RANGE_END = b"\x08", b"\x10", b"\x18"
 _DATA_TENSORS = b"\x0a"
 
 
+def encode_slices(
+    chunk_keys: npt.NDArray[np.uint64],
+    touched: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+) -> npt.NDArray[Any]:
+    """Encode which steps of which of c chunks n windows are made of, m slices each.
+
+    Args:
+        chunk_keys: [c] keys of the chunks, below `KEY_LIMIT`.
+        touched: [n, m] which of the chunks, in the order of their steps.
+        offsets: [n, m] first step used of each.
+        lengths: [n, m] number of steps used of each, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
+
+    Returns:
+        [n, m] slices for `encode_items`. Owned by the caller.
+    """
+    whole = np.zeros(len(chunk_keys), _SLICE)
+    whole["key"] = _varints(chunk_keys, _KEY_WIDTH).view(_SLICE["key"])[:, 0]
+    whole["offset_tag"], whole["length_tag"] = _SLICE_OFFSET[0], _SLICE_LENGTH[0]
+    as_one = np.dtype((np.void, _SLICE.itemsize))  # NumPy copies a record field by field
+    slices = whole.view(as_one)[touched]
+    records = slices.view(_SLICE)
+    records["offset"] = _STEP_VARINTS[offsets]
+    records["length"] = _STEP_VARINTS[lengths]
+    return slices
+
+
 def encode_items(
     table: str,
     keys: npt.NDArray[np.uint64],
     priorities: npt.NDArray[np.float64],
-    chunk_keys: npt.NDArray[np.uint64],
-    offsets: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
+    slices: npt.NDArray[Any],
     num_columns: int,
     *,
     squeeze: bool = False,
@@ -68,9 +104,7 @@ def encode_items(
         table: the table's name.
         keys: [n] item keys, below `KEY_LIMIT`.
         priorities: [n], finite and >= 0.
-        chunk_keys: [n, m] keys of the chunks, in the order of their steps, below `KEY_LIMIT`.
-        offsets: [n, m] first step used of each chunk.
-        lengths: [n, m] number of steps used of each chunk, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
+        slices: [n, m], from `encode_slices`.
         num_columns: leaves of the step, >= 1.
         squeeze: whether readers drop the time dimension (for columns of one row).
 
@@ -78,24 +112,16 @@ def encode_items(
         [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Owned by the caller. Rows put one
         after the other, with `encode_chunk`'s and `encode_keep_keys`'s bytes in any order, are a request.
     """
-    n, m = chunk_keys.shape
+    n, m = slices.shape
     layout = _layout(table, m, num_columns, squeeze)
-    rows = np.tile(layout.template, (n, 1))
+    rows = np.empty((n, layout.template.size), np.uint8)
+    rows[:] = layout.template
     rows[:, layout.key_at : layout.key_at + _KEY_WIDTH] = _varints(keys, _KEY_WIDTH)
-    priority = np.ascontiguousarray(priorities, "<f8").view(np.uint8).reshape(n, 8)
-    rows[:, layout.priority_at : layout.priority_at + 8] = priority
-
-    numbers = np.empty((n, m, _SLICE_NUMBERS), np.uint8)
-    numbers[:, :, :9] = _varints(chunk_keys, _KEY_WIDTH)
-    numbers[:, :, 9] = _SLICE_OFFSET[0]
-    numbers[:, :, 10:12] = _varints(offsets, _STEP_WIDTH)
-    numbers[:, :, 12] = _SLICE_LENGTH[0]
-    numbers[:, :, 13:15] = _varints(lengths, _STEP_WIDTH)
+    rows[:, layout.priority_at : layout.priority_at + 8] = priorities.astype("<f8").view(np.uint8).reshape(n, 8)
     for block in layout.blocks:
-        columns = rows[:, block.start : block.stop].reshape(n, block.num_columns, -1)
-        for j in range(m):
-            at = block.numbers_at + j * block.slice_size
-            columns[:, :, at : at + _SLICE_NUMBERS] = numbers[:, j, None, :]
+        strides = (rows.strides[0], block.column_size, block.slice_size)
+        at = block.start + block.numbers_at
+        np.ndarray((n, block.num_columns, m), slices.dtype, rows, at, strides)[:] = slices[:, None]
     return rows
 
 
@@ -147,16 +173,20 @@ def _delimited(tag: bytes, body: bytes) -> bytes:
 
 
 def _varints(numbers: npt.NDArray[np.integer[Any]], width: int) -> npt.NDArray[np.uint8]:
-    """Encode each number as a varint of exactly `width` bytes: [...] -> [..., width]."""
-    groups = (numbers.astype(np.uint64, copy=False)[..., None] >> _SHIFTS[:width]).astype(np.uint8)
-    groups[..., :-1] |= 128
-    groups[..., -1:] &= 127
-    return groups
+    """Encode each number, below `1 << 7 * width`, as a varint of exactly `width` bytes: [...] -> [..., width]."""
+    groups = numbers.astype(np.uint64, copy=False)[..., None] >> _SHIFTS[:width]
+    return groups.astype(np.uint8) | _MARKS[-width:]
+
+
+_STEP_VARINTS = _varints(np.arange(MAX_CHUNK_LENGTH + 1), 2).view(np.uint16)[:, 0]
+_SLICE = np.dtype(  # the numbers of a slice, as they stand in an item after the first tag
+    [("key", f"V{_KEY_WIDTH}"), ("offset_tag", "u1"), ("offset", "u2"), ("length_tag", "u1"), ("length", "u2")]
+)
 
 
 def _column(index: int, num_slices: int, squeeze: bool) -> tuple[bytes, int, int]:
     """Return a column with zeros for numbers, where the first slice's numbers stand, and how far slices are apart."""
-    key, step = b"\x80" * (_KEY_WIDTH - 1) + b"\0", b"\x80" * (_STEP_WIDTH - 1) + b"\0"
+    key, step = b"\x80" * (_KEY_WIDTH - 1) + b"\0", b"\x80\0"
     body = _SLICE_KEY + key + _SLICE_OFFSET + step + _SLICE_LENGTH + step + _SLICE_INDEX + varint(index)
     part = _delimited(_COLUMN_SLICES, body)
     column = _delimited(_TRAJECTORY_COLUMNS, part * num_slices + (_COLUMN_SQUEEZE + b"\x01" if squeeze else b""))
@@ -167,8 +197,8 @@ class _Block(NamedTuple):
     """Columns that are equal in size: where they stand in the item, and the numbers in them."""
 
     start: int
-    stop: int
     num_columns: int
+    column_size: int
     numbers_at: int
     slice_size: int
 
@@ -196,7 +226,6 @@ def _layout(table: str, num_slices: int, num_columns: int, squeeze: bool) -> _La
     for first, last in ((0, min(num_columns, 128)), (128, num_columns)):
         if first < last:
             column, numbers_at, slice_size = columns[first]
-            stop = at + (last - first) * len(column)
-            blocks.append(_Block(at, stop, last - first, numbers_at, slice_size))
-            at = stop
+            blocks.append(_Block(at, last - first, len(column), numbers_at, slice_size))
+            at += (last - first) * len(column)
     return _Layout(np.frombuffer(item, np.uint8), base + len(_ITEM_KEY), base + len(head), blocks)

@@ -1,13 +1,15 @@
-"""What must happen to streams that nobody has closed: at the end of the interpreter, and in a forked child."""
+"""What becomes of streams and calls that nobody has closed: at the end of the interpreter, and in a forked child."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
+import threading
 import weakref
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["watch"]
+__all__ = ["watch", "watch_call"]
 
 
 class Stream(Protocol):
@@ -21,6 +23,8 @@ class Stream(Protocol):
 
 
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+_calls: weakref.WeakSet[Any] = weakref.WeakSet()
+_ending = threading.Event()
 
 
 def watch(stream: Stream) -> None:
@@ -28,10 +32,29 @@ def watch(stream: Stream) -> None:
     _streams.add(stream)
 
 
+def watch_call(call: Any) -> None:
+    """Never delete a call of gRPC that is still there when the interpreter ends; holds no reference until then.
+
+    Deleting one takes its lock. One of gRPC's threads may have held it when the interpreter stopped them all: nobody
+    would ever give it back, and the program would not end.
+    """
+    if _ending.is_set():
+        _keep(call)
+    else:
+        _calls.add(call)
+
+
+def _keep(call: Any) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
+
+
 @atexit.register
-def _abandon_all() -> None:
+def _end() -> None:
+    _ending.set()
     for stream in list(_streams):
         stream.abandon()
+    for call in list(_calls):
+        _keep(call)
 
 
 def _after_fork() -> None:

@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
 _CHUNK_KEY = b"\x08"  # field 1, a varint
+_MAX_SHARED_COLUMNS = 256
 
 
 class Kind:
@@ -44,7 +45,11 @@ class Kind:
         self.has_strings = any(head.dtype.kind == "O" for head in heads)
 
 
-_kind_of = functools.lru_cache(maxsize=1024)(lambda *heads: Kind(heads))
+def _kind_of(heads: tuple[tensors.Head, ...]) -> Kind:
+    return _shared_kind(heads) if len(heads) <= _MAX_SHARED_COLUMNS else Kind(heads)
+
+
+_shared_kind = functools.lru_cache(maxsize=256)(Kind)
 
 
 class SentChunk:
@@ -63,7 +68,7 @@ class SentChunk:
         if max(indices) >= len(encoded):
             raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(encoded)}.")
         self._tensors = [tensors.parse(encoded[index], max_bytes) for index in indices]
-        self.kind = _kind_of(*[tensor.head for tensor in self._tensors])
+        self.kind = _kind_of(tuple([tensor.head for tensor in self._tensors]))
         self.length = self.kind.length
         self.num_bytes = self.kind.num_bytes
         if self.kind.has_strings:

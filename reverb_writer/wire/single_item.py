@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from reverb_writer.errors import StructureError
 from reverb_writer.wire import messages
 from reverb_writer.wire.in_flight import InsertRequest
-from reverb_writer.wire.items import KEY_LIMIT, encode_chunk
+from reverb_writer.wire.items import KEY_BITS, encode_chunk
 
 __all__ = ["column", "one_item"]
 
@@ -26,26 +27,34 @@ def column(path: Sequence[Any], leaf: Any) -> Any:
     return array
 
 
-def one_item(columns: Sequence[Any], priorities: Mapping[str, float], key: int | None = None) -> InsertRequest:
-    """Encode one item a table over one chunk, the columns of which may differ in length; `key` is the item's."""
-    random = np.random.default_rng()
-    draw: Callable[[], int] = lambda: int(random.integers(KEY_LIMIT))  # noqa: E731  # a name for three draws
-    chunk_key = draw()
-    chunk = encode_chunk(chunk_key, draw(), 0, columns)
+def one_item(
+    columns: Sequence[Any], squeezed: Sequence[bool], priorities: Mapping[str, float], key: int | None = None
+) -> InsertRequest:
+    """Encode one item a table over one chunk, the columns of which may differ in length; squeezed ones have one row.
+
+    Args:
+        columns: arrays [T_i, ...].
+        squeezed: which of them are given to readers without the time dimension.
+        priorities: of the item in each table.
+        key: of the item in the first table, the others have those that follow; None to draw it.
+    """
+    chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
+    first_key = first_key if key is None else key
+    chunk = encode_chunk(chunk_key, episode_id, 0, columns)
     slices = messages.FlatTrajectory(
         columns=[
             messages.FlatTrajectory.Column(
                 chunk_slices=[
                     messages.FlatTrajectory.ChunkSlice(chunk_key=chunk_key, offset=0, length=len(column), index=index)
-                ]
+                ],
+                squeeze=squeeze,
             )
-            for index, column in enumerate(columns)
+            for index, (column, squeeze) in enumerate(zip(columns, squeezed, strict=True))
         ]
     )
     rows = []
-    for table, priority in priorities.items():
-        item_key = draw() if key is None else key
+    for item_key, (table, priority) in enumerate(priorities.items(), first_key):
         item = messages.PrioritizedItem(key=item_key, table=table, priority=priority, flat_trajectory=slices)
         encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
-        rows.append(([item.key], np.frombuffer(encoded, np.uint8)[None]))
-    return InsertRequest(frozenset(priorities), rows, {chunk_key: chunk}, len(chunk))
+        rows.append((item_key, np.frombuffer(encoded, np.uint8)[None]))
+    return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk}, len(chunk))

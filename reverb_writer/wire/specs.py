@@ -61,7 +61,7 @@ def store_spec(
         except StructureError as error:
             _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, error)
             return
-        request = one_item([np.array([encoded], object)], {SPECS_TABLE: 1.0}, spec_key(table))
+        request = one_item([np.array([encoded], object)], [False], {SPECS_TABLE: 1.0}, spec_key(table))
         stream = open_stream()
         try:
             stream.write(request)

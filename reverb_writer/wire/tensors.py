@@ -52,6 +52,7 @@ _MAX_SNAPPY_RATIO: Final = 22  # its densest element makes 64 bytes of 3
 _MAX_EXTENT: Final = sys.maxsize // 16  # elements of the widest dtype; NumPy counts them as if no dimension were 0
 _WORTH_A_VIEW: Final = 8192  # bytes from which a copy costs more than the view that spares it
 _MORE: Final = 0x80  # marks a byte of a varint that is not its last
+_LONGEST_SHAPE: Final = 512  # bytes; 32 dimensions take fewer, but dimensions may have names
 _CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last field we write
 
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {
@@ -315,7 +316,8 @@ def parse(proto: Any, max_bytes: int) -> Tensor:
         UnsafeDataError: the dtype is not on the allow-list, or the array would be larger than `max_bytes`.
         FormatError: its parts contradict each other.
     """
-    head = _head_of(proto.dtype, proto.tensor_shape.SerializeToString())
+    shape = proto.tensor_shape.SerializeToString()
+    head = (_head_of if len(shape) <= _LONGEST_SHAPE else _head_of.__wrapped__)(proto.dtype, shape)
     content = proto.tensor_content
     num_bytes = head.num_bytes
     if num_bytes > max_bytes:

@@ -54,7 +54,6 @@ _SQUEEZE = b"\x10\x01"
 _INDICES = [bytes([index]) for index in range(128)]
 
 
-@functools.lru_cache(maxsize=1 << 14)
 def parse(flat_trajectory: bytes) -> tuple[Layout, Sequence[Sequence[Slice]]]:
     """Return an item's layout, and the slices of each of its groups.
 
@@ -136,6 +135,6 @@ def _parse_any(flat: bytes) -> tuple[Layout, list[list[Slice]]]:
     return _interned(Layout(found, tuple(squeezed))), [list(slices) for slices in groups]
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=16)  # a layout may be as large as a message
 def _interned(layout: Layout) -> Layout:
     return layout

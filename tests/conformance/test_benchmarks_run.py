@@ -27,6 +27,10 @@ BENCHMARKS = [
     "chunk_length_small",
     "chunk_length_frames",
     "in_flight",
+    "episode_steps",
+    "episode_getters",
+    "accumulator_add",
+    "record_cartpole",
 ]
 
 
@@ -34,6 +38,7 @@ BENCHMARKS = [
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmark_runs_and_prints_a_table(name: str, tmp_path: Path) -> None:
     pytest.importorskip("ale_py", reason="the benchmarks' packages are not installed")
+    pytest.importorskip("optree", reason="the benchmarks' packages are not installed")
     pytest.importorskip("psutil", reason="the benchmarks' packages are not installed")
     report = tmp_path / "report.md"
     command = [sys.executable, "-m", "benchmarks", name, "--quick", "--output", str(report)]

@@ -135,6 +135,40 @@ told()
         assert "Error" not in ended(process)
 
 
+def test_program_ends_although_a_thread_of_grpc_was_stopped_in_mid_call(lone_server: StartServer) -> None:
+    server = lone_server(fifo("replay"))
+    text = """
+import atexit
+seize, seized = threading.Event(), threading.Event()
+
+def hold_locks():
+    seize.wait()
+    for lock in locks:
+        lock.acquire()
+    seized.set()
+    time.sleep(1000)
+
+def stop_in_mid_call():
+    seize.set()
+    seized.wait()
+
+threading.Thread(target=hold_locks, daemon=True).start()
+atexit.register(stop_in_mid_call)  # what is registered first runs last
+gc.disable()  # a call that failed is in a cycle: it stays for the end
+client = rw.Client(address)
+try:
+    client.server_info(timeout_s=0.3)
+except rw.ServerUnavailableError:
+    pass
+is_call = lambda thing: type(thing).__name__ == "_MultiThreadedRendezvous"
+locks = [thing._state.condition for thing in gc.get_objects() if is_call(thing)]
+assert locks
+"""
+    server.process.kill()
+    with program(server, text) as process:
+        assert not ended(process)
+
+
 def test_interrupt_ends_a_step_that_waits(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig.queue("replay", 10))
     text = """

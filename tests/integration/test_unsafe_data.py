@@ -21,7 +21,7 @@ QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)
 
 def insert_variant(client: rw.Client, table: str) -> None:
     """Write an item with one empty tensor of dtype VARIANT, as anyone who reaches the server can."""
-    request = one_item([np.zeros(1, np.int64)], {table: 1.0})
+    request = one_item([np.zeros(1, np.int64)], [False], {table: 1.0})
     ((key, encoded),) = request.chunks.items()
     message = messages.InsertStreamRequest.FromString(encoded)
     message.chunks[0].data.tensors[0].dtype = messages.DataType.DT_VARIANT

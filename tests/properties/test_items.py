@@ -26,13 +26,15 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     num_columns = draw(NUM_COLUMNS)
     n = draw(st.integers(1, 4))
     m = draw(st.integers(1, 9) if num_columns < 100 else st.integers(1, 2))
+    c = draw(st.integers(1, 9))
     pieces = st.lists(st.integers(0, items.MAX_CHUNK_LENGTH), min_size=2, max_size=2, unique=True).map(sorted)
     steps = np.array(draw(st.lists(pieces, min_size=n * m, max_size=n * m)), np.int64).reshape(n, m, 2)
     return {
         "table": draw(TABLES),
         "keys": np.array(draw(st.lists(KEYS, min_size=n, max_size=n)), np.uint64),
         "priorities": np.array(draw(st.lists(st.floats(0, allow_infinity=False), min_size=n, max_size=n))),
-        "chunk_keys": np.array(draw(st.lists(KEYS, min_size=n * m, max_size=n * m)), np.uint64).reshape(n, m),
+        "chunk_keys": np.array(draw(st.lists(KEYS, min_size=c, max_size=c)), np.uint64),
+        "touched": np.array(draw(st.lists(st.integers(0, c - 1), min_size=n * m, max_size=n * m))).reshape(n, m),
         "offsets": steps[..., 0],
         "lengths": steps[..., 1] - steps[..., 0],
         "num_columns": num_columns,
@@ -44,12 +46,18 @@ LARGEST: dict[str, Any] = {
     "table": "t" * 20_000,
     "keys": np.array([items.KEY_LIMIT - 1, 0], np.uint64),
     "priorities": np.array([np.finfo(float).max, 5e-324]),
-    "chunk_keys": np.full((2, 300), items.KEY_LIMIT - 1, np.uint64),
+    "chunk_keys": np.array([items.KEY_LIMIT - 1], np.uint64),
+    "touched": np.zeros((2, 300), np.int64),
     "offsets": np.full((2, 300), items.MAX_CHUNK_LENGTH - 1),
     "lengths": np.full((2, 300), 1),
     "num_columns": 2,
     "squeeze": True,
 }
+
+
+def encode(*, table: str, num_columns: int, squeeze: bool, **arrays: Any) -> Any:
+    slices = items.encode_slices(*(arrays[name] for name in ("chunk_keys", "touched", "offsets", "lengths")))
+    return items.encode_items(table, arrays["keys"], arrays["priorities"], slices, num_columns, squeeze=squeeze)
 
 
 def parsed_slices(column: Any) -> list[tuple[int, int, int, int]]:
@@ -60,7 +68,7 @@ def parsed_slices(column: Any) -> list[tuple[int, int, int, int]]:
 @given(requests())
 @example(LARGEST)
 def test_items_are_read_as_they_were_asked_for(request: dict[str, Any]) -> None:
-    rows = items.encode_items(**request)
+    rows = encode(**request)
     assert rows.dtype == np.uint8
     assert rows.shape[0] == len(request["keys"])
     message = InsertStreamRequest.FromString(rows.tobytes())
@@ -73,7 +81,8 @@ def test_items_are_read_as_they_were_asked_for(request: dict[str, Any]) -> None:
         columns = item.flat_trajectory.columns
         assert len(columns) == request["num_columns"]
         assert {column.squeeze for column in columns} == {request["squeeze"]}
-        pieces = [request[name][i].tolist() for name in ("chunk_keys", "offsets", "lengths")]
+        chunk_keys = request["chunk_keys"][request["touched"]]
+        pieces = [numbers[i].tolist() for numbers in (chunk_keys, request["offsets"], request["lengths"])]
         for index, column in enumerate(columns):
             assert parsed_slices(column) == [(*numbers, index) for numbers in zip(*pieces, strict=True)]
 
@@ -81,15 +90,15 @@ def test_items_are_read_as_they_were_asked_for(request: dict[str, Any]) -> None:
 @few
 @given(requests(), requests())
 def test_encoding_twice_gives_the_same_bytes_whatever_came_between(one: dict[str, Any], other: dict[str, Any]) -> None:
-    before = items.encode_items(**one).tobytes()
-    items.encode_items(**{**other, "table": one["table"], "num_columns": one["num_columns"]})
-    assert items.encode_items(**one).tobytes() == before
+    before = encode(**one).tobytes()
+    encode(**{**other, "table": one["table"], "num_columns": one["num_columns"]})
+    assert encode(**one).tobytes() == before
 
 
 @no_deadline
 @given(requests(), st.data())
 def test_rows_may_be_sent_one_by_one(request: dict[str, Any], data: st.DataObject) -> None:
-    rows = items.encode_items(**request)
+    rows = encode(**request)
     kept = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
     message = InsertStreamRequest.FromString(rows[kept].tobytes())
     assert [item.key for item in message.items] == request["keys"][kept].tolist()
@@ -102,7 +111,7 @@ def test_arguments_are_only_read(request: dict[str, Any]) -> None:
     copies = [array.copy() for array in arrays]
     for array in arrays:
         array.flags.writeable = False
-    items.encode_items(**request)[:] = 0
+    encode(**request)[:] = 0
     assert all(np.array_equal(array, copy) for array, copy in zip(arrays, copies, strict=True))
 
 
@@ -156,7 +165,7 @@ def test_parts_make_a_request_in_any_order(
     request: dict[str, Any], keys: list[int], columns: list[Any], order: list[int]
 ) -> None:
     parts = [
-        items.encode_items(**request).tobytes(),
+        encode(**request).tobytes(),
         items.encode_chunk(1, 2, 3, columns),
         items.encode_keep_keys(keys),
     ]

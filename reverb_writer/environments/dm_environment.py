@@ -1,0 +1,65 @@
+"""dm_env environments that record themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dm_env
+
+from reverb_writer.environments.time_steps import TimeStepRecorder
+
+__all__ = ["RecordedEnvironment"]
+
+
+class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
+    """A dm_env environment that passes every step to an observer; in all else it is the one that it wraps."""
+
+    def __init__(self, env: dm_env.Environment, observer: Callable[[Any], Any]) -> None:
+        """Wrap an environment; arguments as for `record`."""
+        self._env = env
+        self._recorder = TimeStepRecorder(observer)
+
+    def reset(self) -> dm_env.TimeStep:
+        """Begin an episode. One that was not over is recorded as truncated."""
+        timestep = self._env.reset()
+        self._recorder.observe_first(timestep)
+        return timestep
+
+    def step(self, action: Any) -> dm_env.TimeStep:
+        """Take a step and record it; after the last one of an episode, or before the first, begin a new one."""
+        timestep = self._env.step(action)
+        if timestep.first():
+            self._recorder.observe_first(timestep)
+        else:
+            self._recorder.observe(action, timestep)
+        return timestep
+
+    def observation_spec(self) -> Any:
+        """Return the wrapped environment's."""
+        return self._env.observation_spec()
+
+    def action_spec(self) -> Any:
+        """Return the wrapped environment's."""
+        return self._env.action_spec()
+
+    def reward_spec(self) -> Any:
+        """Return the wrapped environment's."""
+        return self._env.reward_spec()
+
+    def discount_spec(self) -> Any:
+        """Return the wrapped environment's."""
+        return self._env.discount_spec()
+
+    def close(self) -> None:
+        """Record the end of an episode that was not over, and close the environment."""
+        try:
+            self._recorder.end_episode()
+        finally:
+            self._env.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return whatever else the wrapped environment has."""
+        if name.startswith("_"):  # also while `__init__` has not run, as in a copy
+            raise AttributeError(name)
+        return getattr(self._env, name)

@@ -1,0 +1,126 @@
+"""dm_env's time steps as steps of an observer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.environments.rows import FALSE, TRUE, last_step
+from reverb_writer.errors import StructureError
+
+__all__ = ["TimeStepRecorder"]
+
+
+class TimeStepRecorder:
+    """Pass what an actor sees and does to an observer, as Acme's actors pass it to an adder.
+
+    An episode that ends with discount 0 is terminated, with any other it is truncated. What an action led to, reward
+    and discount, stands beside the action; see `reverb_writer.environments.rows`. Used from one thread at a time.
+
+    Example:
+        recorder = rw.environments.TimeStepRecorder(observer)
+        recorder.observe_first(env.reset())
+        recorder.observe(action, env.step(action))
+    """
+
+    def __init__(self, observer: Callable[[Any], Any]) -> None:
+        """Begin with no episode.
+
+        Args:
+            observer: called with each step; the caller's to close.
+        """
+        self._observer = observer
+        self._observation: Any = None
+        self._zeros: dict[str, Any] = {}
+        self._ends: tuple[Any, Any] | None = None
+        self._num_steps = 0
+        self._is_open = False
+
+    def observe_first(self, timestep: Any) -> None:
+        """Begin an episode. One that was not over is recorded as truncated, with the last observation there is.
+
+        Args:
+            timestep: a `dm_env.TimeStep`, or anything like it, of type FIRST.
+
+        Raises:
+            StructureError: it is not the first of an episode.
+        """
+        if not timestep.first():
+            raise StructureError(f"`observe_first` takes the first time step of an episode, got {_type(timestep)}.")
+        self.end_episode()
+        self._observation = _copy(timestep.observation)
+        self._is_open = True
+
+    def observe(self, action: Any, next_timestep: Any, extras: Any = ()) -> None:
+        """Record what was done, and what came of it; if that ends the episode, also the final observation.
+
+        Args:
+            action: nest; that it was taken on the observation before `next_timestep` is taken on trust.
+            next_timestep: a `dm_env.TimeStep`, or anything like it, of type MID or LAST; copied.
+            extras: nest of anything that goes with the action, such as its log-probability; the same in all steps. The
+                step has `extras` unless it is empty.
+
+        Raises:
+            StructureError: there is no episode, or the time step is the first of one.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. What was written of the episode is
+                ended at the next `observe_first`.
+        """
+        if not self._is_open:
+            raise StructureError("call `observe_first` before `observe`: no episode is being recorded.")
+        if next_timestep.first():
+            raise StructureError("`observe` takes what an action led to, got the first time step of an episode.")
+        result = {
+            "action": action,
+            "reward": tree.map_structure(np.asarray, next_timestep.reward),
+            "discount": tree.map_structure(np.asarray, next_timestep.discount),
+        }
+        if not (tree.is_nested(extras) and not tree.flatten(extras)):
+            result["extras"] = extras
+        observation = _copy(next_timestep.observation)
+        self._is_open = False
+        self._observer(
+            {
+                "observation": self._observation,
+                **result,
+                "is_first": FALSE if self._num_steps else TRUE,
+                "is_last": FALSE,
+                "terminated": FALSE,
+                "truncated": FALSE,
+            }
+        )
+        if not self._num_steps:
+            self._zeros = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf))[()], result)
+        self._num_steps += 1
+        self._observation = observation
+        if next_timestep.last():
+            terminated = np.bool_(not any(np.any(leaf) for leaf in tree.flatten(next_timestep.discount)))
+            self._ends = terminated, np.bool_(not terminated)
+            self.end_episode()
+        else:
+            self._is_open = True
+
+    def end_episode(self) -> None:
+        """Record the end of an episode that was not over, as `observe_first` does."""
+        self._is_open = False
+        if not self._num_steps:
+            return
+        zeros = dict(self._zeros)
+        terminated, truncated = self._ends or (FALSE, TRUE)
+        step = last_step(
+            self._observation, zeros.pop("action"), zeros.pop("reward"), zeros.pop("discount"), terminated, truncated
+        )
+        self._observer({**step, **zeros})
+        self._num_steps = 0
+        self._ends = None
+
+
+def _copy(observation: Any) -> Any:
+    """Copy a nest, the arrays of which an environment may use again."""
+    return tree.map_structure(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, observation)
+
+
+def _type(timestep: Any) -> str:
+    return "a last one" if timestep.last() else "one in its middle"

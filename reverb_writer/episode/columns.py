@@ -1,0 +1,372 @@
+"""Rows of one structure, in arrays that grow by doubling: to append one costs the same in the first and the last.
+
+A row is staged in the free place after the last one and counts when `size` is raised. So several columns can take a row
+together: stage in all, raise all; if one refuses, nothing has changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.errors import StructureError
+from reverb_writer.steps import flattener, named_leaves
+
+__all__ = ["Block", "Columns", "as_objects", "batched", "listed", "packer", "stacked"]
+
+_CAPACITY = 64
+
+_PYTHON_DTYPES = frozenset(map(np.dtype, (bool, np.int64, np.float64)))
+
+_ANY = frozenset((dict,))
+"""The type of untyped rows that need no other look."""
+
+Array = npt.NDArray[Any]
+Index = slice | Array
+
+_dtype_and_shape = operator.attrgetter("dtype", "shape")
+_NUMBERS: tuple[type[Any], ...] = (bool, int, float, *(np.dtype(code).type for code in "?bhilqBHILQefd"))
+
+
+class Block(NamedTuple):
+    """Rows of one structure that are checked.
+
+    Attributes:
+        example: a nest of their structure; its leaves mean nothing.
+        paths: name of each leaf; empty for a lone one.
+        leaves: [m, ...] each, owned.
+    """
+
+    example: Any
+    paths: tuple[str, ...]
+    leaves: list[Array]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows these are."""
+        return len(self.leaves[0])
+
+
+def stacked(items: Sequence[Any], what: str) -> Block:
+    """Make a block of items, each a nest without time; dtypes as `np.stack` has them.
+
+    Raises:
+        StructureError: they differ in structure or shape, or a leaf is no array, number or string.
+    """
+    paths, first = _leaves(items[0], what)
+    columns: list[list[Array]] = [[leaf] for leaf in first]
+    for index, item in enumerate(items[1:], 1):
+        others, leaves = _leaves(item, what)
+        if others != paths:
+            raise StructureError(f"{what} {index}: its leaves are {_names(others)}, expected {_names(paths)}.")
+        for path, column, leaf in zip(paths, columns, leaves, strict=True):
+            _check_leaf(leaf, column[0].dtype, column[0].shape, f"{what} {index}", path)
+            column.append(leaf)
+    return Block(items[0], paths, [np.stack(column) for column in columns])
+
+
+def batched(nest: Any, what: str) -> Block:
+    """Make a block of a nest with leaves [m, ...], copied.
+
+    Raises:
+        StructureError: there is no leaf, or their first dimensions differ.
+    """
+    paths, leaves = _leaves(nest, what, copy=True)
+    sizes = {leaf.shape[:1] for leaf in leaves}
+    if len(sizes) != 1 or () in sizes:
+        shapes = {path or "leaf": leaf.shape for path, leaf in zip(paths, leaves, strict=True)}
+        raise StructureError(f"{what}: leaves must be [T, ...] with one T for all, got shapes {shapes}.")
+    return Block(nest, paths, leaves)
+
+
+def listed(leaf: Array) -> list[Any]:
+    """Return a leaf [m, ...] as a list; numbers of the dtypes that Python's have are Python's."""
+    return leaf.tolist() if leaf.ndim == 1 and leaf.dtype in _PYTHON_DTYPES else list(leaf)
+
+
+def as_objects(items: Sequence[Any]) -> Block:
+    """Make a block of any objects, not copied."""
+    leaf = np.empty(len(items), object)
+    for index, item in enumerate(items):
+        leaf[index] = item
+    return Block(None, ("",), [leaf])
+
+
+class Columns:
+    """Rows of one structure. What the first row looks like, all others must look like.
+
+    Dtypes widen as `np.stack` of all rows would have them, so nothing is cast to less.
+
+    Attributes:
+        size: how many rows there are; raise it to let a staged row count.
+        lone: [capacity, ...], aliased, if rows are lone arrays, numbers or strings, no nests; else None.
+    """
+
+    __slots__ = (
+        "_arrays",
+        "_example",
+        "_expected",
+        "_flatten",
+        "_pack",
+        "_parts",
+        "_paths",
+        "_types",
+        "_untyped",
+        "lone",
+        "size",
+    )
+
+    def __init__(self, block: Block | None = None, *, untyped: bool = False) -> None:
+        """Start with the rows of a block, or with none; `untyped` rows are any objects, kept as they are."""
+        self.size = 0
+        self._untyped = untyped
+        self._arrays: list[Array] = []
+        self._paths: tuple[str, ...] | None = None
+        self.lone: Array | None = None
+        self._parts: list[tuple[Array, frozenset[type], tuple[Any, Any] | None]] = []
+        if block is not None:
+            self.put(block)
+            self.size = block.num_rows
+
+    @property
+    def arrays(self) -> list[Array] | None:
+        """The leaves, [size, ...], aliased; None before the first row."""
+        return None if self._paths is None else [array[: self.size] for array in self._arrays]
+
+    @property
+    def paths(self) -> tuple[str, ...] | None:
+        """The names of the leaves, empty for a lone one; None before the first row."""
+        return self._paths
+
+    def stage(self, item: Any) -> bool:
+        """Write a row to the free place, if it is exactly of the known dtypes and shapes; return whether it was."""
+        lone = self.lone
+        try:
+            if lone is None:
+                return self._stage_nest(item)
+            if type(item) in self._types or _dtype_and_shape(item) == self._expected:
+                lone[self.size] = item
+                return True
+        except IndexError:  # there is no free place
+            self._reserve(self.size + 1)
+            return self.stage(item)
+        except (AttributeError, TypeError, OverflowError):
+            pass
+        return False
+
+    def _stage_nest(self, item: Any) -> bool:
+        if self._paths is None:
+            return False
+        try:
+            leaves = self._flatten(item)
+        except LookupError:
+            return False
+        if len(leaves) != len(self._arrays):
+            return False
+        size = self.size
+        for (array, quick, expected), leaf in zip(self._parts, leaves, strict=True):
+            if type(leaf) not in quick and _dtype_and_shape(leaf) != expected:
+                return False
+            array[size] = leaf
+        return True
+
+    def check(self, block: Block, what: str) -> Block:
+        """Return the block, if its rows could stand here.
+
+        Raises:
+            StructureError: they have other leaves, or other shapes.
+        """
+        if self._paths is not None:
+            if block.paths != self._paths:
+                raise StructureError(f"{what}: its leaves are {_names(block.paths)}, expected {_names(self._paths)}.")
+            for path, array, leaf in zip(self._paths, self._arrays, block.leaves, strict=True):
+                _check_leaf(leaf, array.dtype, array.shape[1:], what, path, batch=True)
+        return block
+
+    def put(self, block: Block) -> None:
+        """Write rows that were checked to the free places after the last row; they do not count yet."""
+        if self._paths is None:
+            self._learn(block)
+        self._widen(block.leaves)
+        self._reserve(self.size + block.num_rows)
+        for array, leaf in zip(self._arrays, block.leaves, strict=True):
+            array[self.size : self.size + block.num_rows] = leaf
+
+    def replace(self, index: Index, block: Block) -> None:
+        """Write rows that were checked over others."""
+        self._widen(block.leaves)
+        for array, leaf in zip(self._arrays, block.leaves, strict=True):
+            array[index] = leaf
+
+    def delete(self, index: int) -> None:
+        """Remove a row, 0 <= index < size."""
+        for array in self._arrays:
+            array[index : self.size - 1] = array[index + 1 : self.size].copy()
+        self.size -= 1
+
+    def trim(self) -> None:
+        """Let go of the free places."""
+        if self._paths is not None:
+            self._install([array[: self.size].copy() for array in self._arrays])
+
+    def block(self, index: Index) -> Block | None:
+        """Return some rows, all of which are there, as a block, copied; None before the first row."""
+        return None if self._paths is None else Block(self._example, self._paths, self.take(index))
+
+    def row(self, index: int, *, plain: bool = False) -> Any:
+        """Return a row, 0 <= index < size: a nest of leaves that are the caller's own; `plain` as in `items`."""
+        if self.lone is not None:
+            return _leaf(self.lone, index, plain)
+        return self._pack([_leaf(array, index, plain) for array in self._arrays])
+
+    def take(self, index: Index) -> list[Array]:
+        """Return the leaves of some rows, all of which are there, as copies, in the order of the paths."""
+        if type(index) is slice:
+            return [array[index].copy() for array in self._arrays]
+        return [array[index] for array in self._arrays]
+
+    def views(self, index: Index) -> list[Array]:
+        """Return the leaves of some rows as `take` does, aliased where NumPy can."""
+        return [array[index] for array in self._arrays]
+
+    def pack(self, leaves: Sequence[Any]) -> Any:
+        """Put leaves back into the nest."""
+        return leaves[0] if self.lone is not None else self._pack(leaves)
+
+    def items(self, leaves: Sequence[Array]) -> list[Any]:
+        """Return leaves [m, ...] as a list of m rows; what is a Python number is given back as one."""
+        if self.lone is not None:
+            return listed(leaves[0])
+        return [self._pack(row) for row in zip(*map(listed, leaves), strict=True)]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the rows are the same; NaN is the same as NaN, and dtypes do not matter."""
+        if not isinstance(other, Columns):
+            return NotImplemented
+        if not self.size or self.size != other.size or self._paths != other._paths:
+            return self.size == other.size == 0
+        return all(
+            np.array_equal(a[: self.size], b[: self.size], equal_nan=a.dtype.kind in "fc" and b.dtype.kind in "fc")
+            for a, b in zip(self._arrays, other._arrays, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __reduce__(self) -> Any:
+        """Pickle and copy by the rows: functions made for their structure cannot be pickled."""
+        return _rebuilt, (self.block(slice(0, self.size)), self._untyped)
+
+    def _learn(self, block: Block) -> None:
+        self._paths = block.paths
+        self._example = tree.map_structure(lambda _: None, block.example)
+        self._flatten = flattener(self._example)
+        self._pack = packer(self._example)
+        self._install([np.empty((0, *leaf.shape[1:]), leaf.dtype) for leaf in block.leaves])
+
+    def _install(self, arrays: list[Array]) -> None:
+        self._arrays = arrays
+        self.lone = arrays[0] if self._paths == ("",) else None
+        self._parts = [
+            # What is in an object array must be looked at, so it never goes the fast way.
+            (array, _ANY, None) if self._untyped else (array, *_quick(array.dtype, array.shape[1:]))
+            for array in arrays
+        ]
+        _, self._types, self._expected = self._parts[0]
+
+    def _reserve(self, num_rows: int) -> None:
+        capacity = len(self._arrays[0])
+        if num_rows > capacity:
+            capacity = max(num_rows, 2 * capacity, _CAPACITY)
+            self._install([_resized(array, capacity, self.size, array.dtype) for array in self._arrays])
+
+    def _widen(self, leaves: Sequence[Array]) -> None:
+        dtypes = [np.result_type(array.dtype, leaf.dtype) for array, leaf in zip(self._arrays, leaves, strict=True)]
+        if any(array.dtype != dtype for array, dtype in zip(self._arrays, dtypes, strict=True)):
+            self._install(
+                [
+                    _resized(array, len(array), self.size, dtype)
+                    for array, dtype in zip(self._arrays, dtypes, strict=True)
+                ]
+            )
+
+
+def _rebuilt(block: Block | None, untyped: bool) -> Columns:
+    return Columns(block, untyped=untyped)
+
+
+def _leaf(array: Array, index: int, plain: bool) -> Any:
+    leaf = array[index]
+    if array.ndim > 1:
+        return leaf.copy()
+    return leaf.item() if plain and array.dtype in _PYTHON_DTYPES else leaf
+
+
+def packer(example: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that puts leaves into a nest like `example`, faster than a walk for flat dicts."""
+    if not tree.is_nested(example):
+        return lambda leaves: leaves[0]
+    if type(example) is dict and not any(map(tree.is_nested, example.values())):
+        keys = sorted(example)
+        return lambda leaves: dict(zip(keys, leaves, strict=True))
+    form = tree.map_structure(lambda _: None, example)
+    return lambda leaves: tree.unflatten_as(form, leaves)
+
+
+def _leaves(nest: Any, what: str, *, copy: bool = False) -> tuple[tuple[str, ...], list[Array]]:
+    paths, leaves = named_leaves(nest, what)
+    if not leaves:
+        raise StructureError(f"{what} must have at least one leaf, got {nest!r}.")
+    return paths, [_array(leaf, what, path, copy=copy) for path, leaf in zip(paths, leaves, strict=True)]
+
+
+def _array(leaf: Any, what: str, path: str, *, copy: bool) -> Array:
+    array = np.array(leaf, object) if isinstance(leaf, str | bytes) else np.array(leaf) if copy else np.asarray(leaf)
+    if array.dtype.kind in "SUT":
+        array = array.astype(object)
+    if array.dtype.kind not in "biufcO" or not all(isinstance(item, str | bytes) for item in _objects(array)):
+        raise StructureError(
+            f"{what}{_at(path)}: {type(leaf).__name__} is no array, number or string. Turn it into an array, "
+            "or keep it in `infos`."
+        )
+    return array
+
+
+def _objects(array: Array) -> Sequence[Any]:
+    return list(array.flat) if array.dtype.kind == "O" else ()
+
+
+def _check_leaf(
+    leaf: Array, dtype: np.dtype[Any], shape: tuple[int, ...], what: str, path: str, *, batch: bool = False
+) -> None:
+    got = leaf.shape[1:] if batch else leaf.shape
+    if got != shape or (leaf.dtype.kind == "O") != (dtype.kind == "O"):
+        raise StructureError(f"{what}{_at(path)}: {leaf.dtype} {got}, expected {dtype} {shape} as in the first one.")
+
+
+def _at(path: str) -> str:
+    return f", leaf `{path}`" if path else ""
+
+
+def _names(paths: Sequence[str]) -> str:
+    return ", ".join(f"`{path}`" for path in paths) if list(paths) != [""] else "a lone array"
+
+
+@functools.cache
+def _quick(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[frozenset[type], tuple[Any, Any] | None]:
+    """Return the types of numbers that such a leaf takes as they are, and what arrays must be for it."""
+    if dtype.kind == "O":
+        return frozenset(() if shape else (str, bytes)), None
+    numbers = frozenset(kind for kind in _NUMBERS if not shape and np.result_type(np.dtype(kind), dtype) == dtype)
+    return numbers, (dtype, shape)
+
+
+def _resized(array: Array, capacity: int, size: int, dtype: np.dtype[Any]) -> Array:
+    resized = np.empty((capacity, *array.shape[1:]), dtype)
+    resized[:size] = array[:size]
+    return resized

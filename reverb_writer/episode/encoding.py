@@ -1,0 +1,126 @@
+"""Any nest of plain data as what JSON has, and back, without loss.
+
+None, booleans, integers, strings, finite floats and lists are themselves, and so are dicts whose keys are strings.
+Everything else is a dict of one entry, whose key says what it is:
+
+    {"$array": [dtype, shape, base64]}   an array of numbers, little-endian, in C order
+    {"$strings": [shape, [...]]}         an array of strings
+    {"$scalar": [dtype, base64]}         a NumPy number
+    {"$bytes": base64}                   bytes
+    {"$float": "nan"}                    a float that is not finite
+    {"$tuple": [...]}                    a tuple
+    {"$dict": [[key, value], ...]}       any other dict
+
+Nothing that is decoded can run code.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.errors import FormatError, StructureError
+
+__all__ = ["decoded", "encoded"]
+
+
+def encoded(value: Any, path: str = "") -> Any:
+    """Return a value as what JSON has.
+
+    Raises:
+        StructureError: a part of it is of another kind; named by path.
+
+    >>> encoded({"a": (1, np.float32(0.5))})
+    {'a': {'$tuple': [1, {'$scalar': ['<f4', 'AAAAPw==']}]}}
+    """
+    if value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value)):
+        return value
+    if type(value) in (float, bytes):
+        return {"$float": str(value)} if type(value) is float else {"$bytes": _base64(value)}
+    if type(value) in (list, tuple):
+        items = [encoded(item, f"{path}/{index}") for index, item in enumerate(value)]
+        return items if type(value) is list else {"$tuple": items}
+    if type(value) is dict:
+        return _encoded_dict(value, path)
+    if isinstance(value, np.ndarray | np.generic):
+        return _encoded_array(value, path)
+    raise StructureError(f"`{path.strip('/')}`: a {type(value).__name__} cannot be put into a state. Take it out.")
+
+
+def _encoded_dict(value: dict[Any, Any], path: str) -> dict[str, Any]:
+    if all(type(key) is str and not key.startswith("$") for key in value):
+        return {key: encoded(item, f"{path}/{key}") for key, item in value.items()}
+    return {"$dict": [[encoded(key, path), encoded(item, f"{path}/{key}")] for key, item in value.items()]}
+
+
+def _encoded_array(value: Any, path: str) -> dict[str, Any]:
+    array = np.asarray(value)
+    if array.dtype.kind == "O":
+        return {"$strings": [list(array.shape), encoded(list(array.flat), path)]}
+    if array.dtype.kind not in "biufc":
+        raise StructureError(f"`{path.strip('/')}`: {array.dtype} cannot be put into a state. Take it out.")
+    dtype = array.dtype.newbyteorder("<")
+    data = _base64(array.astype(dtype).tobytes())
+    if isinstance(value, np.generic):
+        return {"$scalar": [dtype.str, data]}
+    return {"$array": [dtype.str, list(array.shape), data]}
+
+
+def decoded(value: Any) -> Any:
+    """Return what was encoded; arrays are new and writable.
+
+    Raises:
+        FormatError: it is nothing that `encoded` returns.
+
+    >>> decoded({"a": {"$tuple": [1, {"$scalar": ["<f4", "AAAAPw=="]}]}})["a"][1].dtype
+    dtype('float32')
+    """
+    if isinstance(value, list):
+        return [decoded(item) for item in value]
+    if not isinstance(value, Mapping):
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise FormatError(f"a state has only what JSON has, got a {type(value).__name__}.")
+        return value
+    (kind, content), *others = value.items() or [("", None)]
+    if others or not str(kind).startswith("$"):
+        return {key: decoded(item) for key, item in value.items()}
+    if kind not in _DECODERS:
+        raise FormatError(f"a state has no {kind!r}; it may be of a newer release.")
+    try:
+        return _DECODERS[kind](content)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise FormatError(f"{kind!r} in a state is broken: {error}") from error
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _array(dtype: str, shape: list[int], data: str) -> Any:
+    kind = np.dtype(dtype)
+    if kind.kind not in "biufc":
+        raise ValueError(f"{dtype} is no dtype of numbers")
+    return np.frombuffer(base64.b64decode(data, validate=True), kind).reshape(shape).astype(kind.newbyteorder("="))
+
+
+def _strings(shape: list[int], items: list[Any]) -> Any:
+    array = np.empty(len(items), object)
+    for index, item in enumerate(items):
+        array[index] = decoded(item)
+    return array.reshape(shape)
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "$array": lambda content: _array(*content),
+    "$strings": lambda content: _strings(*content),
+    "$scalar": lambda content: _array(content[0], [], content[1])[()],
+    "$bytes": lambda content: base64.b64decode(content, validate=True),
+    "$float": float,
+    "$tuple": lambda content: tuple(decoded(content)),
+    "$dict": lambda content: {decoded(key): decoded(item) for key, item in content},
+}

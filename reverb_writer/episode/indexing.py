@@ -1,0 +1,106 @@
+"""Which rows an index means: integers only, no arrays.
+
+Rows stand on an endless line. Position 0 is the oldest row of the look-back, `lookback` is ts 0, `total` is the first
+position after the data; everywhere else stands the fill:
+
+    position   ... -2 -1 | 0  1 | 2  3  4 |  5  6 ...       total 5, lookback 2
+                  fill   | look- | ts 0..2 |  fill
+                         | back  |         |
+
+An index >= 0 counts from ts 0. A negative one counts from the end, as Python's do, the look-back included; or, with
+`neg_index_as_lookback`, from ts 0 to the left.
+
+Source: RLlib 2.35 `InfiniteLookbackBuffer.get` (behaviour, 3.1 and A.3), its faults aside.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from reverb_writer.errors import SpecError
+
+__all__ = ["Span", "position", "span"]
+
+
+Span = tuple[int, slice, int, int]
+"""What a slice reads, in its order: fills before the rows, which rows, how many these are, fills after them."""
+
+
+def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:
+    """Return where an index points; it may be left or right of the data.
+
+    Raises:
+        SpecError: it is no integer.
+
+    >>> position(-1, 5, 2), position(-1, 5, 2, neg_index_as_lookback=True)
+    (4, 1)
+    """
+    if type(index) is not int:
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise SpecError(f"an index must be an integer, a slice or a list of integers, got {index!r}.") from None
+    return int(index + (lookback if index >= 0 or neg_index_as_lookback else total))
+
+
+def span(  # noqa: C901  # a function for each bound would cost more than what it does
+    wanted: slice, total: int, lookback: int, neg_index_as_lookback: bool = False, fill: bool = False
+) -> Span:
+    """Return what a slice reads.
+
+    Without `fill` it is clamped to the data, as Python's slices are. With it, it is a slice of the endless line:
+    `range(start, stop, step)`, and what stands beside the data is fill. One oddity is RLlib's, and its users rely on
+    it: start > stop, both left or both right of the data, reads as if they were swapped.
+
+    An omitted start or stop is that of the data without its look-back, in the direction of the step.
+
+    Raises:
+        SpecError: a bound is no integer, or the step is 0.
+
+    >>> span(slice(-4, 6), 5, 2, neg_index_as_lookback=True, fill=True)
+    (2, slice(0, 5, None), 5, 3)
+    """
+    start, stop, step = wanted.start, wanted.stop, wanted.step
+    if step is None:
+        step = 1
+    elif (step := position(step, 0, 0)) == 0:
+        raise SpecError("the step of a slice must not be 0.")
+    if start is None:
+        start = lookback if step > 0 else total - 1
+    elif type(start) is int:
+        start += lookback if start >= 0 or neg_index_as_lookback else total
+    else:
+        start = position(start, total, lookback, neg_index_as_lookback)
+    if stop is None:
+        stop = total if step > 0 else lookback - 1
+    elif type(stop) is int:
+        stop += lookback if stop >= 0 or neg_index_as_lookback else total
+    else:
+        stop = position(stop, total, lookback, neg_index_as_lookback)
+    if step == 1 and 0 <= start <= stop <= total:
+        return 0, slice(start, stop), stop - start, 0
+    if not fill:
+        first, last = (max(start, 0), min(stop, total)) if step > 0 else (min(start, total - 1), max(stop, -1))
+        return _rows(range(first, last, step))
+    if step > 0 and start > stop and (start < 0 or stop >= total):
+        start, stop = stop, start
+    if step == 1 and start <= stop:  # what follows, for the common case
+        before = min(-start, stop - start) if start < 0 else 0
+        after = min(stop - total, stop - start) if stop > total else 0
+        return before, slice(start + before, stop - after), stop - after - start - before, after
+    line = range(start, stop, step)
+    # How many positions stand before the data, and how many before its end, in the order of the slice.
+    clip, first, last = (min, 0, total) if step > 0 else (max, total - 1, -1)
+    before = len(range(start, clip(stop, first), step))
+    upto = len(range(start, clip(stop, last), step))
+    _, rows, num_rows, _ = _rows(line[before:upto])
+    return before, rows, num_rows, len(line) - upto
+
+
+def _rows(line: range) -> Span:
+    """Return a range that is within the data as a span."""
+    if not line:
+        return 0, slice(0, 0), 0, 0
+    stop = line.stop if line.stop >= 0 else None
+    return 0, slice(line.start, stop, line.step), len(line), 0

@@ -1,0 +1,106 @@
+"""What an episode must know of a Gymnasium space: its parts, and one-hot vectors.
+
+Spaces are known by the names of their classes, so that nothing is imported for them: those of Gymnasium and of Gym do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.errors import StructureError
+from reverb_writer.steps import named_leaves
+
+__all__ = ["Leaf", "Parts", "check", "struct_of"]
+
+Array = npt.NDArray[Any]
+
+
+class Leaf:
+    """A space without others in it.
+
+    Attributes:
+        space: the space.
+        shape: of a sample; () if the space has none, as that of texts.
+        dtype: of a sample; `object` for texts.
+        sizes: how many values each component has, if it is Discrete or MultiDiscrete; else None.
+        starts: the smallest value of each component.
+    """
+
+    def __init__(self, space: Any) -> None:
+        """Learn from a space."""
+        self.space = space
+        dtype = np.dtype(object if space.dtype is None or space.shape is None else space.dtype)
+        self.dtype = np.dtype(object) if dtype.kind in "SU" else dtype
+        self.shape = () if self.dtype.kind == "O" else tuple(space.shape)
+        names = {kind.__name__ for kind in type(space).__mro__}
+        self.sizes = (
+            np.array([space.n]) if "Discrete" in names else np.ravel(space.nvec) if "MultiDiscrete" in names else None
+        )
+        self.starts = np.ravel(getattr(space, "start", 0))
+
+    def one_hot_shape(self) -> tuple[int, ...]:
+        """Return the shape of the one-hot vector of a sample, or that of the sample if it has none."""
+        return self.shape if self.sizes is None else (int(self.sizes.sum()),)
+
+    def one_hot(self, leaf: Array) -> Array:
+        """Return the one-hot vectors of samples, or the samples if their space is neither Discrete nor MultiDiscrete.
+
+        Args:
+            leaf: [m, *shape] integers. The `start` of a discrete space is taken off, which RLlib forgets.
+
+        Returns:
+            float32 [m, n], or [m, sum(nvec)]: the vectors of all components, one after the other.
+
+        Raises:
+            StructureError: a value is not in the space.
+        """
+        sizes = self.sizes
+        if sizes is None:
+            return leaf
+        num = len(leaf)
+        values = leaf.reshape(num, len(sizes)) - self.starts
+        if ((values < 0) | (values >= sizes)).any():
+            raise StructureError(f"one-hot vectors need values of {self.space}, got {leaf}.")
+        vectors = np.zeros((num, int(sizes.sum())), np.float32)
+        vectors[np.arange(num)[:, None], values + np.cumsum(sizes) - sizes] = 1
+        return vectors
+
+
+class Parts:
+    """A space taken apart.
+
+    Attributes:
+        struct: its leaves' spaces, as a nest in the form that its samples have.
+        paths: the names of the leaves.
+        leaves: what is known of them, in the order of the leaves of a sample.
+    """
+
+    def __init__(self, space: Any) -> None:
+        """Take a space apart."""
+        self.struct = struct_of(space)
+        self.paths, leaves = named_leaves(self.struct, "space")
+        self.leaves = [Leaf(leaf) for leaf in leaves]
+
+
+def struct_of(space: Any) -> Any:
+    """Return the spaces within Dict and Tuple spaces, as a nest."""
+    inner = getattr(space, "spaces", None)
+    if isinstance(inner, Mapping):
+        return {key: struct_of(part) for key, part in inner.items()}
+    if isinstance(inner, tuple | list):
+        return tuple(struct_of(part) for part in inner)
+    return space
+
+
+def check(space: Any, item: Any, what: str) -> None:
+    """Check that a space contains an item.
+
+    Raises:
+        StructureError: it does not; `what` names the item.
+    """
+    if space is not None and not space.contains(item):
+        raise StructureError(f"{what} {item!r} is not in its space {space}.")

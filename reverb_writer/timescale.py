@@ -1,0 +1,233 @@
+"""One timescale of an accumulator: its columns, how many of their rows are there, and which values they take.
+
+A row is checked whole before any of it is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import OutOfRangeError, StructureError
+from reverb_writer.steps import flattener, named_leaves
+
+__all__ = ["Timescale"]
+
+Array = npt.NDArray[Any]
+
+_NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
+
+_dtype_and_shape = operator.attrgetter("dtype", "shape")
+
+
+class _Leaf(NamedTuple):
+    """What a leaf of a row must be; `dtype` is None where the example has None.
+
+    Attributes:
+        kinds: Python's own numbers that need no more than a look at the limits.
+        limits: the least and the greatest number that the dtype holds.
+    """
+
+    name: str
+    dtype: np.dtype[Any] | None = None
+    shape: tuple[int, ...] = ()
+    kinds: frozenset[type[Any]] = frozenset()
+    limits: tuple[float, float] = (0, 0)
+
+
+class Timescale:
+    """Columns [N, ...], or [...] for a single item, that are filled row by row."""
+
+    def __init__(
+        self, name: str, example: Any, *, lossy: bool, declared: bool = False, capacity: int | None = None
+    ) -> None:
+        """Make room.
+
+        Args:
+            name: for messages.
+            example: nest of arrays, numbers or specs.
+            lossy: whether a cast may change a value.
+            declared: whether `capacity` counts, and `example` is a row; else it is guessed from the shapes.
+            capacity: rows, >= 1; None for a single item.
+
+        Raises:
+            StructureError: there is no leaf, one that is no number, or leaves of different lengths.
+            SpecError: a capacity that is none.
+        """
+        self.name = name
+        self.count = 0
+        self._lossy = lossy
+        self._paths, leaves = named_leaves(example, self._where())
+        self._example = tree.map_structure(lambda _: None, example)
+        self._flatten = flattener(example)
+        specs = [_spec(leaf, self._where(path)) for path, leaf in zip(self._paths, leaves, strict=True)]
+        shapes = [shape for dtype, shape in specs if dtype is not None]
+        if not shapes:
+            raise StructureError(f"{self._where()} has no array leaves.")
+        if declared:
+            self.single = capacity is None
+            self.capacity = 1 if capacity is None else integer(f"capacities['{name}']", capacity, minimum=1)
+        else:
+            self.single, self.capacity = _guess(self._where(), shapes)
+        rows = (self.capacity,) if declared and not self.single else ()
+        self.columns = [None if dtype is None else np.zeros(rows + shape, dtype) for dtype, shape in specs]
+        self._leaves = [
+            _leaf(self._where(path), column, column.shape[0 if self.single else 1 :])
+            if column is not None
+            else _Leaf(self._where(path))
+            for path, column in zip(self._paths, self.columns, strict=True)
+        ]
+        self._expected = [(leaf.dtype, leaf.shape) for leaf in self._leaves]
+
+    def add(self, data: Any) -> None:
+        """Write the next row, or change nothing."""
+        count = self.count
+        if count >= self.capacity:
+            raise OutOfRangeError(
+                f"Timescale '{self.name}' has {self.capacity} slots, but you tried to add at index {count}."
+            )
+        try:
+            leaves = self._flatten(data)
+        except (TypeError, LookupError):
+            leaves = ()
+        if len(leaves) != len(self._leaves):
+            leaves = self._find_leaves(data)
+        try:
+            exact = list(map(_dtype_and_shape, leaves)) == self._expected
+        except AttributeError:  # Python's own numbers
+            exact = False
+        if not exact:
+            leaves = [
+                value
+                if type(value) in leaf.kinds and leaf.limits[0] <= value <= leaf.limits[1]
+                else self._convert(leaf, value)
+                for leaf, value in zip(self._leaves, leaves, strict=True)
+            ]
+        at = ... if self.single else count
+        for column, value in zip(self.columns, leaves, strict=True):
+            if column is not None:
+                column[at] = value
+        self.count = count + 1
+
+    def pack(self, none: Any = None) -> Any:
+        """Put the columns into the nest, `none` where it has None."""
+        return tree.unflatten_as(self._example, [none if column is None else column for column in self.columns])
+
+    def squeezed(self) -> Any:
+        """Return the nest with, for leaves, whether a learner gets them without a dimension of rows."""
+        bare = self.single and any(column.shape[:1] != (1,) for column in self.columns if column is not None)
+        return tree.unflatten_as(self._example, [() if column is None else bare for column in self.columns])
+
+    def renew(self) -> None:
+        """Let go of the columns, which are someone else's now."""
+        self.columns = [None if column is None else np.empty_like(column) for column in self.columns]
+
+    def clear_rest(self) -> None:
+        """Set the rows to zero that were not added."""
+        if self.count < self.capacity:
+            for column in self.columns:
+                if column is not None:
+                    column[... if self.single else slice(self.count, None)] = 0
+
+    def _find_leaves(self, data: Any) -> list[Any]:
+        """Return the leaves of a nest that is not built of the very types of the example's."""
+        paths, leaves = named_leaves(data, self._where())
+        if paths != self._paths:
+            missing = ", ".join(f"`{path}`" for path in self._paths if path not in paths) or "none"
+            extra = ", ".join(f"`{path}`" for path in paths if path not in self._paths) or "none"
+            raise StructureError(
+                f"{self._where()}: its leaves are not those of the example. Missing: {missing}; unexpected: {extra}."
+            )
+        return leaves
+
+    def _convert(self, leaf: _Leaf, value: Any) -> Any:
+        """Return what can be assigned to a row without loss."""
+        if value is None and leaf.dtype is None:
+            return None
+        if value is None or leaf.dtype is None or tree.is_nested(value):
+            expected = "None as in the example" if leaf.dtype is None else f"an array of {leaf.dtype} {leaf.shape}"
+            raise StructureError(f"{leaf.name}: {type(value).__name__}, expected {expected}.")
+        array = np.asarray(value)
+        if array.dtype != leaf.dtype:
+            array = self._cast(leaf, array)
+        if array.shape == leaf.shape:
+            return array
+        # As NumPy assigns: to each size its equal or 1, and sizes of 1 in front are dropped.
+        pairs = itertools.zip_longest(reversed(array.shape), reversed(leaf.shape))
+        if any(size not in (1, None, room) for size, room in pairs):
+            raise StructureError(
+                f"{leaf.name}: shape {array.shape}, expected {leaf.shape}, or one that broadcasts to it."
+            )
+        return array.reshape(array.shape[max(0, array.ndim - len(leaf.shape)) :])
+
+    def _cast(self, leaf: _Leaf, array: Array) -> Array:
+        """Return an array of the leaf's dtype, if that changes its values by no more than rounding."""
+        dtype = leaf.dtype
+        kind = array.dtype.kind
+        if kind in _NO_NUMBERS or dtype is None or (kind == "c" != dtype.kind):
+            raise StructureError(f"{leaf.name}: {array.dtype}, expected {dtype}.")
+        rounds = dtype.kind in "fcV"  # ml_dtypes' bfloat16 is of kind V
+        # If the sum of their squares fits, so do they: the fastest look at all of them.
+        small = rounds and kind in "fc" and float(abs(np.vdot(array, array))) < leaf.limits[1]
+        if small or _is_safe(array.dtype, dtype):
+            return array.astype(dtype)
+        with np.errstate(all="ignore"):
+            cast = array.astype(dtype)
+            kept = np.isfinite(cast) == np.isfinite(array) if rounds else cast == array
+        if not (self._lossy or np.all(kept)):
+            value = array[~kept].flat[0].item()
+            raise StructureError(
+                f"{leaf.name}: {value!r} ({array.dtype}) does not fit into {dtype}. Round it yourself, choose another "
+                "dtype in the example, or pass lossy_casts=True."
+            )
+        return cast
+
+    def _where(self, path: str = "") -> str:
+        return f"timescale '{self.name}'" + (path and f", leaf `{path}`")
+
+
+def _guess(where: str, shapes: Sequence[tuple[int, ...]]) -> tuple[bool, int]:
+    """Return whether leaves of these shapes are a single item, and how many rows they have."""
+    if any(not shape for shape in shapes) or all(shape[0] == 1 for shape in shapes):
+        return True, 1
+    leading = [shape[0] for shape in shapes]
+    if len(set(leading)) > 1:
+        raise StructureError(
+            f"{where}: all leaves of a buffered timescale must share the same leading dimension, got {leading}. For a "
+            "single item make one leaf 0-d or all of shape (1, ...), or pass `capacities`."
+        )
+    return False, leading[0]
+
+
+def _spec(leaf: Any, where: str) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+    if leaf is None:
+        return None, ()
+    if not hasattr(leaf, "dtype") or hasattr(leaf, "__array__"):
+        leaf = np.asarray(leaf)
+    dtype = np.dtype(leaf.dtype)
+    if dtype.kind in _NO_NUMBERS or dtype.names:
+        raise StructureError(f"{where}: {dtype} is no number. Encode it as one, or write it with an observer.")
+    return dtype, tuple(leaf.shape)
+
+
+def _leaf(name: str, column: Array, shape: tuple[int, ...]) -> _Leaf:
+    dtype = column.dtype
+    if dtype.kind in "fc":
+        limits = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+        return _Leaf(name, dtype, shape, frozenset({bool, int, float}), limits)
+    if dtype.kind in "iu":
+        return _Leaf(name, dtype, shape, frozenset({bool, int}), (np.iinfo(dtype).min, np.iinfo(dtype).max))
+    return _Leaf(name, dtype, shape, frozenset({bool}) if dtype.kind == "b" else frozenset(), (0, 1))
+
+
+@functools.cache
+def _is_safe(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    return np.can_cast(source, target, "safe")

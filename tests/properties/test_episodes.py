@@ -1,0 +1,199 @@
+"""What holds for every episode: an oracle for the getters, a list as model, and chunks that make the whole again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reverb_writer.episode import Episode, InfiniteLookbackBuffer
+from reverb_writer.errors import StructureError
+from reverb_writer.windowing import EndOfEpisode, WindowSpec
+
+BOUNDS = st.none() | st.integers(-9, 9)
+STEPS = st.none() | st.integers(-4, 4).filter(bool)
+FILL = -7
+
+
+def oracle(data: list[int], lookback: int, indices: slice, neg: bool) -> list[int]:
+    """Return a slice of the data with fill on both sides, farther than any index reaches."""
+    total, step = len(data), 1 if indices.step is None else indices.step
+
+    def where(bound: int) -> int:
+        return bound + (lookback if bound >= 0 or neg else total)
+
+    start, stop = (lookback, total) if step > 0 else (total - 1, lookback - 1)
+    start = start if indices.start is None else where(indices.start)
+    stop = stop if indices.stop is None else where(indices.stop)
+    if step > 0 and start > stop and (max(start, stop) < 0 or min(start, stop) >= total):
+        start, stop = stop, start  # the one oddity of RLlib's that is kept
+    far = 50
+    line = [FILL] * far + data + [FILL] * far
+    return line[far + start : far + stop : step]
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.builds(slice, BOUNDS, BOUNDS, STEPS), st.booleans(), st.booleans())
+def test_getter_with_fill_is_a_slice_of_an_endless_line(
+    size: int, lookback: int, indices: slice, neg: bool, finalized: bool
+) -> None:
+    data = [*range(10, 10 + size)]
+    buffer = InfiniteLookbackBuffer(data, lookback)
+    if finalized:
+        buffer.finalize()
+    result = buffer.get(indices, neg_index_as_lookback=neg, fill=FILL)
+    assert np.asarray(result).tolist() == oracle(data, buffer.lookback, indices, neg)
+
+
+@given(st.integers(0, 6), st.integers(0, 6), st.builds(slice, BOUNDS, BOUNDS, STEPS), st.booleans())
+def test_getter_without_fill_is_the_slice_of_a_list(size: int, lookback: int, indices: slice, neg: bool) -> None:
+    data = [*range(size)]
+    buffer = InfiniteLookbackBuffer(data, lookback)
+    total, step = len(data), 1 if indices.step is None else indices.step
+
+    def clamped(bound: int | None, default: int) -> int | None:
+        if bound is None:
+            return default
+        at = bound + (buffer.lookback if bound >= 0 or neg else total)
+        return min(max(at, 0 if step > 0 else -1), total)
+
+    start = clamped(indices.start, buffer.lookback if step > 0 else total - 1)
+    stop = clamped(indices.stop, total if step > 0 else buffer.lookback - 1)
+    assert start is not None
+    start = start if step > 0 else min(start, total - 1)
+    expected = [] if start < 0 else data[start : None if stop == -1 else stop : step]
+    assert buffer.get(indices, neg_index_as_lookback=neg) == expected
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(-(2**40), 2**40), st.floats(allow_nan=False), st.booleans(),
+            st.floats(width=32, allow_nan=False).map(np.float32), st.integers(0, 255).map(np.uint8),
+        ),
+        min_size=1, max_size=200,
+    )
+)  # fmt: skip
+def test_column_of_numbers_is_what_stacking_them_makes(items: list[Any]) -> None:
+    buffer = InfiniteLookbackBuffer()
+    for item in items:
+        buffer.append(item)
+    expected = np.stack(items)
+    result = buffer.finalize().get()
+    assert result.dtype == expected.dtype
+    assert np.array_equal(result, expected)
+
+
+ITEMS = st.sampled_from(
+    [1, 2.5, np.zeros(2), np.zeros(3), {"a": 1}, {"a": 1, "b": 2}, {"a": np.zeros(2)}, (1, 2), "s", None]
+)
+CALLS = st.lists(st.tuples(st.sampled_from(["append", "extend", "set", "pop"]), ITEMS, st.integers(-3, 3)), max_size=12)
+
+
+@given(CALLS)
+def test_buffer_is_a_list_and_a_refused_call_changes_nothing(calls: list[tuple[str, Any, int]]) -> None:
+    buffer, model = InfiniteLookbackBuffer(), []
+    for name, item, index in calls:
+        before = str(buffer)
+        try:
+            if name == "append":
+                buffer.append(item)
+                model.append(item)
+            elif name == "extend":
+                buffer.extend([item] * abs(index))
+                model += [item] * abs(index)
+            elif name == "set":
+                buffer.set(item, at_indices=index)
+                model[index] = item
+            else:
+                buffer.pop(index)
+                model.pop(index)
+        except (StructureError, IndexError):
+            assert str(buffer) == before
+    assert len(buffer) == len(model)
+    assert plain(buffer.get()) == plain(model)
+
+
+def plain(value: Any) -> Any:
+    """Return a nest as JSON has it."""
+    return json.loads(json.dumps(value, default=lambda leaf: np.asarray(leaf).tolist()))
+
+
+def told(episode: Episode) -> Any:
+    """Return all that an episode tells of itself, the look-back aside, as plain data."""
+    names = ("observations", "actions", "rewards", "infos")
+    columns: dict[str, Any] = {name: getattr(episode, f"get_{name}")() for name in names}
+    columns |= {key: episode.get_extra_model_outputs(key) for key in episode.extra_model_outputs}
+    columns |= {name: getattr(episode, name) for name in ("t", "t_started", "is_terminated", "is_truncated")}
+    return plain(columns)
+
+
+@given(
+    st.lists(st.integers(0, 70), max_size=3).map(lambda lengths: [*lengths, 1]),
+    st.integers(0, 9),
+    st.sampled_from(["", "terminated", "truncated"]),
+)
+def test_chunks_put_together_are_the_uncut_episode(lengths: list[int], lookback: int, ending: str) -> None:
+    def observation(n: int) -> Any:
+        return {"n": n, "v": np.full(2, n / 3, np.float32)}
+
+    whole, first = Episode("x"), Episode("x")
+    for episode in (whole, first):
+        episode.add_env_reset(observation(0), {"n": 0})
+    chunks, numbers = [first], itertools.count(1)
+    for part, length in enumerate(lengths):
+        if part:
+            chunks.append(chunks[-1].cut(lookback))
+        for n in itertools.islice(numbers, length):
+            over = n == sum(lengths)
+            for episode in (whole, chunks[-1]):
+                episode.add_env_step(
+                    observation(n), np.full(3, n), n / 7, {"n": n},
+                    terminated=over and ending == "terminated", truncated=over and ending == "truncated",
+                    extra_model_outputs={"logp": np.float32(n)},
+                )  # fmt: skip
+        start = whole.t - length
+        reach = min(lookback, start)
+        seen = chunks[-1].get_rewards(slice(-lookback, length), neg_index_as_lookback=True, fill=-1.0)
+        assert seen == [-1.0] * (lookback - reach) + whole.get_rewards(slice(start - reach, whole.t))
+    assert sum(map(len, chunks)) == len(whole)
+    for chunk in chunks[1:]:
+        first.concat_episode(chunk)
+    assert told(first) == told(whole)
+
+
+MODES = st.sampled_from(EndOfEpisode)
+SPECS = st.builds(WindowSpec, st.integers(4, 6), st.integers(1, 4), MODES)
+
+
+@given(st.integers(1, 12), SPECS)
+def test_windows_are_those_of_the_spec(num_steps: int, spec: WindowSpec) -> None:
+    rows = num_steps + 1
+    episode = Episode(
+        observations=[*range(1, rows + 1)], actions=[1] * num_steps, rewards=[1.0] * num_steps, len_lookback_buffer=0,
+        terminated=True,
+    )  # fmt: skip
+    numbers = [*range(1, rows + 1), *[0] * 20]
+    windows = episode.windows(spec)
+    assert [window["observation"].tolist() for window in windows] == [numbers[a:b] for a, b in spec.windows(rows)]
+    assert all(window["terminated"].sum() == window["is_last"].sum() <= 1 for window in windows)
+
+
+@given(st.integers(1, 9), st.sampled_from(["", "terminated", "truncated"]), st.integers(0, 5))
+def test_steps_make_the_episode_again(num_steps: int, ending: str, num_padding: int) -> None:
+    flags: Any = {ending: True} if ending else {}
+    episode = Episode(
+        "x",
+        observations={"n": np.arange(num_steps + 1), "v": np.ones((num_steps + 1, 2))},
+        actions=np.arange(num_steps),
+        rewards=np.arange(num_steps) / 2,
+        extra_model_outputs={"logp": np.ones(num_steps)},
+        len_lookback_buffer=0,
+        **flags,
+    )
+    spec = WindowSpec(num_steps + 1 + num_padding, end_of_episode="pad") if ending else WindowSpec(num_steps + 1)
+    (steps,) = episode.windows(spec)
+    assert told(Episode.from_steps(steps, id_="x")) == told(episode)

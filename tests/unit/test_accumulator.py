@@ -1,0 +1,294 @@
+"""Accumulators fill, hand over and refuse as they say. The numbers are those of Echo's own rules (behaviour, 2)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import tree
+
+import reverb_writer as rw
+from reverb_writer.accumulator import NotADictError
+
+EXAMPLE = {
+    "step": {"o": np.ones((3, 2), np.float32), "r": np.ones(3, np.int32)},
+    "episode": {"ret": np.float32(1)},
+}
+
+
+def filled(**options: Any) -> rw.TrajectoryAccumulator:
+    accumulator = rw.TrajectoryAccumulator(EXAMPLE, **options)
+    for o, r in (([1.0, 2.0], 1), ([5.0, 5.0], 2), ([9.0, 9.0], 3)):
+        accumulator.add("step", {"o": np.array(o, np.float32), "r": np.int32(r)})
+    accumulator.add("episode", {"ret": 6.5})
+    return accumulator
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    tree.assert_same_structure(found, expected)
+    for mine, wanted in zip(tree.flatten(found), tree.flatten(expected), strict=True):
+        assert np.asarray(mine).dtype == np.asarray(wanted).dtype
+        np.testing.assert_array_equal(mine, wanted)
+
+
+FILLED = {
+    "step": {"o": np.array([[1, 2], [5, 5], [9, 9]], np.float32), "r": np.array([1, 2, 3], np.int32)},
+    "episode": {"ret": np.array(6.5, np.float32)},
+}
+
+
+@pytest.mark.parametrize(
+    ("leaves", "capacity"),
+    [
+        ([(4, 12), (4,)], 4),
+        ([(1,)], 1),
+        ([(1, 8), (1, 4, 2)], 1),
+        ([(4, 8), ()], 1),  # a 0-d leaf makes it a single item, whatever the others are
+        ([()], 1),
+        ([(0, 3)], 0),
+    ],
+)
+def test_capacity_is_guessed_from_the_shapes(leaves: list[tuple[int, ...]], capacity: int) -> None:
+    example = {"x": {str(index): np.empty(shape) for index, shape in enumerate(leaves)}}
+    assert rw.TrajectoryAccumulator(example).capacities == {"x": capacity}
+
+
+@pytest.mark.parametrize("shapes", [((4, 8), (3,)), ((1, 8), (5,))])
+def test_leaves_of_different_lengths_are_refused(shapes: tuple[tuple[int, ...], ...]) -> None:
+    with pytest.raises(rw.StructureError, match=r"timescale 'x': .* must share the same leading dimension, got \["):
+        rw.TrajectoryAccumulator({"x": tuple(np.empty(shape) for shape in shapes)})
+
+
+@pytest.mark.parametrize("nest", [{}, (), {"a": None}])
+def test_a_timescale_without_leaves_is_refused(nest: Any) -> None:
+    with pytest.raises(rw.StructureError, match="timescale 'x' has no array leaves"):
+        rw.TrajectoryAccumulator({"x": nest})
+
+
+def test_an_example_that_is_no_dict_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="must be a dict") as caught:
+        rw.TrajectoryAccumulator([np.zeros(3)])  # type: ignore[arg-type]
+    assert isinstance(caught.value, NotADictError)
+
+
+def test_a_leaf_that_is_no_number_is_refused() -> None:
+    with pytest.raises(rw.StructureError, match="timescale 'x', leaf `a`: <U2 is no number"):
+        rw.TrajectoryAccumulator({"x": {"a": np.array(["ab", "c"])}})
+
+
+def test_declared_capacities_say_what_shapes_cannot() -> None:
+    example = {"step": {"o": np.zeros((4, 2), np.float32)}, "one": 0.0, "final": {"o": np.zeros((4, 2), np.float32)}}
+    accumulator = rw.TrajectoryAccumulator(example, capacities={"step": 3, "one": 1, "final": None})
+    assert accumulator.capacities == {"step": 3, "one": 1, "final": 1}
+    for _ in range(3):
+        accumulator.add("step", {"o": np.ones((4, 2), np.float32)})
+    accumulator.add("one", 2.5)
+    accumulator.add("final", {"o": np.full((4, 2), 7, np.float32)})
+    expected = {
+        "step": {"o": np.ones((3, 4, 2), np.float32)},
+        "one": np.array([2.5]),
+        "final": {"o": np.full((4, 2), 7, np.float32)},
+    }
+    assert_equal(accumulator.build(), expected)
+
+
+@pytest.mark.parametrize("capacities", [{}, {"step": 3}, {"step": 3, "episode": None, "other": 1}])
+def test_capacities_must_name_the_timescales(capacities: dict[str, int]) -> None:
+    with pytest.raises(rw.SpecError, match=r"`capacities` must name the timescales \['step', 'episode'\], got"):
+        rw.TrajectoryAccumulator(EXAMPLE, capacities=capacities)
+
+
+@pytest.mark.parametrize("capacity", [0, -1, 2.5, True])
+def test_a_capacity_below_one_is_refused(capacity: Any) -> None:
+    with pytest.raises(rw.SpecError, match=r"`capacities\['x'\]` must be"):
+        rw.TrajectoryAccumulator({"x": 0.0}, capacities={"x": capacity})
+
+
+def test_rows_come_back_in_the_order_in_which_they_were_added() -> None:
+    assert_equal(filled().build(), FILLED)
+
+
+def test_rows_are_cast_and_broadcast_as_numpy_assigns() -> None:
+    accumulator = rw.TrajectoryAccumulator(EXAMPLE, lossy_casts=True)
+    accumulator.add("step", {"o": np.array([1.0, 2.0]), "r": 1.9})
+    accumulator.add("step", {"o": 5.0, "r": np.int64(2)})
+    accumulator.add("step", {"o": np.array([[9.0, 9.0]], np.float32), "r": np.array([3])})
+    accumulator.add("episode", {"ret": np.array([[6.5]])})
+    assert_equal(accumulator.build(), FILLED)
+
+
+def test_counts_tell_how_full_it_is() -> None:
+    accumulator = rw.TrajectoryAccumulator(EXAMPLE)
+    assert (accumulator.counts, accumulator.is_full) == ({"step": 0, "episode": 0}, False)
+    accumulator = filled()
+    assert (accumulator.counts, accumulator.is_full) == ({"step": 3, "episode": 1}, True)
+    accumulator.build()
+    assert accumulator.counts == {"step": 0, "episode": 0}
+
+
+@pytest.mark.parametrize(("name", "slots"), [("step", 3), ("episode", 1)])
+def test_a_row_too_many_is_an_index_error(name: str, slots: int) -> None:
+    accumulator = filled()
+    with pytest.raises(IndexError) as caught:
+        accumulator.add(name, {"o": np.zeros(2, np.float32), "r": 0} if name == "step" else {"ret": 0.0})
+    assert isinstance(caught.value, rw.OutOfRangeError)
+    assert str(caught.value) == f"Timescale '{name}' has {slots} slots, but you tried to add at index {slots}."
+    assert_equal(accumulator.build(), FILLED)
+
+
+def test_an_unknown_timescale_is_a_key_error_that_names_the_known_ones() -> None:
+    with pytest.raises(KeyError) as caught:
+        filled().add("zz", {})
+    assert isinstance(caught.value, rw.UnknownKeyError)
+    assert str(caught.value) == "Unknown timescale 'zz'. Known: ['step', 'episode']."
+
+
+GOOD = {"o": np.zeros(2, np.float32), "r": np.int32(0)}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"o": GOOD["o"]}, "Missing: `r`; unexpected: none"),
+        ({**GOOD, "x": 1}, "Missing: none; unexpected: `x`"),
+        (3.0, "Missing: `o`, `r`"),
+        ({**GOOD, "o": [1.0, 2.0]}, r"leaf `o`: list, expected an array of float32 \(2,\)"),
+        ({**GOOD, "o": None}, "leaf `o`: NoneType, expected an array"),
+        ({**GOOD, "o": np.zeros(3, np.float32)}, r"leaf `o`: shape \(3,\), expected \(2,\)"),
+        ({**GOOD, "o": np.zeros((2, 2), np.float32)}, r"leaf `o`: shape \(2, 2\)"),
+        ({**GOOD, "o": np.array([1e300, 0])}, "leaf `o`: .*1e.?300.* does not fit into float32"),
+        ({**GOOD, "o": np.array([1j, 0])}, "leaf `o`: complex128, expected float32"),
+        ({**GOOD, "o": np.array(["a", "b"])}, "leaf `o`: <U1, expected float32"),
+        ({**GOOD, "r": 1.9}, "leaf `r`: .*1.9.* does not fit into int32"),
+        ({**GOOD, "r": 2**40}, "leaf `r`: .*1099511627776.* does not fit into int32"),
+        ({**GOOD, "r": 10**30}, "leaf `r`: object, expected int32"),
+        ({**GOOD, "r": np.float64("nan")}, "leaf `r`: .*nan.* does not fit into int32"),
+        ({**GOOD, "r": np.zeros(2, np.int32)}, r"leaf `r`: shape \(2,\), expected \(\)"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused_and_changes_nothing(data: Any, message: str) -> None:
+    accumulator = filled()
+    accumulator.build(copy=False)
+    first = {"o": np.array([3, 4], np.float32), "r": np.int32(7)}
+    accumulator.add("step", first)
+    with pytest.raises(rw.StructureError, match=message):
+        accumulator.add("step", data)
+    assert accumulator.counts["step"] == 1
+    built = accumulator.build(partial=True)
+    assert_equal(built["step"]["o"], np.array([[3, 4], [0, 0], [0, 0]], np.float32))
+    assert_equal(built["step"]["r"], np.array([7, 0, 0], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        (np.int32, 2.0),
+        (np.int32, np.array(2.0)),
+        (np.int8, np.int64(-128)),
+        (np.bool_, np.int64(1)),
+        (np.float32, np.float64(0.1)),
+        (np.float32, 2**24 + 1),
+        (np.float32, np.int64(2**24 + 1)),
+        (np.float32, np.inf),
+        (np.float16, np.float64("nan")),
+        (np.complex64, 1.5),
+        (np.uint8, True),
+    ],
+)
+def test_a_value_that_survives_its_cast_is_taken(dtype: Any, value: Any) -> None:
+    accumulator = rw.TrajectoryAccumulator({"x": np.zeros((2,), dtype)})
+    accumulator.add("x", value)
+    expected = np.zeros(2, dtype)
+    expected[0] = value
+    assert_equal(accumulator.build(partial=True), {"x": expected})
+
+
+def test_a_float_of_ml_dtypes_rounds_and_does_not_overflow() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    accumulator = rw.TrajectoryAccumulator({"x": np.zeros((2,), ml_dtypes.bfloat16)})
+    accumulator.add("x", np.float32(1.001))
+    with pytest.raises(rw.StructureError, match="does not fit into bfloat16"):
+        accumulator.add("x", np.float64(1e300))
+    assert accumulator.build(partial=True)["x"].tolist() == [1.0, 0.0]
+
+
+def test_what_was_built_is_not_touched_by_later_rows() -> None:
+    accumulator = filled()
+    built = accumulator.build()
+    accumulator.add("step", {"o": np.full(2, 100, np.float32), "r": 100})
+    assert_equal(built, FILLED)
+
+
+def test_without_a_copy_later_rows_are_written_into_what_was_built() -> None:
+    accumulator = filled()
+    built = accumulator.build(copy=False)
+    accumulator.add("step", {"o": np.full(2, 100, np.float32), "r": 100})
+    assert built["step"]["o"].tolist() == [[100, 100], [5, 5], [9, 9]]
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_rows_of_an_earlier_rollout_never_show(copy: bool) -> None:
+    accumulator = filled()
+    accumulator.build(copy=copy)
+    accumulator.add("step", {"o": np.full(2, 4, np.float32), "r": 4})
+    with pytest.raises(rw.IncompleteError, match=r"'step' has 1 of 3, 'episode' has 0 of 1 rows"):
+        accumulator.build()
+    expected = {
+        "step": {"o": np.array([[4, 4], [0, 0], [0, 0]], np.float32), "r": np.array([4, 0, 0], np.int32)},
+        "episode": {"ret": np.zeros((), np.float32)},
+    }
+    assert_equal(accumulator.build(partial=True, copy=copy), expected)
+
+
+def test_reset_forgets_what_was_added() -> None:
+    accumulator = filled()
+    accumulator.reset()
+    assert accumulator.counts == {"step": 0, "episode": 0}
+    with pytest.raises(rw.IncompleteError):
+        accumulator.build()
+
+
+def test_nests_of_every_kind_come_back_as_they_were() -> None:
+    zeros = np.zeros(2)
+    example = {
+        "a": rw.Trajectory(zeros, zeros, zeros, zeros, zeros, zeros, (np.zeros((2, 3)), [zeros])),
+        "b": np.zeros((1, 2)),
+        "c": {"x": np.float64(0), "nothing": None, "empty": ()},
+    }
+    accumulator = rw.TrajectoryAccumulator(example)
+    for value in (1.0, 2.0):
+        accumulator.add("a", rw.Trajectory(value, value, value, value, value, value, (np.full(3, value), [value])))
+    accumulator.add("b", np.array([3.0, 4.0]))
+    with pytest.raises(rw.StructureError, match="leaf `nothing`: int, expected None"):
+        accumulator.add("c", {"x": 5.0, "nothing": 1, "empty": ()})
+    accumulator.add("c", {"x": 5.0, "nothing": None, "empty": ()})
+    column = np.array([1.0, 2.0])
+    expected: dict[str, Any] = {
+        "a": rw.Trajectory(
+            column, column, column, column, column, column, (np.array([[1.0] * 3, [2.0] * 3]), [column])
+        ),
+        "b": np.array([[3.0, 4.0]]),
+        "c": {"x": np.array(5.0), "nothing": None, "empty": ()},
+    }
+    found = accumulator.build()
+    assert found["c"].pop("nothing", "missing") is None
+    del expected["c"]["nothing"]
+    assert_equal(found, expected)
+
+
+def test_no_timescales_build_to_nothing() -> None:
+    accumulator = rw.TrajectoryAccumulator({})
+    assert accumulator.is_full
+    assert accumulator.build() == {}
+
+
+def test_accumulating_loads_no_grpc() -> None:
+    program = (
+        "import sys, numpy as np, reverb_writer as rw\n"
+        "a = rw.TrajectoryAccumulator({'x': np.zeros(1)}); a.add('x', 1.0); a.build()\n"
+        "assert 'grpc' not in sys.modules and 'google.protobuf' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,179 @@
+"""What dm_env's environments are recorded as, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tree
+
+import reverb_writer as rw
+
+dm_env = pytest.importorskip("dm_env")
+pytest.importorskip("gymnasium", reason="worlds needs it")
+
+from worlds import told  # noqa: E402  # only where gymnasium is
+
+LAST_DISCOUNTS = {"terminated": 0.0, "truncated": 1.0}
+
+
+class Counting(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env has no types
+    """Episode e, step t is observed as 100 * e + t in an array that is used again."""
+
+    def __init__(self, episodes: list[tuple[int, str]]) -> None:
+        self._episodes = episodes
+        self._episode, self._t = -1, 0
+        self._over = True
+        self._buffer = np.zeros(2, np.float32)
+        self.closed = False
+
+    def reset(self) -> Any:
+        self._episode, self._t, self._over = self._episode + 1, 0, False
+        return dm_env.restart(self._observe())
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002  # whatever is done
+        if self._over:
+            return self.reset()
+        length, end = self._episodes[self._episode % len(self._episodes)]
+        self._t += 1
+        self._over = self._t == length
+        if not self._over:
+            return dm_env.transition(float(self._t), self._observe(), 0.5)
+        return dm_env.TimeStep(dm_env.StepType.LAST, float(self._t), LAST_DISCOUNTS[end], self._observe())
+
+    def observation_spec(self) -> Any:
+        return dm_env.specs.Array((2,), np.float32)
+
+    def action_spec(self) -> Any:
+        return dm_env.specs.DiscreteArray(100)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _observe(self) -> Any:
+        self._buffer[:] = 100 * self._episode + self._t
+        return self._buffer
+
+
+EPISODES = [(2, "terminated"), (1, "truncated")]
+RECORDED = [
+    "0 10 1 0.5 F",
+    "1 11 2 0",
+    "2 0 0 0 Lt",
+    "100 13 1 1 F",
+    "101 0 0 0 Lr",
+]
+
+
+def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() -> None:
+    steps: list[Any] = []
+    env = Counting(EPISODES)
+    recorder = rw.environments.TimeStepRecorder(steps.append)
+    for actions in ([10, 11], [13]):
+        recorder.observe_first(env.reset())
+        for action in actions:
+            recorder.observe(action, env.step(action))
+    assert [told(step) for step in steps] == RECORDED
+
+
+def test_a_recorded_environment_resets_itself_as_dm_env_says() -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Counting(EPISODES), steps.append)
+    assert isinstance(env, dm_env.Environment)
+    for action in (9, 10, 11, 12, 13):  # the actions of steps that reset mean nothing
+        env.step(action)
+    assert [told(step) for step in steps] == RECORDED
+
+
+def test_the_environment_is_otherwise_the_same() -> None:
+    bare = Counting(EPISODES)
+    env = rw.environments.record(bare, print)
+    assert env.observation_spec() == bare.observation_spec()
+    assert env.action_spec() == bare.action_spec()
+    assert env.reward_spec() == bare.reward_spec()
+    assert env.discount_spec() == bare.discount_spec()
+    assert env.closed is False
+    with env:
+        pass
+    assert bare.closed
+    with pytest.raises(AttributeError):
+        _ = env.no_such_name
+
+
+@pytest.mark.parametrize("leave", ["reset", "close"])
+def test_an_episode_that_the_actor_leaves_is_truncated(leave: str) -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Counting([(9, "terminated")]), steps.append)
+    env.reset()
+    env.reset()
+    env.step(1)
+    getattr(env, leave)()
+    assert [told(step) for step in steps] == ["100 1 1 0.5 F", "101 0 0 0 Lr"]
+    env.close()
+    assert len(steps) == 2
+
+
+def test_nests_of_any_kind_and_extras_are_zero_in_the_last_step() -> None:
+    steps: list[Any] = []
+    recorder = rw.environments.TimeStepRecorder(steps.append)
+    observation = {"a": np.ones(2), "b": [np.int32(1), "text"]}
+    reward, discount = {"x": np.float32(1), "y": np.ones(2)}, {"x": np.float32(0), "y": np.zeros(2)}
+    recorder.observe_first(dm_env.restart(observation))
+    recorder.observe(
+        (np.int8(1), [2.5]),
+        dm_env.TimeStep(dm_env.StepType.LAST, reward, discount, observation),
+        extras={"log_prob": np.float32(-1)},
+    )
+    first, last = steps
+    assert (first["extras"], first["reward"]["x"], first["is_first"]) == ({"log_prob": -1}, 1, True)
+    for name in ("action", "reward", "discount", "extras"):
+        tree.assert_same_structure(first[name], last[name])
+        for one, other in zip(tree.flatten(first[name]), tree.flatten(last[name]), strict=True):
+            assert np.asarray(one).dtype == np.asarray(other).dtype
+            assert not np.any(other)
+    assert (last["observation"]["b"][1], last["terminated"]) == ("text", True)
+
+
+def test_time_steps_out_of_order_are_refused_and_change_nothing() -> None:
+    steps: list[Any] = []
+    env = Counting([(2, "terminated")])
+    recorder = rw.environments.TimeStepRecorder(steps.append)
+    first = env.reset()
+    middle = env.step(0)
+    with pytest.raises(ValueError, match="call `observe_first` before `observe`"):
+        recorder.observe(0, middle)
+    with pytest.raises(ValueError, match=r"`observe_first` takes the first .* got one in its middle"):
+        recorder.observe_first(middle)
+    recorder.observe_first(first)
+    with pytest.raises(ValueError, match="`observe` takes what an action led to"):
+        recorder.observe(0, first)
+    recorder.observe(0, middle)
+    recorder.observe(0, env.step(0))
+    with pytest.raises(ValueError, match="call `observe_first` before `observe`"):
+        recorder.observe(0, middle)
+    assert [bool(step["is_last"]) for step in steps] == [False, False, True]
+
+
+def test_a_step_that_the_observer_refused_ends_the_episode_before_it() -> None:
+    steps: list[Any] = []
+
+    def refuse_second(step: Any) -> None:
+        if not step["is_first"] and not step["is_last"]:
+            raise rw.ReplayTimeoutError("full")
+        steps.append(step)
+
+    env = rw.environments.record(Counting([(9, "terminated")]), refuse_second)
+    env.reset()
+    env.step(1)
+    with pytest.raises(rw.ReplayTimeoutError):
+        env.step(2)
+    with pytest.raises(rw.StructureError, match="no episode is being recorded"):
+        env.step(3)
+    env.reset()
+    assert [told(step) for step in steps] == ["0 1 1 0.5 F", "1 0 0 0 Lr"]
+
+
+def test_seeds_are_refused() -> None:
+    with pytest.raises(rw.SpecError, match="`seeds` must be False for a dm_env"):
+        rw.environments.record(Counting(EPISODES), print, seeds=True)

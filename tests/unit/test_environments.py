@@ -1,0 +1,284 @@
+"""What Gymnasium's environments are recorded as, step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tree
+
+import reverb_writer as rw
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium import spaces  # noqa: E402  # as the next one: only where gymnasium is
+from worlds import Counting, Sampling, told  # noqa: E402
+
+EPISODES = [(2, "terminated"), (1, "truncated"), (2, "both")]
+
+
+class Unreliable:
+    """An observer that refuses the calls that it is told to, and keeps the steps of the others."""
+
+    def __init__(self, *refused: int) -> None:
+        self.steps: list[Any] = []
+        self._refused, self._calls = refused, 0
+
+    def __call__(self, step: Any) -> None:
+        self._calls += 1
+        if self._calls in self._refused:
+            raise rw.ReplayTimeoutError("full")
+        self.steps.append(step)
+
+
+def play(env: Any, num_steps: int, first_action: int = 10) -> None:
+    env.reset()
+    for action in range(first_action, first_action + num_steps):
+        _, _, terminated, truncated, _ = env.step(action)
+        if terminated or truncated:
+            env.reset()
+
+
+def test_every_observation_is_a_step_and_the_terminal_one_says_how_it_ended() -> None:
+    steps: list[Any] = []
+    play(rw.environments.record(Counting(EPISODES), steps.append), 5)
+    assert [told(step) for step in steps] == [
+        "0 10 1 1 F",
+        "1 11 2 0",  # this action led to the terminal state
+        "2 0 0 0 Lt",
+        "100 12 1 1 F",
+        "101 0 0 0 Lr",
+        "200 13 1 1 F",
+        "201 14 2 0",
+        "202 0 0 0 Ltr",
+    ]
+
+
+def test_steps_have_the_same_leaves_all_along() -> None:
+    steps: list[Any] = []
+    play(rw.environments.record(Counting(EPISODES), steps.append, seeds=True), 5)
+    expected = {
+        "observation": (np.float32, (2,)),
+        "action": (np.int64, ()),
+        "reward": (np.float32, ()),
+        "discount": (np.float32, ()),
+        **dict.fromkeys(("is_first", "is_last", "terminated", "truncated"), (np.bool_, ())),
+        "seed": (np.int64, ()),
+    }
+    assert [{name: (leaf.dtype, leaf.shape) for name, leaf in step.items()} for step in steps] == [expected] * 8
+
+
+def test_the_environment_is_otherwise_the_same() -> None:
+    env, bare = rw.environments.record(Counting(EPISODES), [].append), Counting(EPISODES)
+    assert isinstance(env, gymnasium.Wrapper)
+    np.testing.assert_array_equal(env.reset(seed=3)[0], bare.reset(seed=3)[0])
+    observation, *rest = env.step(0)
+    expected, *expected_rest = bare.step(0)
+    np.testing.assert_array_equal(observation, expected)
+    assert rest == expected_rest
+    assert env.np_random_seed == 3
+    assert env.observation_space is env.unwrapped.observation_space
+
+
+@pytest.mark.parametrize("leave", ["reset", "close"])
+def test_an_episode_that_the_actor_leaves_is_truncated(leave: str) -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Counting([(9, "terminated")]), steps.append)
+    env.reset()
+    env.step(1)
+    getattr(env, leave)()
+    assert [told(step) for step in steps] == ["0 1 1 1 F", "1 0 0 0 Lr"]
+    env.close()
+    env.close()
+    assert len(steps) == 2
+
+
+def test_a_reset_without_steps_leaves_nothing() -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Counting(EPISODES), steps.append)
+    env.reset()
+    env.reset()
+    env.close()
+    assert steps == []
+
+
+@pytest.mark.parametrize("end", ["terminated", "truncated"])
+def test_a_step_out_of_an_episode_is_refused(end: str) -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Counting([(1, end)]), steps.append)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(0)
+    env.reset()
+    env.step(0)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(0)
+    assert len(steps) == 2
+
+
+def test_seeds_are_those_of_the_episodes_resets() -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Counting([(1, "terminated")]), steps.append, seeds=True)
+    for seed in (7, None, 9):
+        env.reset(seed=seed)
+        env.step(0)
+    assert [int(step["seed"]) for step in steps] == [7, 7, -1, -1, 9, 9]
+
+
+@pytest.mark.parametrize(
+    ("refused", "expected"),
+    [
+        (1, ["100 3 1 1 F", "101 4 2 1", "102 0 0 0 Lr"]),  # nothing of the first episode was written
+        (2, ["0 1 1 1 F", "1 0 0 0 Lr", "100 3 1 1 F", "101 4 2 1", "102 0 0 0 Lr"]),
+    ],
+)
+def test_an_episode_with_a_step_that_the_observer_refused_ends_before_it(refused: int, expected: list[str]) -> None:
+    observer = Unreliable(refused)
+    env = rw.environments.record(Counting([(9, "terminated")]), observer)
+    env.reset()
+    with pytest.raises(rw.ReplayTimeoutError):  # noqa: PT012  # either of the two
+        env.step(1)
+        env.step(2)
+    with pytest.raises(gymnasium.error.ResetNeeded):  # a step would be missing
+        env.step(2)
+    env.reset()
+    env.step(3)
+    env.step(4)
+    env.close()
+    assert [told(step) for step in observer.steps] == expected
+
+
+def test_a_terminal_observation_that_the_observer_refused_is_written_at_the_next_reset() -> None:
+    observer = Unreliable(2)
+    env = rw.environments.record(Counting([(1, "terminated")]), observer)
+    env.reset()
+    with pytest.raises(rw.ReplayTimeoutError):
+        env.step(1)
+    env.reset()
+    assert [told(step) for step in observer.steps] == ["0 1 1 0 F", "1 0 0 0 Lt"]
+
+
+def test_a_step_that_the_environment_refused_is_not_recorded() -> None:
+    class Broken(Counting):
+        def step(self, action: Any) -> Any:
+            if action == 666:
+                raise RuntimeError("broken")
+            return super().step(action)
+
+    steps: list[Any] = []
+    env = rw.environments.record(Broken([(2, "terminated")]), steps.append)
+    env.reset()
+    env.step(1)
+    with pytest.raises(RuntimeError, match="broken"):
+        env.step(666)
+    env.step(2)
+    assert [told(step) for step in steps] == ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"]
+
+
+SPACES: dict[str, spaces.Space[Any]] = {
+    "box": spaces.Box(-1, 1, (2, 3), np.float64),
+    "pixels": spaces.Box(0, 255, (4, 4, 3), np.uint8),
+    "number": spaces.Box(-1, 1, (), np.float32),
+    "discrete": spaces.Discrete(5, start=-2),
+    "multi8": spaces.MultiDiscrete([2, 3], dtype=np.uint8),
+    "multi": spaces.MultiDiscrete(np.array([[2, 3], [4, 5]])),
+    "binary": spaces.MultiBinary((2, 3)),
+    "text": spaces.Text(8),
+    "dict": spaces.Dict(z=spaces.Discrete(3), a=spaces.Dict(b=spaces.Box(0, 1, (2,)), t=spaces.Text(4))),
+    "tuple": spaces.Tuple((spaces.MultiBinary(3), spaces.Tuple((spaces.Discrete(2), spaces.Dict(x=spaces.Text(3)))))),
+}
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_spaces_of_this_kind_are_recorded_as_they_are(name: str) -> None:
+    space = SPACES[name]
+    space.seed(0)
+    steps: list[Any] = []
+    env = Sampling(space, space)
+    recorder = rw.environments.record(env, steps.append)
+    recorder.reset()
+    actions = [space.sample() for _ in range(3)]
+    for action in actions:
+        recorder.step(action)
+    for step, observation in zip(steps, env.observed, strict=True):
+        assert equal(step["observation"], observation)
+        assert space.contains(plain(step["observation"], space))
+    for step, action in zip(steps, actions, strict=False):
+        assert equal(step["action"], action)
+    structure = rw.steps.StepStructure(steps[0])
+    assert all(structure.flatten(step, 0) for step in steps)
+
+
+def equal(mine: Any, theirs: Any) -> bool:
+    tree.assert_same_structure(mine, theirs, check_types=False)
+    return all(np.array_equal(a, b) for a, b in zip(tree.flatten(mine), tree.flatten(theirs), strict=True))
+
+
+def plain(element: Any, space: Any) -> Any:
+    """Return the element as the space has it: its dicts and tuples are ours."""
+    return element if not isinstance(space, spaces.Dict) else dict(element)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Graph(spaces.Box(0, 1, (2,)), None), "`observation`: a space of kind Graph .* nodes and edges"),
+        (spaces.Sequence(spaces.Discrete(3)), "`observation`: a space of kind Sequence .* its length differs"),
+        (spaces.OneOf([spaces.Discrete(3), spaces.Text(3)]), "`observation`: a space of kind OneOf"),
+        (
+            spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), spaces.Sequence(spaces.Discrete(3))))),
+            "`observation/a/1`: a space of kind Sequence",
+        ),
+    ],
+)
+def test_a_space_whose_elements_differ_in_shape_is_refused_by_name(space: Any, message: str) -> None:
+    with pytest.raises(rw.SpecError, match=message):
+        rw.environments.record(Sampling(space, spaces.Discrete(2)), print)
+    with pytest.raises(rw.SpecError, match=message.replace("observation", "action")):
+        rw.environments.record(Sampling(spaces.Discrete(2), space), print)
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "written"),
+    [
+        (spaces.Box(-1, 1, (2,), np.float32), [0.5, 1], np.array([0.5, 1], np.float32)),
+        (spaces.Box(-1, 1, (1,), np.float32), 0.5, np.array([0.5], np.float32)),
+        (spaces.Discrete(3), np.array([2]), np.int64(2)),
+        (spaces.Discrete(3), np.int32(2), np.int64(2)),
+        (spaces.Discrete(3), True, np.int64(1)),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([3, 255]), np.array([3, 255], np.uint8)),
+    ],
+)
+def test_an_action_is_brought_to_the_form_of_its_space(space: Any, given: Any, written: Any) -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Sampling(spaces.Discrete(2), space), steps.append)
+    env.reset()
+    env.step(given)
+    assert steps[0]["action"].dtype == written.dtype
+    np.testing.assert_array_equal(steps[0]["action"], written, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("space", "given"),
+    [
+        (spaces.Discrete(3), 1.5),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([3, 256])),
+        (spaces.Box(-1, 1, (2,), np.float32), np.zeros(3)),
+        (spaces.Box(-1, 1, (2,), np.float32), np.array(["a", "b"])),
+        (spaces.Box(-1, 1, (2,), np.float32), None),
+    ],
+)
+def test_an_action_that_is_not_of_its_space_is_refused(space: Any, given: Any) -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(Sampling(spaces.Discrete(2), space), steps.append)
+    env.reset()
+    with pytest.raises(rw.StructureError, match=r"`action`: .* as its space says"):
+        env.step(given)
+    assert steps == []
+    env.step(space.sample())  # nothing has changed
+    assert len(steps) == 1
+
+
+def test_what_is_no_environment_is_refused() -> None:
+    with pytest.raises(rw.SpecError, match=r"`env` must be a gymnasium.Env, .* got int"):
+        rw.environments.record(3, print)

@@ -1,0 +1,119 @@
+"""The state of an episode survives JSON, and shares nothing with it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverb_writer.episode import Episode
+from reverb_writer.episode.encoding import decoded, encoded
+from reverb_writer.errors import FormatError, StructureError
+
+spaces = pytest.importorskip("gymnasium").spaces
+
+SPACE = spaces.Dict(
+    a=spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiBinary(4), spaces.MultiBinary([2, 3])]),
+    b=spaces.Box(np.array([-np.inf, 0]), np.array([1, np.inf]), dtype=np.float64),
+    c=spaces.MultiDiscrete([2, 3]),
+    d=spaces.Text(5, charset="abc"),
+)
+
+
+def episode() -> Episode:
+    episode = Episode(
+        "x", observation_space=SPACE, action_space=spaces.Box(-1, 1, (2,), np.float32), agent_id=("team", 1)
+    )
+    SPACE.seed(0)
+    episode.add_env_reset(SPACE.sample(), {"note": "a", "array": np.arange(3), "nan": float("nan"), 5: None})
+    for n in range(4):
+        action = np.full(2, n / 10, np.float32)
+        episode.add_env_step(SPACE.sample(), action, n / 3, extra_model_outputs={"logp": np.float32(n), "h": {"c": n}})
+    episode.add_temporary_timestep_data("key", [1, (2, b"3")])
+    return episode.cut(2)
+
+
+@pytest.mark.parametrize("finalized", [False, True])
+def test_state_survives_json(finalized: bool) -> None:
+    before = episode().finalize() if finalized else episode()
+    after = Episode.from_state(json.loads(json.dumps(before.get_state(), allow_nan=False)))
+    for name in (
+        "observations",
+        "actions",
+        "rewards",
+        "extra_model_outputs",
+        "agent_id",
+        "t",
+        "t_started",
+        "is_finalized",
+    ):
+        assert getattr(after, name) == getattr(before, name), name
+    assert after.observation_space == SPACE
+    assert after.temporary_timestep_data == before.temporary_timestep_data
+    assert after.get_duration_s() == pytest.approx(before.get_duration_s(), abs=1e-6)
+    assert str(after.get_infos()) == str(before.get_infos())
+    if not finalized:
+        step: Any = SPACE.sample(), np.zeros(2, np.float32), 1.0
+        after.add_env_step(*step, extra_model_outputs={"logp": np.float32(1), "h": {"c": 1}}, terminated=True)
+        assert Episode.from_state(after.get_state()).is_terminated
+
+
+def test_state_shares_nothing_with_the_episode() -> None:
+    before = episode()
+    state = before.get_state()
+    kept = json.dumps(state)
+    before.set_rewards(new_data=-1.0, at_indices=-1)
+    before.infos.data[0]["note"] = "changed"
+    assert json.dumps(state) == kept
+
+
+def test_what_json_cannot_have_is_refused_by_path() -> None:
+    with_object = Episode()
+    with_object.add_env_reset(0, {"env": {"object": object()}})
+    with pytest.raises(StructureError, match="`infos/0/env/object`: a object cannot be put into a state"):
+        with_object.get_state()
+    with pytest.raises(StructureError, match=r"a state can have spaces of .*, got Graph"):
+        Episode(observation_space=spaces.Graph(spaces.Discrete(2), None)).get_state()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rewards": None},
+        {"rewards": {"data": {"$array": ["<f8", [3], ""]}, "lookback": 0, "finalized": False, "space": None}},
+        {"rewards": {"data": {"$array": ["O", [1], "AAAA"]}, "lookback": 0, "finalized": False, "space": None}},
+        {"rewards": {"data": {"$code": "1"}, "lookback": 0, "finalized": False, "space": None}},
+        {"observations": {"data": None, "lookback": 0, "finalized": False, "space": {"os": {}}}},
+        {"observations": {"data": None, "lookback": 0, "finalized": False, "space": {"Discrete": {"seed": 1}}}},
+        {"t": object()},
+    ],
+)
+def test_broken_state_is_refused(change: Any) -> None:
+    with pytest.raises(FormatError):
+        Episode.from_state({**Episode().get_state(), **change})
+    with pytest.raises(FormatError, match="this is no state of an episode"):
+        Episode.from_state({})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 3, 1.5, "text", b"\x00", [1, [2]], (1, (2,)), {"a": 1}, {1: 2, "$x": 3}, float("inf"),
+        np.float32(0.1), np.int8(-1), np.bool_(True), np.complex64(1j),
+    ],
+)  # fmt: skip
+def test_values_come_back_as_they_were(value: Any) -> None:
+    again = decoded(json.loads(json.dumps(encoded(value), allow_nan=False)))
+    assert again == value
+    assert type(again) is type(value)
+
+
+@pytest.mark.parametrize("dtype", ["?", "u1", ">i4", "f2", "c8", "f8"])
+def test_arrays_come_back_bit_for_bit_and_writable(dtype: str) -> None:
+    array = np.array([[0, 1], [1, 0]]).astype(dtype)
+    again = decoded(encoded(array.T))
+    assert (again == array.T).all()
+    assert again.dtype == array.dtype.newbyteorder("=")
+    again[0] = 0

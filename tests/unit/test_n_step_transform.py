@@ -1,0 +1,206 @@
+"""Transitions over n steps, in numbers worked by hand: those of behaviour, 6.3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reverb_writer as rw
+from reverb_writer.returns import n_step_transitions
+from reverb_writer.steps import FIRST, LAST, MID
+
+Passed = list[tuple[dict[str, Any], bool]]
+
+
+def step(observation: float, reward: Any = 0.0, discount: Any = 0.0, *, last: bool = False, **more: Any) -> Any:
+    return {
+        "observation": np.float32(observation),
+        "action": np.int32(10 * observation),
+        "reward": reward,
+        "discount": discount,
+        "is_last": np.bool_(last),
+        **more,
+    }
+
+
+def episode(rewards: list[float], discounts: list[float], first: int = 1) -> list[Any]:
+    steps = [
+        step(first + t, np.float32(r), np.float32(d)) for t, (r, d) in enumerate(zip(rewards, discounts, strict=True))
+    ]
+    return [*steps, step(first + len(rewards), np.float32(0), np.float32(0), last=True)]
+
+
+def transform(n: int, gamma: float, steps: list[Any]) -> Passed:
+    passed: Passed = []
+    fold = rw.environments.NStepTransform(
+        lambda transition, *, end_of_episode: passed.append((transition, end_of_episode)), n, gamma
+    )
+    for one in steps:
+        fold(one)
+    return passed
+
+
+def told(passed: Passed) -> list[tuple[float, float, float, float]]:
+    return [
+        (float(t["observation"]), float(t["next_observation"]), round(float(t["reward"]), 5), float(t["discount"]))
+        for t, _ in passed
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n", "gamma", "rewards", "discounts", "expected"),
+    [
+        (
+            3,
+            0.4,
+            [1, 1, 1],
+            [0.5, 0.5, 0],
+            [(1, 2, 1, 0.5), (1, 3, 1.2, 0.1), (1, 4, 1.24, 0), (2, 4, 1.2, 0), (3, 4, 1, 0)],
+        ),
+        (
+            3,
+            0.5,
+            [2, 3, 5, 7],
+            [1, 1, 1, 0],
+            [(1, 2, 2, 1), (1, 3, 3.5, 0.5), (1, 4, 4.75, 0.25), (2, 5, 7.25, 0), (3, 5, 8.5, 0), (4, 5, 7, 0)],
+        ),
+        (4, 1.0, [1, 1], [1, 0], [(1, 2, 1, 1), (1, 3, 2, 0), (2, 3, 1, 0)]),
+        (1, 0.9, [1, 2], [1, 1], [(1, 2, 1, 1), (2, 3, 2, 1)]),
+        (2, 0.0, [1, 2], [1, 1], [(1, 2, 1, 1), (1, 3, 1, 0), (2, 3, 2, 1)]),
+    ],
+)
+def test_transitions_grow_to_n_steps_and_shrink_at_the_end(
+    n: int, gamma: float, rewards: list[float], discounts: list[float], expected: list[Any]
+) -> None:
+    passed = transform(n, gamma, episode(rewards, discounts))
+    assert np.allclose(told(passed), expected)
+    assert [end for _, end in passed] == [False] * (len(expected) - 1) + [True]
+
+
+def test_episodes_do_not_mix() -> None:
+    one, other = episode([1, 1], [1, 0]), episode([5], [1], first=7)
+    assert told(transform(2, 0.5, one + other)) == told(transform(2, 0.5, one)) + told(transform(2, 0.5, other))
+
+
+def test_the_rest_of_the_first_step_goes_with_its_transition_and_markers_do_not() -> None:
+    steps = episode([1, 1], [1, 0])
+    for t, one in enumerate(steps):
+        one |= {"seed": np.int64(t), "is_first": t == 0, "terminated": False, "truncated": False}
+    (first, _), *_, (last, _) = transform(2, 0.5, steps)
+    assert {*first} == {"observation", "action", "reward", "discount", "next_observation", "seed"}
+    assert (first["seed"], first["action"], last["seed"], last["action"]) == (0, 10, 1, 20)
+    assert (first["reward"].dtype, first["discount"].dtype) == (np.float32, np.float32)
+
+
+def test_trajectories_of_tf_agents_are_taken() -> None:
+    kinds = [(FIRST, MID), (MID, LAST), (LAST, FIRST)]
+    steps = [
+        rw.Trajectory(kind, np.float32(t), t, (), following, np.float32(1), np.float32(1))
+        for t, (kind, following) in enumerate(kinds)
+    ]
+    passed = transform(2, 0.5, steps)
+    assert told(passed) == [(0, 1, 1, 1), (0, 2, 1.5, 0.5), (1, 2, 1, 1)]
+    assert passed[0][0]["policy_info"] == ()
+
+
+def test_rewards_and_discounts_may_be_nests_and_arrays_and_go_with_each_other() -> None:
+    def steps(reward: Any, discount: Any) -> list[Any]:
+        return [step(1, reward, discount), step(2, reward, discount), step(3, reward, discount, last=True)]
+
+    (_, _), (two, _), _ = transform(2, 0.5, steps({"a": np.float32(1), "b": np.array([1.0, 2.0])}, np.float32(1)))
+    assert two["reward"]["a"] == np.float32(1.5)
+    assert two["reward"]["b"].tolist() == [1.5, 3.0]
+    assert two["discount"] == {"a": 0.5, "b": 0.5}
+    (one, _), (two, _), _ = transform(2, 0.5, steps(np.float32(1), (np.float64(1), np.array([0.0, 1.0]))))
+    assert one["reward"][1].tolist() == [1, 1]
+    assert (two["reward"][0], two["reward"][1].tolist()) == (1.5, [1, 1.5])
+    assert (two["reward"][0].dtype, two["reward"][1].dtype) == (np.float32, np.float32)
+    assert (two["discount"][0], two["discount"][1].tolist()) == (0.5, [0, 0.5])
+
+
+@given(
+    st.integers(1, 5),
+    st.sampled_from([0.0, 0.5, 1.0]),
+    st.lists(st.tuples(st.integers(-9, 9), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=12),
+)
+def test_transitions_that_end_n_steps_later_are_those_of_the_returns(
+    n: int, gamma: float, rows: list[tuple[int, float]]
+) -> None:
+    rewards, discounts = [float(r) for r, _ in rows], [d for _, d in rows]
+    passed = told(transform(n, gamma, episode(rewards, discounts, first=0)))
+    expected = n_step_transitions(np.array(rewards), np.array(discounts), n, gamma=gamma)
+    longest = {start: (reward, discount) for start, _, reward, discount in passed}  # the last of each start
+    assert [*longest] == [*range(len(rows))]
+    np.testing.assert_allclose([longest[t] for t in range(len(rows))], np.stack(expected, -1), atol=1e-4)
+
+
+def test_steps_without_a_marker_need_to_be_told_the_end() -> None:
+    passed: Passed = []
+    fold = rw.environments.NStepTransform(lambda t, *, end_of_episode: passed.append((t, end_of_episode)), 2, 0.5)
+    steps = [{k: v for k, v in one.items() if k != "is_last"} for one in episode([1, 1], [1, 0])]
+    with pytest.raises(rw.StructureError, match="needs `is_last` or `step_type`"):
+        fold(steps[0])
+    for t, one in enumerate(steps):
+        fold(one, end_of_episode=t == 2)
+    assert told(passed) == [(1, 2, 1, 1), (1, 3, 1.5, 0), (2, 3, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"observation": 1, "action": 1, "is_last": False}, r"lacks \['reward', 'discount'\]"),
+        (3, "lacks"),
+    ],
+)
+def test_a_step_that_lacks_a_field_is_refused(bad: Any, message: str) -> None:
+    with pytest.raises(rw.StructureError, match=message):
+        transform(2, 0.5, [bad])
+
+
+def test_rewards_and_discounts_that_do_not_go_together_are_refused() -> None:
+    bad = step(1, (1.0, 2.0), (1.0, 1.0, 1.0))
+    with pytest.raises(rw.StructureError, match="2 rewards and 3 discounts"):
+        transform(2, 0.5, [bad, bad])
+
+
+@pytest.mark.parametrize(("n", "gamma"), [(0, 0.9), (1.5, 0.9), (2, 1.5), (2, -0.1), (2, float("nan"))])
+def test_numbers_that_can_never_work_are_refused(n: Any, gamma: float) -> None:
+    with pytest.raises(rw.SpecError):
+        rw.environments.NStepTransform(print, n, gamma)
+
+
+@pytest.mark.parametrize("refused", range(1, 7))
+def test_a_call_that_the_observer_refused_goes_on_when_made_again(refused: int) -> None:
+    passed: Passed = []
+    calls = iter(range(1, 100))
+
+    def observer(transition: Any, *, end_of_episode: bool) -> None:
+        if next(calls) == refused:
+            raise rw.ReplayTimeoutError("full")
+        passed.append((transition, end_of_episode))
+
+    fold = rw.environments.NStepTransform(observer, 3, 0.5)
+    steps = episode([2, 3, 5, 7], [1, 1, 1, 0])
+    refusals = 0
+    for one in steps:
+        try:
+            fold(one)
+        except rw.ReplayTimeoutError:
+            refusals += 1
+            fold(one)
+    assert refusals == 1
+    assert told(passed) == told(transform(3, 0.5, steps))
+
+
+def test_reset_forgets_the_episode() -> None:
+    passed: Passed = []
+    fold = rw.environments.NStepTransform(lambda t, *, end_of_episode: passed.append((t, end_of_episode)), 2, 0.5)
+    fold(step(1, 1.0, 1.0))
+    fold.reset()
+    for one in episode([5], [1], first=7):
+        fold(one)
+    assert told(passed) == [(7, 8, 5, 1)]

@@ -1,0 +1,79 @@
+"""Small environments whose observations say where and when they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+END = {"terminated": (True, False), "truncated": (False, True), "both": (True, True)}
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Episode e, step t is observed as 100 * e + t + offset; it ends as, and after as many steps as, it is told.
+
+    Its observations are all one array, unless told not to: Gymnasium itself loses terminal observations of such an
+    environment when a vector environment resets it in the same step.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = spaces.Discrete(1000)
+
+    def __init__(self, episodes: Sequence[tuple[int, str]], offset: int = 0, *, reuse: bool = True) -> None:
+        self._episodes, self._offset, self._reuse = episodes, offset, reuse
+        self._episode, self._t = -1, 0
+        self._buffer = np.zeros(2, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._episode, self._t = self._episode + 1, 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002  # whatever is done
+        length, end = self._episodes[self._episode % len(self._episodes)]
+        self._t += 1
+        terminated, truncated = END[end] if self._t == length else (False, False)
+        return self._observe(), float(self._t), terminated, truncated, {}
+
+    def _observe(self) -> Any:
+        self._buffer[:] = self._offset + 100 * self._episode + self._t
+        return self._buffer if self._reuse else self._buffer.copy()
+
+
+class Sampling(gymnasium.Env[Any, Any]):
+    """Observes samples of a space, whatever is done; an episode has three steps."""
+
+    def __init__(self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self.observed: list[Any] = []
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self._t = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ARG002  # whatever is done
+        self._t += 1
+        return self._observe(), 0.5, self._t == 3, False, {}
+
+    def _observe(self) -> Any:
+        self.observed.append(self.observation_space.sample())
+        return self.observed[-1]
+
+
+def counting(episodes: Sequence[tuple[int, str]], offset: int = 0) -> Callable[[], Counting]:
+    """Return what makes a `Counting`, for vector environments."""
+    return lambda: Counting(episodes, offset, reuse=False)
+
+
+def told(step: dict[str, Any], lane: int | None = None) -> str:
+    """Spell a step: observation, action, reward, discount, then `F`irst, `L`ast, `t`erminated, t`r`uncated."""
+    values = step if lane is None else {key: value[lane] for key, value in step.items()}
+    observation = np.unique(values["observation"])
+    assert len(observation) == 1
+    flags = zip("FLtr", ("is_first", "is_last", "terminated", "truncated"), strict=True)
+    marks = "".join(letter for letter, name in flags if values[name])
+    return f"{observation[0]:g} {values['action']} {values['reward']:g} {values['discount']:g} {marks}".strip()
