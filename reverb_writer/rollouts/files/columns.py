@@ -88,7 +88,7 @@ def decode(leaves: Sequence[Leaf], data: Array, num_steps: int) -> list[Array]:
 
 def _decode(leaf: Leaf, column: Array, data: Array) -> Array:
     if leaf.encoding is Encoding.NORMALIZED_IMAGE:
-        return np.divide(column, leaf.dtype.type(_LARGEST), dtype=leaf.dtype)
+        return np.asarray(column / leaf.dtype.type(_LARGEST), leaf.dtype)
     if leaf.encoding is not Encoding.STRINGS:
         return column
     ends = np.cumsum(column.reshape(-1))

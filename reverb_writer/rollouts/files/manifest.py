@@ -136,28 +136,30 @@ class Manifest:
         """
         try:
             values = json.loads(text)
-            found, version = values.pop("format"), values.pop("version")
-            if found != FORMAT or version != VERSION:
-                raise FormatError(f"it is a {found!r} of version {version!r}, expected {FORMAT!r} of {VERSION}.")
             crc32 = values.pop("crc32")
-            if crc32 != _crc32({"format": found, "version": version, **values}):
-                raise FormatError("its checksum is wrong: it was changed after it was written.")
-            manifest = cls(
-                num_steps=int(values["num_steps"]),
-                boundary_step=bool(values["boundary_step"]),
-                end=End(values["end"]),
-                terminated=values["terminated"],
-                truncated=values["truncated"],
-                structure=decode_nest(values["structure"]),
-                leaves=[_leaf(**leaf) for leaf in values["leaves"]],
-                parts=[Part(**part) for part in values["parts"]],
-                metadata=values["metadata"],
-            )
-            _check_parts(manifest)
-        except FormatError:
-            raise
+            found = values.get("format"), values.get("version")
+            if found == (FORMAT, VERSION) and crc32 == _crc32(values):
+                return cls._from_values(values)
         except (ReverbWriterError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"it is no manifest: {error!r}") from error
+            raise FormatError(f"it has no manifest that can be read: {error!r}") from error
+        if found != (FORMAT, VERSION):
+            raise FormatError(f"it is a {found[0]!r} of version {found[1]!r}, expected {FORMAT!r} of {VERSION}.")
+        raise FormatError("the checksum of its manifest is wrong: it was changed after it was written.")
+
+    @classmethod
+    def _from_values(cls, values: Mapping[str, Any]) -> Manifest:
+        manifest = cls(
+            num_steps=int(values["num_steps"]),
+            boundary_step=bool(values["boundary_step"]),
+            end=End(values["end"]),
+            terminated=values["terminated"],
+            truncated=values["truncated"],
+            structure=decode_nest(values["structure"]),
+            leaves=[_leaf(**leaf) for leaf in values["leaves"]],
+            parts=[Part(**part) for part in values["parts"]],
+            metadata=values["metadata"],
+        )
+        _check_parts(manifest)
         return manifest
 
 

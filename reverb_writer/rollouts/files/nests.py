@@ -56,7 +56,9 @@ def _encode(nest: Any, numbers: Iterator[int], path: tuple[Any, ...]) -> Any:
         kind = "list" if isinstance(nest, list) else "tuple"
         return {kind: [_encode(value, numbers, (*path, index)) for index, value in enumerate(nest)]}
     if hasattr(nest, "__attrs_attrs__"):
-        raise StructureError(f"{type(nest).__name__} is an attrs class, which files cannot bring back. Use a named tuple.")
+        raise StructureError(
+            f"{type(nest).__name__} is an attrs class, which files cannot bring back. Use a named tuple."
+        )
     return next(numbers)
 
 

@@ -3,7 +3,7 @@
 What is written is what `numpy.savez` writes, so that `numpy.load` reads it: a zip file of `.npy` members. Three things
 are narrower, and `read` counts on them after the caller has checked the file's checksum:
 
-    - a member is stored or deflated, with its sizes in front of it, so members are found by walking from one to the next;
+    - a member is stored or deflated, with its sizes in front of it: they are found by walking from one to the next;
     - a stored array begins at a multiple of 64 bytes, so it is used where it lies, without a copy;
     - an `.npy` header says dtype and shape in one way only, so it is compared instead of parsed.
 
@@ -82,7 +82,7 @@ def read(data: Array, layout: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]
         FormatError: the file holds anything else.
     """
     try:
-        members = dict(_walk(memoryview(data)))
+        members = dict(_walk(data.data))
         return [_array(members[f"{name}.npy"], dtype, shape) for name, dtype, shape in layout]
     except (KeyError, struct.error, UnicodeDecodeError) as error:
         raise FormatError(f"an .npz file that is not what its manifest says: {error!r}") from error
@@ -117,10 +117,10 @@ def _inflate(data: memoryview, size: int) -> memoryview:
         raise FormatError(f"{len(data)} deflated bytes cannot hold {size}.")
     out = np.empty(size, np.uint8)
     try:
-        written = cramjam.deflate.decompress_into(data, out)
+        written = cramjam.deflate.decompress_into(data, out.data)
     except cramjam.DecompressionError as error:
         raise FormatError(f"an array that cannot be inflated: {error}") from error
-    return memoryview(out)[:written]
+    return out.data[:written]
 
 
 @functools.lru_cache(maxsize=1024)

@@ -137,7 +137,7 @@ class StoredTrajectory:
 
     def _read(self, part: Part) -> Array:
         data = np.fromfile(self.path / part.file, np.uint8)
-        if data.size != part.size or zlib.crc32(data) != part.crc32:
+        if data.size != part.size or zlib.crc32(data.data) != part.crc32:
             raise FormatError(f"`{part.file}` is damaged: its checksum is wrong.")
         return data
 

@@ -37,7 +37,9 @@ class RolloutTee:
         """Join an observer and a writer of as many environments; both are the tee's to close."""
         num_envs = getattr(observer, "num_envs", writer.num_envs)
         if num_envs != writer.num_envs:
-            raise SpecError(f"the observer has `num_envs` {num_envs}, the writer {writer.num_envs}. Give both the same.")
+            raise SpecError(
+                f"the observer has `num_envs` {num_envs}, the writer {writer.num_envs}. Give both the same."
+            )
         self.observer = observer
         self.writer = writer
 

@@ -27,6 +27,8 @@ from reverb_writer.slices.markers import read_markers
 
 __all__ = ["FIELDS", "Transition", "TransitionFields", "concatenate_components"]
 
+Flags = npt.NDArray[np.bool_]
+
 _NAMES: dict[str, Sequence[str]] = {
     "observation": ("observation", "observations", "obs"),
     "privileged_observation": (
@@ -54,8 +56,8 @@ class Transition(NamedTuple):
         reward: what it brought.
         done: bool, whether it was the last of its trajectory.
         timeout: bool, whether that end was a limit's and not the environment's, so that what follows has a value.
-        next_observation: after the action, of the same trajectory. After the last step it is the final observation; where
-            none was stored, the last one again.
+        next_observation: after the action, of the same trajectory. After the last step it is the final observation;
+            where none was stored, the last one again.
         next_privileged_observation: likewise.
         is_first: bool, the first that is delivered of its trajectory.
         mask: bool, False where nothing is left for an environment: the rest of it is zeros.
@@ -89,7 +91,9 @@ class TransitionFields:
         unknown = set(names or {}) - set(FIELDS)
         if unknown:
             raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(FIELDS)}.")
-        self._names = {field: [(names or {}).get(field)] if field in (names or {}) else _NAMES[field] for field in FIELDS}
+        self._names = {
+            field: [(names or {}).get(field)] if field in (names or {}) else _NAMES[field] for field in FIELDS
+        }
         self._concatenate = concatenate
 
     def observations(self, steps: Any) -> tuple[Any, Any]:
@@ -106,7 +110,7 @@ class TransitionFields:
         """Return the fields of steps [T, ...] that begin with step `start` of their trajectory; T may be 0.
 
         Returns:
-            `observation`, `privileged_observation`, `action`, `reward`, `done` and `timeout`; a reward [T, 1] becomes [T].
+            `observation`, `privileged_observation`, `action`, `reward`, `done` and `timeout`; a reward [T, 1] is [T].
 
         Raises:
             StructureError: a field is not there; names those that are.
@@ -114,10 +118,13 @@ class TransitionFields:
         observation, privileged = self.observations(steps)
         reward = _flat(self._get(steps, "reward"))
         num_steps = len(reward)
-        done, timeout = self._ends(steps, manifest, num_steps)
+        done, timeout, is_recorded = self._ends(steps, manifest, num_steps)
         last = manifest.num_transitions - 1 - start
         if 0 <= last < num_steps:
-            timeout[last] = timeout[last] or _is_timeout(manifest, recorded_done=bool(done[last]))
+            if manifest.terminated is None and manifest.truncated is None:
+                timeout[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
+            else:
+                timeout[last] |= bool(manifest.truncated) and not manifest.terminated
             done[last] = True
         return {
             "observation": observation,
@@ -128,16 +135,18 @@ class TransitionFields:
             "timeout": timeout,
         }
 
-    def _ends(self, steps: Any, manifest: Manifest, num_steps: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def _ends(self, steps: Any, manifest: Manifest, num_steps: int) -> tuple[Flags, Flags, bool]:
+        """Return `done` and `timeout` as the steps have them, and whether they have the former."""
         done = timeout = np.zeros(num_steps, bool)
+        ends = None
         if not manifest.boundary_step:
-            markers = read_markers({key: value for key, value in _items(steps) if key not in ("step_type", "next")})
+            markers = read_markers(steps)
             stored, limits = self._find(steps, "done"), self._find(steps, "timeout")
             ends = markers.ends if stored is None else _flat(stored) != 0
             done = done if ends is None else ends
             if limits is not None or markers.truncated is not None:
-                timeout = _flat(limits) != 0 if limits is not None else markers.truncated
-        return np.array(done), np.array(timeout)
+                timeout = np.asarray(markers.truncated if limits is None else _flat(limits) != 0)
+        return np.array(done), np.array(timeout), ends is not None
 
     def _observation(self, nest: Any) -> Any:
         return concatenate_components(nest) if self._concatenate and nest is not None else nest
@@ -164,12 +173,6 @@ def concatenate_components(nest: Any) -> Any:
     leaves = [np.asarray(leaf) for leaf in tree.flatten(nest)]
     parts = [leaf.reshape(len(leaf), -1).astype(np.float32, copy=False) for leaf in leaves]
     return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
-
-
-def _is_timeout(manifest: Manifest, *, recorded_done: bool) -> bool:
-    if manifest.terminated is not None:
-        return not manifest.terminated
-    return bool(manifest.truncated) or (not recorded_done and not manifest.boundary_step)
 
 
 def _items(steps: Any) -> list[tuple[Any, Any]]:

@@ -199,7 +199,9 @@ class RolloutWriter:
     def end_episode(self, *, end: End | str = End.CUT, lanes: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here, all by default, as if their observer were reset."""
         last = max(len(self._lanes) - 1, 0)
-        chosen = range(len(self._lanes)) if lanes is None else [integer("lanes", n, minimum=0, maximum=last) for n in lanes]
+        chosen = (
+            range(len(self._lanes)) if lanes is None else [integer("lanes", n, minimum=0, maximum=last) for n in lanes]
+        )
         for index in chosen:
             self._finish(self._lanes[index], End(end), Outcome(None, None))
 
@@ -310,7 +312,7 @@ class RolloutWriter:
         shape = () if self.num_envs is None else (self.num_envs,)
         if array.shape != shape:
             raise StructureError(f"`{name}` has shape {array.shape}, expected {shape}.")
-        return np.atleast_1d(array)
+        return array.reshape(-1)
 
     def _boundary_step(self, structure: StepStructure, observation: Any) -> list[Any]:
         """Return a padding step's leaves with the observation put in, [N, ...]."""
@@ -325,11 +327,12 @@ class RolloutWriter:
             array = np.asarray(value) if self.num_envs is not None else np.asarray(value)[None]
             if array.dtype != dtype or array.shape != shape:
                 path = structure.paths[index]
-                raise StructureError(f"`final_observation`, leaf `{path}`: {array.dtype} {array.shape}, expected {dtype} {shape}.")
+                raise StructureError(
+                    f"`final_observation`, leaf `{path}`: {array.dtype} {array.shape}, expected {dtype} {shape}."
+                )
             leaves[index] = array
         return leaves
 
 
 def _names(structure: StepStructure) -> list[str]:
     return [path or "step" for path in structure.paths]
-
