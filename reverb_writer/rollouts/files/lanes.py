@@ -60,7 +60,7 @@ class Lane:
     def _start_episode(self) -> None:
         self.fill = 0
         self._folder: TrajectoryFolder | None = None
-        self._tail: list[Array] = []  # the last step that is on disk
+        self._tail: list[Array] = []  # the last two steps that are on disk
         self._is_lost = False
 
     def advance(self) -> None:
@@ -87,7 +87,10 @@ class Lane:
                 self._folder.discard()
                 self._is_lost = True
                 raise
-            self._tail = [column[-2:].copy() for column in part]
+            if self._tail and len(part[0]) == 1:
+                self._tail = [np.concatenate([tail[-1:], column]) for tail, column in zip(self._tail, part, strict=True)]
+            else:
+                self._tail = [column[-2:].copy() for column in part]
 
     def finish(
         self, end: End, outcome: Outcome, metadata: Mapping[str, Any], *, boundary_step: bool = False
@@ -99,11 +102,7 @@ class Lane:
         """
         try:
             if self.fill:
-                rows = [buffer[max(self.fill - 2, 0) : self.fill] for buffer in self._buffers]
-                if self.fill == 1 and self._tail:
-                    rows = [np.concatenate(pair) for pair in zip([tail[-1:] for tail in self._tail], rows, strict=True)]
                 self.extend([buffer[: self.fill] for buffer in self._buffers])
-                self._tail = rows
             folder = None if self._is_lost else self._folder
             if folder is None:
                 return None

@@ -93,16 +93,15 @@ class TrajectoryPool:
                 else:
                     self._num_opened += 1
                     return found
-            if not 0 < self._loops <= self.num_loops + 1:
-                if not self._num_opened and self._shard == (0, 1):
-                    raise FormatError(f"none of {len(self.skipped)} trajectories can be read: {self.skipped}")
-                if not self._num_opened:
+            if not self._num_opened:
+                if self._shard != (0, 1):
                     return None  # a shard without trajectories
-                self.num_loops += 1
-                self._start_loop()
-                continue
-            self.num_loops = max(self._loops, 1)
-            return None
+                raise FormatError(f"none of {len(self.skipped)} trajectories can be read: {self.skipped}")
+            if 0 < self._loops <= self.num_loops + 1:
+                self.num_loops = self._loops
+                return None
+            self.num_loops += 1
+            self._start_loop()
 
     def _start_loop(self) -> None:
         paths = self._wait()
