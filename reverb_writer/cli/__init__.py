@@ -17,6 +17,7 @@ def main() -> None:
     """Run the command line; needs the extra `cli`."""
     try:
         import click  # noqa: PLC0415  # an extra, and asked for here only
+        import rich  # noqa: F401, PLC0415  # as above; the commands import it
     except ImportError:
         sys.exit("reverb-writer: the commands need click and rich: pip install 'reverb-writer[cli]'")
 

@@ -23,6 +23,8 @@ BENCHMARKS = [
     "in_flight",
     "episode_steps",
     "episode_getters",
+    "read_rollouts",
+    "import_rollouts",
 ]
 
 

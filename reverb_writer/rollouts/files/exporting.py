@@ -141,7 +141,7 @@ def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | Non
             in_vain = in_vain + 1 if sample.info.key in keys else 0
             keys.add(sample.info.key)
             yield sample
-        if in_vain > size * (math.log(size) + _PATIENCE):
+        if len(keys) < size and in_vain > size * (math.log(size) + _PATIENCE):
             raise ReplayTimeoutError(
                 f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, for their "
                 "priority is too small, or they have left the table since."
