@@ -1,7 +1,8 @@
-"""Rollout files: how fast they are read, beside `numpy.load` of the same files, and sent to a server, beside live writing."""
+"""Rollout files: read beside `numpy.load` of the same files, and sent to a server beside live writing."""
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
@@ -36,21 +37,20 @@ def read_rollouts(effort: Effort) -> Table:
             rates = _in_turn(
                 effort,
                 {
-                    "numpy.load": lambda paths=paths: _numpy_load(paths),
-                    "StoredTrajectory.load": lambda paths=paths: _load(paths),
-                    "RolloutDataset": lambda folder=folder: _dataset(Path(folder)),
+                    "numpy.load": functools.partial(_numpy_load, paths),
+                    "StoredTrajectory.load": functools.partial(_load, paths),
+                    "RolloutDataset": functools.partial(_dataset, Path(folder)),
                 },
             )
-        rows += [
-            [f"{name}, {way}", f"{rate:,.0f}", *(ratio(rate, rates["numpy.load"], 1) if way != "numpy.load" else ("", ""))]
-            for way, rate in rates.items()
-        ]
+        for way, rate in rates.items():
+            beside = ("", "") if way == "numpy.load" else ratio(rate, rates["numpy.load"], 1)
+            rows.append([f"{name}, {way}", f"{rate:,.0f}", *beside])
     return Table(
         f"Reading {_NUM_TRAJECTORIES} trajectories of {EPISODE_LENGTH} steps",
         ["what is read, how", "frames/s", "x numpy.load", "aim"],
         rows,
-        f"All read the same files, in the page cache. numpy.load checks the CRC-32 of each array, ours that of the file. "
-        f"RolloutDataset: {_NUM_ENVS} environments, batches [{_BATCH_LENGTH}, {_NUM_ENVS}, ...] with next observations.",
+        "All read the same files, in the page cache; numpy.load checks each array's CRC-32, ours that of the file. "
+        f"RolloutDataset: {_NUM_ENVS} environments, [{_BATCH_LENGTH}, {_NUM_ENVS}, ...] with next observations.",
     )
 
 

@@ -28,7 +28,9 @@ StartServer = Callable[..., HostedServer]
 
 
 def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100, **options)
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100, **options
+    )
 
 
 def write(data_dir: Path, lengths: tuple[int, ...]) -> None:
@@ -143,7 +145,13 @@ def test_help_tells_examples_and_exit_codes(command: str) -> None:
     done = run(command, "--help", env={**os.environ, "COLUMNS": "200"})
     assert done.returncode == 0
     assert f"reverb-writer {command} " in done.stdout
-    assert re.findall(r"^ +(\d+) +\S", done.stdout.partition("Exit codes:")[2], re.MULTILINE) == ["0", "1", "2", "3", "130"]
+    assert re.findall(r"^ +(\d+) +\S", done.stdout.partition("Exit codes:")[2], re.MULTILINE) == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "130",
+    ]
 
 
 def test_group_lists_its_commands() -> None:

@@ -11,7 +11,6 @@ import pytest
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
 from reading import Place, fifo, read
 from rollout_steps import tf_agents_steps
-
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -151,7 +150,7 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
 def test_export_writes_each_item_once(
     replay_server: StartServer, tmp_path: Path, sampler: str, options: dict[str, Any], is_ordered: bool
 ) -> None:
-    chosen = rw.Prioritized(1.0) if sampler == "prioritized" else sampler
+    chosen: Any = rw.Prioritized(1.0) if sampler == "prioritized" else sampler
     server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo", **options))
     keeps = sampler in ("uniform", "prioritized")
     with rw.Client(server.address) as client:

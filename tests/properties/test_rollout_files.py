@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rollout_steps import write_transitions
 
 import reverb_writer as rw
 from reverb_writer.rollouts import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
-from reverb_writer.rollouts.files.nests import decode_nest, encode_nest, packer
+from reverb_writer.rollouts.files.nests import decode_nest, encode_nest, pack, rows
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("bool", "uint8", "int64", "float16", "float32", "complex128")])
 
@@ -25,9 +26,11 @@ def columns(num_steps: int) -> st.SearchStrategy[Any]:
     """Return nests of arrays [num_steps, ...]."""
     shapes = arrays.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4)
     leaves = st.tuples(DTYPES, shapes).flatmap(lambda of: arrays.arrays(of[0], (num_steps, *of[1])))
-    keys = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="/"), max_size=3)
+    keys = st.text(st.characters(codec="utf-8", exclude_characters="/"), max_size=3)
     return st.recursive(
-        leaves, lambda inner: st.dictionaries(keys, inner, min_size=1, max_size=3) | st.tuples(inner, inner), max_leaves=5
+        leaves,
+        lambda inner: st.dictionaries(keys, inner, min_size=1, max_size=3) | st.tuples(inner, inner),
+        max_leaves=5,
     )
 
 
@@ -48,9 +51,11 @@ def test_steps_come_back_bit_for_bit(steps: Any, part_length: int) -> None:
 
 
 @given(st.integers(1, 3).flatmap(columns))
-def test_packer_makes_what_dm_tree_makes(nest: Any) -> None:
-    leaves = tree.flatten(nest)
-    tree.map_structure(np.testing.assert_array_equal, packer(decode_nest(encode_nest(nest)))(leaves), nest)
+def test_nests_are_packed_as_dm_tree_packs_them(nest: Any) -> None:
+    numbers, leaves = decode_nest(encode_nest(nest)), tree.flatten(nest)
+    tree.map_structure(np.testing.assert_array_equal, pack(numbers, leaves), nest)
+    for t, row in enumerate(rows(numbers, leaves)):
+        tree.map_structure(lambda leaf, column, t=t: np.testing.assert_array_equal(leaf, column[t]), row, nest)
 
 
 @given(st.data())
@@ -65,13 +70,10 @@ def test_any_changed_byte_is_found(data: Any) -> None:
         old = content[at]
         content[at] ^= data.draw(st.integers(1, 255))
         file.write_bytes(content)
-        try:
+        if file.name == "manifest.json" and chr(old).isspace() and chr(content[at]).isspace():
+            return  # JSON that says the same
+        with pytest.raises(rw.FormatError, match=path.name):
             StoredTrajectory(path).load()
-        except rw.FormatError as error:
-            assert path.name in str(error)
-        else:  # JSON may say the same with another byte, such as a blank
-            assert file.name == "manifest.json"
-            assert chr(old).isspace()
 
 
 @given(
@@ -104,7 +106,7 @@ def test_every_transition_comes_once_a_loop_in_order(
                     assert not lane or lane[-1][1] == lengths[lane[-1][0]] - 1 or lane[-1] == (episode, t - 1)
                     lane.append((episode, t))
         every = [(episode, t) for episode, n in enumerate(lengths) for t in range(n)]
-        assert sorted(sum(lanes, [])) == sorted(every * loops)
+        assert sorted(itertools.chain(*lanes)) == sorted(every * loops)
 
 
 def test_memory_is_bounded_by_the_part_length(tmp_path: Path) -> None:

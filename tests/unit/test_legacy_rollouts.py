@@ -56,7 +56,7 @@ def test_legacy_trajectories_are_delivered_when_asked_for(tmp_path: Path) -> Non
 
 def test_legacy_trajectories_are_not_read_unless_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
-    with pytest.raises(rw.FormatError, match="manifest.json"):
+    with pytest.raises(rw.FormatError, match=r"manifest\.json"):
         RolloutDataset(tmp_path, 1).get_batch()
 
 
@@ -104,7 +104,7 @@ def test_frame_range_is_in_the_name() -> None:
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_arrays_of_every_protocol_are_read(protocol: int) -> None:
-    arrays = {
+    arrays: dict[str, Any] = {
         "floats": np.arange(6, dtype=np.float32).reshape(2, 3),
         "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
         "big endian": np.arange(3, dtype=">i4"),
@@ -158,7 +158,6 @@ RECONSTRUCT = np.zeros(1).__reduce__()[0]
         np.zeros(2, [("a", "i4")]),
         np.array(["text"]),
         np.zeros(2, "M8[s]"),
-        np.ma.masked_array([1, 2]),
         np.dtype("f4"),
         slice(1),
         range(3),

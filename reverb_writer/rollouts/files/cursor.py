@@ -2,104 +2,103 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import tree
 
 from reverb_writer.rollouts.files.transitions import Transition, TransitionFields
 from reverb_writer.wire.signatures import ArraySpec
 
-__all__ = ["Cursor", "Span"]
+__all__ = ["Cursor"]
 
-
-_OBSERVATIONS = ("observation", "privileged_observation")
-
-
-class Span(NamedTuple):
-    """Some transitions in a row: how many, and their fields [length, ...]."""
-
-    length: int
-    fields: Transition
+Array = npt.NDArray[Any]
 
 
 class Cursor:
-    """Step through a trajectory. Holds one file in memory, and two while it goes from one to the next."""
+    """Step through a trajectory. Holds one file in memory, and the next one as soon as the last row needs it.
+
+    Attributes:
+        trajectory: a `StoredTrajectory` or the like.
+    """
 
     def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
-        """Open a trajectory, a `StoredTrajectory` or the like, at transition `start`.
+        """Open a trajectory at transition `start`.
 
         Raises:
             FormatError: its file is damaged.
             StructureError: its steps have no such fields.
         """
-        self._trajectory, self._fields = trajectory, fields
+        self.trajectory, self._fields = trajectory, fields
         self._parts = list(trajectory.manifest.parts)
         self._num_transitions: int = trajectory.manifest.num_transitions
         self._at = self._first = start
-        self._steps: Any = None
-        self._ahead: Any = None
         while self._parts[0].stop <= start:
             self._parts.pop(0)
-        self._load()
+        self._ahead: Any = None
+        self._load(self._read(self._parts[0]))
 
     @property
     def is_at_end(self) -> bool:
         """Whether nothing is left."""
         return self._at >= self._num_transitions
 
-    def layout(self) -> Any:
+    def layout(self) -> Transition:
         """Return dtype and shape of one transition's fields, None for those that are not there."""
-        return tuple(
-            tree.map_structure(lambda leaf: None if leaf is None else ArraySpec(leaf.shape[1:], leaf.dtype), field)
-            for field in self._span(0, 0)
+        flag = np.zeros(1, bool)
+        following = {f"next_{name}": self._values[name] for name in ("observation", "privileged_observation")}
+        return Transition(
+            *tree.map_structure(
+                lambda leaf: None if leaf is None else ArraySpec(leaf.shape[1:], leaf.dtype),
+                Transition(**self._values, **following, is_first=flag, mask=flag),
+            )
         )
 
-    def take(self, max_length: int) -> Span:
-        """Return the next transitions, `max_length` at most and 1 at least, and step over them."""
-        part = self._parts[0]
-        stop = min(self._at + max_length, part.stop, self._num_transitions)
-        span = Span(stop - self._at, self._span(self._at - part.start, stop - part.start))
-        self._at = stop
-        if stop == part.stop and not self.is_at_end:
-            self._parts.pop(0)
-            self._steps, self._ahead = self._ahead, None
-            self._load()
-        return span
+    def fill(self, targets: Sequence[Array | None], at: int, env: int) -> int:
+        """Copy the next transitions of one environment, step over them, and return how many there were, >= 1.
 
-    def _load(self) -> None:
+        Args:
+            targets: the leaves of a `Transition`, [T, N, ...]; rows from `at` on are filled.
+            at: the first row.
+            env: the column.
+        """
         part = self._parts[0]
-        if self._steps is None:
-            self._steps = self._read(part)
-        self._values = self._fields.read(self._steps, self._trajectory.manifest, part.start)
-        self._ahead = self._read(self._parts[1]) if len(self._parts) > 1 else None
-        after = self._fields.observations(self._steps if self._ahead is None else self._ahead)
-        edge = slice(-1, None) if self._ahead is None else slice(0, 1)
-        self._after = dict(zip(_OBSERVATIONS, tree.map_structure(lambda leaf: _rows(leaf, edge), after), strict=True))
+        is_first, mask = (target for target in targets[-2:] if target is not None)  # which are always there
+        length: int = min(len(mask) - at, part.stop - self._at, self._num_transitions - self._at)
+        start, stop, end = self._at - part.start, self._at - part.start + length, at + length
+        for target, column in zip(targets, self._columns, strict=False):
+            if target is not None:
+                target[at:end, env] = column[start:stop]
+        for target, column, after in zip(targets[len(self._columns) :], self._now, self._after(stop), strict=False):
+            if target is not None:
+                target[at : end - 1, env] = column[start + 1 : stop]
+                target[end - 1, env] = after
+        is_first[at, env] = self._at == self._first
+        mask[at:end, env] = True
+        self._at += length
+        if stop + part.start == part.stop and not self.is_at_end:
+            self._parts.pop(0)
+            self._load(self._ahead)
+        return length
+
+    def _load(self, steps: Any) -> None:
+        """Make `steps`, those of the first of the parts that are left, the ones to deliver."""
+        self._values = self._fields.read(steps, self.trajectory.manifest, self._parts[0].start)
+        self._columns: list[Array] = tree.flatten(tuple(self._values.values()))
+        self._now: list[Array] = tree.flatten(self._fields.observations(steps))
+
+    def _after(self, stop: int) -> list[Any]:
+        """Return the observation of row `stop`, which may be the first of the next file, or the last one if none is."""
+        if stop < self._parts[0].stop - self._parts[0].start:
+            row, now = stop, self._now
+        elif len(self._parts) > 1:
+            self._ahead = self._read(self._parts[1])
+            row, now = 0, tree.flatten(self._fields.observations(self._ahead))
+        else:
+            row, now = -1, self._now
+        return [None if leaf is None else leaf[row] for leaf in now]
 
     def _read(self, part: Any) -> Any:
-        return self._trajectory.pack(self._trajectory.columns(part))
-
-    def _span(self, start: int, stop: int) -> Transition:
-        rows = {
-            name: tree.map_structure(lambda leaf: _rows(leaf, slice(start, stop)), value)
-            for name, value in self._values.items()
-        }
-        for name in _OBSERVATIONS:
-            rows[f"next_{name}"] = tree.map_structure(
-                lambda now, edge: _following(now, edge, start, stop), self._values[name], self._after[name]
-            )
-        is_first = np.zeros(stop - start, bool)
-        is_first[:1] = self._at == self._first
-        return Transition(**rows, is_first=is_first, mask=np.ones(stop - start, bool))
-
-
-def _rows(leaf: Any, rows: slice) -> Any:
-    return None if leaf is None else leaf[rows]
-
-
-def _following(leaf: Any, edge: Any, start: int, stop: int) -> Any:
-    """Return rows start + 1 ... stop, the last of which may be the first of the next file."""
-    if leaf is None or stop < len(leaf):
-        return _rows(leaf, slice(start + 1, stop + 1))
-    return np.concatenate([leaf[start + 1 :], edge])
+        return self.trajectory.pack(self.trajectory.columns(part))

@@ -21,8 +21,9 @@ import tree
 from reverb_writer.arguments import integer, number
 from reverb_writer.errors import FormatError, SpecError, StructureError
 from reverb_writer.rollouts.files.base import RolloutFileBase
-from reverb_writer.rollouts.files.cursor import Cursor, Span
+from reverb_writer.rollouts.files.cursor import Cursor
 from reverb_writer.rollouts.files.legacy import frame_range
+from reverb_writer.rollouts.files.manifest import Manifest
 from reverb_writer.rollouts.files.opening import open_trajectory
 from reverb_writer.rollouts.files.pool import TrajectoryPool
 from reverb_writer.rollouts.files.stored import list_trajectories
@@ -113,7 +114,9 @@ class RolloutDataset(RolloutFileBase):
         self._rng = np.random.default_rng()
         self._pool = self._new_pool()
         self._cursors: list[Cursor | None] = []
-        self._layout: Any = None
+        self._layout: Transition | None = None
+        self._first: Manifest | None = None
+        self._flags: list[int] = []
 
     @property
     def num_dataset_looped(self) -> int:
@@ -183,23 +186,20 @@ class RolloutDataset(RolloutFileBase):
         """Put the next transitions of these environments into a batch, step on, and return the batch."""
         chosen = range(self.num_envs) if env_ids is None else env_ids
         is_single = buffer.mask.ndim == 1
-        rows = tree.map_structure(lambda leaf: leaf[None] if is_single and leaf is not None else leaf, buffer)
-        if not sum(self._fill(rows, env) for env in chosen):
+        leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]
+        if not sum(self._fill(leaves, env) for env in chosen):
             raise StopIteration
         return buffer
 
-    def _fill(self, rows: Transition, env: int) -> int:
+    def _fill(self, leaves: Sequence[Any], env: int) -> int:
         """Fill [T] of one environment; return how many of them there were."""
-        at, num_rows = 0, len(rows.mask)
-        while at < num_rows:
-            cursor = self._cursors[env]
-            if cursor is None:
-                break
-            span = cursor.take(num_rows - at)
-            _copy(rows, span, slice(at, at + span.length), env)
+        done, is_first, mask = (leaves[index] for index in self._flags)
+        at = 0
+        while at < len(mask) and (cursor := self._cursors[env]) is not None:
+            length = cursor.fill(leaves, at, env)
             if self._first_frame_done:
-                rows.done[at, env] |= rows.is_first[at, env]
-            at += span.length
+                done[at, env] |= is_first[at, env]
+            at += length
             if cursor.is_at_end:
                 self._cursors[env] = self._pool.take()
         return at
@@ -215,17 +215,16 @@ class RolloutDataset(RolloutFileBase):
         if not num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has a boundary step and nothing else.")
         cursor = Cursor(stored, self._fields, start if start < num_transitions else 0)
+        manifest, first = stored.manifest, self._first
+        if first and manifest.leaves and (manifest.structure, manifest.leaves) == (first.structure, first.leaves):
+            return cursor
         layout = cursor.layout()
         if self._layout is None:
-            self._layout = layout
+            self._layout, self._first = layout, manifest
+            names = [path[0] for path, _ in tree.flatten_with_path(layout)]
+            self._flags = [names.index(name) for name in ("done", "is_first", "mask")]
         elif layout != self._layout:
             raise StructureError(
                 f"trajectory `{path.name}` has {layout}, those before it {self._layout}. Put it into another directory."
             )
         return cursor
-
-
-def _copy(rows: Transition, span: Span, at: slice, env: int) -> None:
-    for target, source in zip(tree.flatten(rows), tree.flatten(span.fields), strict=True):
-        if target is not None:
-            target[at, env] = source

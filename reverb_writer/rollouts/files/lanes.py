@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.rollouts.files.manifest import End, Leaf, Manifest
-from reverb_writer.rollouts.files.nests import decode_nest, packer
+from reverb_writer.rollouts.files.nests import decode_nest, pack
 from reverb_writer.rollouts.files.stored import TrajectoryFolder
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.steps import LAST
@@ -54,7 +54,6 @@ class Lane:
     def __init__(self, data_dir: Path, new_name: Callable[[], str], layout: Layout, buffers: Sequence[Array]) -> None:
         """Make a lane whose steps are put into `buffers`, [part_length, ...] a leaf, by the caller; see `advance`."""
         self._data_dir, self._new_name, self._layout, self._buffers = data_dir, new_name, layout, buffers
-        self._pack = packer(decode_nest(layout.structure))
         self._start_episode()
 
     def _start_episode(self) -> None:
@@ -88,7 +87,9 @@ class Lane:
                 self._is_lost = True
                 raise
             if self._tail and len(part[0]) == 1:
-                self._tail = [np.concatenate([tail[-1:], column]) for tail, column in zip(self._tail, part, strict=True)]
+                self._tail = [
+                    np.concatenate([tail[-1:], column]) for tail, column in zip(self._tail, part, strict=True)
+                ]
             else:
                 self._tail = [column[-2:].copy() for column in part]
 
@@ -106,7 +107,7 @@ class Lane:
             folder = None if self._is_lost else self._folder
             if folder is None:
                 return None
-            last_rows = self._pack(self._tail)
+            last_rows = pack(decode_nest(self._layout.structure), self._tail)
             boundary_step = boundary_step or (end is End.STEP and _is_boundary_step(last_rows))
             terminated, truncated = _outcome(last_rows, end, outcome)
             layout = self._layout

@@ -17,13 +17,13 @@ import collections
 import functools
 import itertools
 import keyword
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.steps import Trajectory
 
-__all__ = ["decode_nest", "encode_nest", "packer"]
+__all__ = ["decode_nest", "encode_nest", "pack", "rows"]
 
 _MAX_DEPTH = 32
 
@@ -102,32 +102,42 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
     return collections.namedtuple(name if usable else "NamedTuple", fields, rename=True)  # noqa: PYI024  # made at run time
 
 
-def packer(nest: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that makes such a nest of leaves, in the order of their numbers; many times as fast as dm-tree.
+def pack(nest: Any, leaves: Sequence[Any]) -> Any:
+    """Return the nest with these leaves for their numbers.
 
-    >>> packer(decode_nest({"dict": {"a": 0, "b": {"list": [1]}}}))(["x", "y"])
+    >>> pack(decode_nest({"dict": {"a": 0, "b": {"list": [1]}}}), ["x", "y"])
     {'a': 'x', 'b': ['y']}
     """
     if isinstance(nest, int):
-        return lambda leaves: leaves[nest]
-    keys: Sequence[Any] = list(nest) if isinstance(nest, Mapping) else range(len(nest))
-    make = _maker(nest, keys)
-    parts = [nest[key] for key in keys]
-    if all(isinstance(part, int) for part in parts) and len(parts) > 1:
-        numbers = parts
-
-        def flat(leaves: Sequence[Any]) -> Any:
-            return make([leaves[number] for number in numbers])
-
-        return flat
-    inner = [packer(part) for part in parts]
-    return lambda leaves: make([pack(leaves) for pack in inner])
+        return leaves[nest]
+    return _maker(nest)([pack(part, leaves) for part in _parts(nest)])
 
 
-def _maker(nest: Any, keys: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+def rows(nest: Any, columns: Sequence[Iterable[Any]]) -> Iterator[Any]:
+    """Yield the nest of each row of some columns, one for each number.
+
+    Iterators of C within iterators of C: a step costs a quarter of what it does if it is packed by itself.
+
+    >>> list(rows(decode_nest({"dict": {"a": 0, "b": {"tuple": []}}}), [[1, 2]]))
+    [{'a': 1, 'b': ()}, {'a': 2, 'b': ()}]
+    """
+    if isinstance(nest, int):
+        return iter(columns[nest])
+    parts, make = _parts(nest), _maker(nest)
+    if not parts:
+        return itertools.repeat(make(()))
+    return map(make, zip(*(rows(part, columns) for part in parts), strict=False))  # empty nests have no end
+
+
+def _parts(nest: Any) -> list[Any]:
+    return list(nest.values() if isinstance(nest, Mapping) else nest)
+
+
+def _maker(nest: Any) -> Callable[[Iterable[Any]], Any]:
     if isinstance(nest, Mapping):
+        keys = tuple(nest)
         return lambda values: dict(zip(keys, values, strict=True))
     if hasattr(nest, "_make"):
-        make: Callable[[Sequence[Any]], Any] = nest._make
+        make: Callable[[Iterable[Any]], Any] = nest._make
         return make
     return list if isinstance(nest, list) else tuple

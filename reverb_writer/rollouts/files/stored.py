@@ -17,7 +17,7 @@ import numpy.typing as npt
 from reverb_writer.errors import FormatError
 from reverb_writer.rollouts.files import columns as codec
 from reverb_writer.rollouts.files.manifest import Leaf, Manifest, Part
-from reverb_writer.rollouts.files.nests import packer
+from reverb_writer.rollouts.files.nests import pack, rows
 
 __all__ = ["MANIFEST", "PARTIAL", "PREFIX", "StoredTrajectory", "TrajectoryFolder", "list_trajectories"]
 
@@ -93,7 +93,6 @@ class StoredTrajectory:
                 size = (self.path / part.file).stat().st_size
                 if size != part.size:
                     raise FormatError(f"`{part.file}` has {size} bytes, expected {part.size}.")
-        self.pack = packer(self.manifest.structure)
 
     @property
     def name(self) -> str:
@@ -110,6 +109,10 @@ class StoredTrajectory:
             data = self._read(part)
             return codec.decode(self.manifest.leaves, data, part.stop - part.start)
 
+    def pack(self, columns: Sequence[Any]) -> Any:
+        """Return the nest of steps with these leaves, in the order of `columns`."""
+        return pack(self.manifest.structure, columns)
+
     def load(self) -> Any:
         """Return all steps, as a nest with leaves [T, ...], owned by the caller.
 
@@ -122,8 +125,7 @@ class StoredTrajectory:
     def steps(self) -> Iterator[Any]:
         """Yield one step after the other, as it was given to the writer; holds one file in memory."""
         for part in self.manifest.parts:
-            for leaves in zip(*self.columns(part), strict=True):
-                yield self.pack(leaves)
+            yield from rows(self.manifest.structure, self.columns(part))
 
     def verify(self) -> None:
         """Check the checksums of all files.
