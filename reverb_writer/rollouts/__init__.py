@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from reverb_writer.rollouts.files.exporting import export_items as export_items
     from reverb_writer.rollouts.files.importing import import_trajectories as import_trajectories
     from reverb_writer.rollouts.files.importing import send_trajectory as send_trajectory
+    from reverb_writer.rollouts.files.minari import from_minari as from_minari
+    from reverb_writer.rollouts.files.minari import to_minari as to_minari
     from reverb_writer.rollouts.files.stored import StoredTrajectory as StoredTrajectory
     from reverb_writer.rollouts.files.stored import list_trajectories as list_trajectories
     from reverb_writer.rollouts.files.tee import RolloutTee as RolloutTee
@@ -23,9 +25,11 @@ _MODULE_OF = {
     "RolloutWriter": "files.writer",
     "StoredTrajectory": "files.stored",
     "export_items": "files.exporting",
+    "from_minari": "files.minari",
     "import_trajectories": "files.importing",
     "list_trajectories": "files.stored",
     "send_trajectory": "files.importing",
+    "to_minari": "files.minari",
 }
 
 
