@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reverb_writer.cli.connecting import (
-    DONE,
-    INCOMPLETE,
-    INTERRUPTED,
-    connection_options,
-    ends_well,
-    new_client,
-    progress,
-    stopped,
-)
+from reverb_writer.cli.connection import connection_options, ends_well, new_client
+from reverb_writer.cli.transfer import follow
 from reverb_writer.rollouts.files.exporting import export_items, exported_keys, takes_items_out
 from reverb_writer.rollouts.files.writer import RolloutWriter
 
@@ -58,25 +48,13 @@ def command(table: str, directory: Path, consume: bool, **connection: Any) -> No
                 f"Table `{table}` ({found.sampler} sampler{limit}) can only be read by taking its items out: --consume."
             )
         num_items = found.current_size if found is not None else 0
-        start, num_written, num_steps, num_odd = time.monotonic(), 0, 0, 0
-        with RolloutWriter(directory) as writer, stopped() as is_asked, progress("exporting", num_items) as tell:
+        with RolloutWriter(directory) as writer:
             num_before = len(exported_keys(directory, table))
-            writing = export_items(client, table, writer, consume=consume)
-            with contextlib.closing(writing):
-                for done in writing:
-                    num_steps += done.num_steps
-                    if not done.error:
-                        num_written += 1
-                    else:
-                        num_odd += 1
-                        click.echo(f"left out: {done.error}", err=True)
-                    tell(1, f"{num_written / max(time.monotonic() - start, 1e-6):,.0f} items/s")
-                    if is_asked():
-                        break
-            was_asked = is_asked()
-        seconds = max(time.monotonic() - start, 1e-6)
+            todo = num_items if found is None or takes_items_out(found) else max(num_items - num_before, 0)
+            tally = follow(export_items(client, table, writer, consume=consume), "exporting", todo)
         click.echo(
-            f"{num_written} items, {num_steps} steps in {seconds:.1f} s ({num_written / seconds:,.0f} items/s); "
-            f"on disk before: {num_before}, left out: {num_odd}."
+            f"{tally.num_done} items, {tally.num_steps} steps in {tally.seconds:.1f} s "
+            f"({tally.num_done / tally.seconds:,.0f} items/s); on disk before: {num_before}, "
+            f"left out: {tally.num_left_out}."
         )
-    raise SystemExit(INTERRUPTED if was_asked else INCOMPLETE if num_odd else DONE)
+    raise SystemExit(tally.exit_code)

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reverb_writer.cli.connecting import (
-    DONE,
-    INCOMPLETE,
-    INTERRUPTED,
-    connection_options,
-    ends_well,
-    new_client,
-    progress,
-    stopped,
-)
+from reverb_writer.cli.connection import connection_options, ends_well, new_client
+from reverb_writer.cli.transfer import follow
 from reverb_writer.client import Client
 from reverb_writer.observers import EpisodeObserver, TrajectoryObserver
 from reverb_writer.rollouts.files.importing import import_trajectories
@@ -127,35 +117,17 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
         observer.update_priority(float(trajectory.manifest.metadata.get("priority", 1.0)))
 
     paths = list_trajectories(directory)
-    num_before = len(paths)
-    if journal is not None:
-        paths = [path for path in paths if path.name not in journal.done]
-    start, num_sent, num_steps, num_damaged = time.monotonic(), 0, 0, 0
-    sending = import_trajectories(
-        paths, observer, journal=journal, allow_pickle=allow_pickle, before=take_priority if stored else None
-    )
-    with stopped() as is_asked, progress("importing", len(paths)) as tell, contextlib.closing(sending):
-        for done in sending:
-            num_steps += done.num_steps
-            if not done.error:
-                num_sent += 1
-            else:
-                num_damaged += 1
-                click.echo(f"left out: {done.error}", err=True)
-            tell(1, f"{num_steps / max(time.monotonic() - start, 1e-6):,.0f} steps/s")
-            if is_asked():
-                break
-        was_asked = is_asked()
-    seconds = max(time.monotonic() - start, 1e-6)
-    stats = observer.stats()
+    todo = [path for path in paths if journal is None or path.name not in journal.done]
+    before = take_priority if stored else None
+    sending = import_trajectories(todo, observer, journal=journal, allow_pickle=allow_pickle, before=before)
+    tally = follow(sending, "importing", len(todo))
+    num_items = observer.stats().items
     click.echo(
-        f"{num_sent} trajectories, {num_steps} steps, {stats.items} items in {seconds:.1f} s "
-        f"({stats.items / seconds:,.0f} items/s); delivered before: {num_before - len(paths)}, damaged: {num_damaged}, "
-        f"to do: {len(paths) - num_sent - num_damaged}."
+        f"{tally.num_done} trajectories, {tally.num_steps} steps, {num_items} items in {tally.seconds:.1f} s "
+        f"({num_items / tally.seconds:,.0f} items/s); delivered before: {len(paths) - len(todo)}, "
+        f"damaged: {tally.num_left_out}, to do: {len(todo) - tally.num_done - tally.num_left_out}."
     )
-    if was_asked and num_sent + num_damaged < len(paths):
-        return INTERRUPTED
-    return INCOMPLETE if num_damaged else DONE
+    return tally.exit_code
 
 
 def _number(priority: str) -> float:

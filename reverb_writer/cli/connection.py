@@ -1,33 +1,18 @@
-"""What commands that talk to a server have in common: their options, a client, and what an error ends them with."""
+"""What commands that talk to a server have in common: their options, a client, and how an error ends them."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from reverb_writer.client import Client
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.wire.channel import TLS
 
-__all__ = [
-    "DONE",
-    "FAILED",
-    "INCOMPLETE",
-    "INTERRUPTED",
-    "connection_options",
-    "ends_well",
-    "new_client",
-    "progress",
-    "stopped",
-]
-
-DONE, FAILED, INCOMPLETE, INTERRUPTED = 0, 1, 3, 130  # 2 is click's, for arguments that cannot work
+__all__ = ["connection_options", "ends_well", "new_client"]
 
 _OPTIONS = (
     click.option(
@@ -78,39 +63,3 @@ def ends_well() -> Iterator[None]:
         yield
     except (ReverbWriterError, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-@contextlib.contextmanager
-def stopped() -> Iterator[Callable[[], bool]]:
-    """Have Ctrl-C and SIGTERM ask for an end instead of making one; a second Ctrl-C makes one."""
-    asked: list[int] = []
-
-    def ask(number: int, frame: Any) -> None:
-        if asked:
-            signal.default_int_handler(number, frame)
-        asked.append(number)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def progress(description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """Show on the terminal's standard error how far it is; yields a function of what was added, and of what to say."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        disable=not Console(stderr=True).is_terminal,
-    )
-    with bar:
-        task = bar.add_task(description, total=total, said="")
-        yield lambda added, said: bar.update(task, advance=added, said=said)
