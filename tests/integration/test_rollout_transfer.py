@@ -196,3 +196,33 @@ def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: 
         odd, good = export_items(client, "t", RolloutWriter(tmp_path), consume=True)
     assert str(odd.key) in odd.error
     assert good.num_steps == 3
+
+
+def test_outcome_of_an_episode_ends_it_on_both_sides(place: Place, tmp_path: Path) -> None:
+    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
+        for t in range(3):
+            tee({"n": np.array([t, 10 + t])}, terminated=[t == 1, False], truncated=[False, t == 2])
+    assert sorted(place.column("a")) == [[0, 1], [10, 11], [11, 12]]
+    ends = [StoredTrajectory(path).manifest for path in list_trajectories(tmp_path)]
+    assert [(end.num_steps, end.terminated, end.end.value) for end in ends] == [
+        (2, True, "step"),
+        (3, False, "step"),
+        (1, False, "cut"),
+    ]
+
+
+def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path / "data") as writer:
+        feed(writer, (3,))
+    with RolloutWriter(tmp_path / "data") as writer:
+        writer({"m": np.int64(1)}, end_of_episode=True)
+    first, second = list_trajectories(tmp_path / "data")
+    journal = Journal(tmp_path / "journal", {})
+    with (
+        rw.TrajectoryObserver(place.client, "a", 3) as observer,
+        pytest.raises(rw.StructureError, match=f"trajectory `{second.name}`: step 3"),
+    ):
+        list(import_trajectories([first, second], observer, journal=journal))
+    assert journal.done == {first.name}
+    assert place.column("a") == [[1, 2, 3]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from rollout_steps import tf_agents_steps, write_transitions
 
 import reverb_writer as rw
-from reverb_writer.rollouts import RolloutDataset, RolloutWriter, list_trajectories
+from reverb_writer.rollouts import RolloutDataset, RolloutFileBase, RolloutWriter, list_trajectories
 
 
 def delivered(batches: Any) -> list[tuple[int, int]]:
@@ -280,3 +281,38 @@ def test_argument_that_cannot_work_is_refused(tmp_path: Path, arguments: dict[st
 def test_get_batch_of_no_length_is_refused(tmp_path: Path) -> None:
     with pytest.raises(rw.SpecError, match="`num_transitions_per_env` must be >= 1"):
         RolloutDataset(tmp_path, 1).get_batch(0)
+
+
+class Counter(RolloutFileBase):
+    """Environments that count, each up to 2; the smallest source of trajectories there is."""
+
+    def reset_all(self) -> None:
+        self.at = np.zeros(self.num_envs, int)
+
+    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
+        self.at[env_ids] = 0
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        return {"at": np.zeros((num_transitions_per_env or 1, self.num_envs)[num_transitions_per_env is None :], int)}
+
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        chosen = self.all_env_ids if env_ids is None else env_ids
+        for row in np.atleast_2d(buffer["at"]):
+            if self.at[chosen].max() > 2:
+                raise StopIteration
+            row[chosen] = self.at[chosen]
+            self.at[chosen] += 1
+        return buffer
+
+
+def test_other_sources_of_trajectories_are_four_methods(tmp_path: Path) -> None:
+    counter = Counter(tmp_path, 2)
+    assert [batch["at"].tolist() for batch in counter] == [[0, 0], [1, 1], [2, 2]]
+    counter.reset()
+    assert counter.get_transition_batch()[1] == {}
+    counter.reset()
+    assert counter.get_batch(2)["at"].tolist() == [[0, 0], [1, 1]]
+    counter.reset([1])
+    assert counter.get_batch()["at"].tolist() == [2, 0]
+    with pytest.raises(NotImplementedError):
+        RolloutFileBase(tmp_path, 1).get_batch()

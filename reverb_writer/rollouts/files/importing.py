@@ -9,7 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reverb_writer.errors import FormatError, SpecError, UnsafeDataError
+from reverb_writer.errors import (
+    FormatError,
+    ReplayTimeoutError,
+    ServerUnavailableError,
+    SpecError,
+    StructureError,
+    UnsafeDataError,
+)
 from reverb_writer.rollouts.files.journal import Journal
 from reverb_writer.rollouts.files.manifest import End
 from reverb_writer.rollouts.files.opening import open_trajectory
@@ -74,7 +81,7 @@ def import_trajectories(
 
     One that is damaged is left out, by name in the log. Close the iterator to stop between two trajectories: what was
     sent is confirmed then, too, and written to the journal, so that the next import goes on without a window twice. If
-    the process is killed instead, the next one sends again what was not confirmed.
+    the process is killed instead, or the server does not answer, the next one sends again what was not confirmed.
 
     Args:
         paths: folders of trajectories.
@@ -87,29 +94,24 @@ def import_trajectories(
         What became of each, once it is sent.
 
     Raises:
-        StructureError: the steps of one differ from those before.
+        StructureError: the steps of one differ from those before, or from the table's; names it.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
     unconfirmed: list[str] = []
     confirmed_at = time.monotonic()
-    is_between = True
     try:
         for path in paths:
             if journal is not None and path.name in journal.done:
                 continue
             try:
-                trajectory = open_trajectory(path, allow_pickle=allow_pickle)
-                if len(trajectory.manifest.parts) == 1:  # what has more is checked already
-                    trajectory.verify()
+                trajectory = _sound(path, allow_pickle=allow_pickle)
             except (FormatError, UnsafeDataError) as error:
                 _LOG.warning("Left out: %s", error)
                 yield Imported(path.name, 0, str(error))
                 continue
             if before is not None:
                 before(trajectory)
-            is_between = False
-            num_steps = send_trajectory(trajectory, observer)
-            is_between = True
+            num_steps = _send_named(trajectory, observer)
             unconfirmed.append(path.name)
             if time.monotonic() - confirmed_at > _CONFIRM_S:
                 _confirm(observer, journal, unconfirmed)
@@ -118,12 +120,28 @@ def import_trajectories(
     except GeneratorExit:
         _confirm(observer, journal, unconfirmed)
         raise
+    except (ReplayTimeoutError, ServerUnavailableError):
+        raise
     except BaseException:
         with suppress(Exception):  # the first error counts
-            if is_between:
-                _confirm(observer, journal, unconfirmed)
+            _confirm(observer, journal, unconfirmed)
         raise
     _confirm(observer, journal, unconfirmed)
+
+
+def _sound(path: Path, *, allow_pickle: bool) -> Any:
+    """Open a trajectory all of whose checksums are right."""
+    trajectory = open_trajectory(path, allow_pickle=allow_pickle)
+    if len(trajectory.manifest.parts) == 1:  # what has more is checked already
+        trajectory.verify()
+    return trajectory
+
+
+def _send_named(trajectory: Any, observer: Any) -> int:
+    try:
+        return send_trajectory(trajectory, observer)
+    except StructureError as error:
+        raise StructureError(f"trajectory `{trajectory.name}`: {error}") from error
 
 
 def _confirm(observer: Any, journal: Journal | None, names: list[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import types
 from typing import Any
 
+import numpy as np
+
 from reverb_writer.errors import SpecError
 from reverb_writer.rollouts.files.manifest import End
 from reverb_writer.rollouts.files.writer import RolloutWriter
@@ -43,10 +45,27 @@ class RolloutTee:
         self.observer = observer
         self.writer = writer
 
-    def __call__(self, step: Any, **end: Any) -> None:
-        """Write a step to both; arguments and errors are the observer's, and OSError."""
-        planned = self.writer.plan(step, **end)
-        self.observer(step, **end)
+    def __call__(self, step: Any, *, end_of_episode: Any = None, terminated: Any = None, truncated: Any = None) -> None:
+        """Write a step to both.
+
+        Args:
+            step: as for the observer.
+            end_of_episode: likewise.
+            terminated: for the trajectory's end flags, as for the writer; ends the observer's episode, too.
+            truncated: likewise.
+
+        Raises:
+            OSError: the disk failed; the observer has the step.
+            ReverbWriterError: as for the observer and the writer; neither has taken it.
+        """
+        if end_of_episode is None and not (terminated is None and truncated is None):
+            flags = [np.asarray(flag, bool) for flag in (terminated, truncated) if flag is not None]
+            end_of_episode = flags[0] | flags[-1]
+        planned = self.writer.plan(step, end_of_episode=end_of_episode, terminated=terminated, truncated=truncated)
+        if end_of_episode is None:
+            self.observer(step)
+        else:
+            self.observer(step, end_of_episode=end_of_episode)
         self.writer.write(planned)
 
     def reset(self, write_cached_steps: bool = True, **lanes: Any) -> None:
