@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tree
+
 from reverb_writer.errors import (
     FormatError,
     ReplayTimeoutError,
@@ -46,7 +48,7 @@ def send_trajectory(trajectory: Any, observer: Any) -> int:
 
     Args:
         trajectory: a `StoredTrajectory`, or the like.
-        observer: any observer of one environment.
+        observer: any observer of one environment of this package.
 
     Returns:
         The number of steps.
@@ -56,9 +58,14 @@ def send_trajectory(trajectory: Any, observer: Any) -> int:
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
     manifest = trajectory.manifest
-    last = manifest.num_steps if manifest.end is End.STEP else None
-    for number, step in enumerate(trajectory.steps(), 1):
-        observer(step, end_of_episode=number == last)
+    for part in manifest.parts:
+        steps = trajectory.pack(trajectory.columns(part))
+        is_last = part.stop == manifest.num_steps and manifest.end is End.STEP
+        rest = tree.map_structure(lambda leaf: leaf[:-1], steps) if is_last else steps
+        if part.stop - part.start > is_last:
+            observer.extend(rest)
+        if is_last:
+            observer(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
     if manifest.end is End.RESET:
         try:
             observer.reset(write_cached_steps=True)
