@@ -111,14 +111,11 @@ def import_trajectories(
             if journal is not None and path.name in journal.done:
                 continue
             try:
-                trajectory = _sound(path, allow_pickle=allow_pickle)
+                num_steps = _send(open_trajectory(path, allow_pickle=allow_pickle), observer, before)
             except (FormatError, UnsafeDataError) as error:
                 _LOG.warning("Left out: %s", error)
                 yield Imported(path.name, 0, str(error))
                 continue
-            if before is not None:
-                before(trajectory)
-            num_steps = _send_named(trajectory, observer)
             unconfirmed.append(path.name)
             if time.monotonic() - confirmed_at > _CONFIRM_S:
                 _confirm(observer, journal, unconfirmed)
@@ -136,19 +133,17 @@ def import_trajectories(
     _confirm(observer, journal, unconfirmed)
 
 
-def _sound(path: Path, *, allow_pickle: bool) -> Any:
-    """Open a trajectory all of whose checksums are right."""
-    trajectory = open_trajectory(path, allow_pickle=allow_pickle)
-    if len(trajectory.manifest.parts) == 1:  # what has more is checked already
-        trajectory.verify()
-    return trajectory
-
-
-def _send_named(trajectory: Any, observer: Any) -> int:
+def _send(trajectory: Any, observer: Any, before: Callable[[Any], None] | None) -> int:
+    """Send a trajectory; one that is damaged raises before its first step is sent."""
+    if before is not None:
+        before(trajectory)
     try:
         return send_trajectory(trajectory, observer)
     except StructureError as error:
         raise StructureError(f"trajectory `{trajectory.name}`: {error}") from error
+    except FormatError:  # if it was damaged since it was opened, some of its steps may be sent
+        observer.reset(write_cached_steps=False)
+        raise
 
 
 def _confirm(observer: Any, journal: Journal | None, names: list[str]) -> None:
