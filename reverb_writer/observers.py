@@ -203,6 +203,7 @@ class EpisodeObserver(SingleObserver):
                 f"max_sequence_length={self._max_length}. Raise `max_sequence_length`, or slice the episode."
             )
         super().write_episode(episode)
+
     def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
         fits = self._writer is None or self._writer.num_steps + len(leaves[0]) <= self._max_length
         return not self._overflow and fits and super()._takes_at_once(steps, leaves)
