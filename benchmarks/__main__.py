@@ -18,6 +18,7 @@ from benchmarks.footprint import footprint
 from benchmarks.in_flight import in_flight
 from benchmarks.record import record_cartpole
 from benchmarks.report import Table, machine
+from benchmarks.rollouts import import_rollouts, read_rollouts
 from benchmarks.scaling import actor_processes
 from benchmarks.vector import write_vector
 from benchmarks.write import write_frames, write_small, write_small_strided
@@ -40,6 +41,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         episode_getters,
         accumulator_add,
         record_cartpole,
+        read_rollouts,
+        import_rollouts,
     )
 }
 QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000)

@@ -25,6 +25,8 @@ BENCHMARKS = [
     "episode_getters",
     "accumulator_add",
     "record_cartpole",
+    "read_rollouts",
+    "import_rollouts",
 ]
 
 
