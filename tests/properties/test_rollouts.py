@@ -1,4 +1,4 @@
-"""Storages hold whatever the rollout is: each row is used once an epoch, and wrapped queues are in the order of time."""
+"""Whatever the rollout is: each row is used once an epoch, and wrapped queues are in the order of time."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_queue_holds_the_newest_rows_and_their_returns_in_the_order_of_time(
         storage.clear()
         add(storage, observations=of.numbers[part], **{name: rows[part] for name, rows in of._asdict().items()})
     held = min(num_rows, int(ratio * rollout))
-    newest = Steps(*(rows[-held:] for rows in of))
+    newest = Steps(of.dones[-held:], of.rewards[-held:], of.values[-held:])
     last = np.ones(num_envs, np.float32)
     expected = gae(newest.rewards, newest.values, last, gamma=0.9, lam=0.8, terminated=newest.dones)
     storage.compute_returns(last, 0.9, 0.8, normalize_advantages=False)
