@@ -19,7 +19,7 @@ import contextlib
 import multiprocessing
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 import gymnasium
@@ -42,27 +42,26 @@ TIMEOUT_S = 120.0
 TABLES = [rw.TableConfig.queue("rollouts", BATCH_SIZE), rw.TableConfig("weights", max_size=1)]
 
 
-class ActorCritic(nn.Module):
-    """A policy and its value; two small networks."""
+def actor_critic() -> Any:
+    """Return a policy and its critic, two small networks."""
+    return nn.ModuleDict(
+        {
+            name: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs))
+            for name, num_outputs in (("policy", 2), ("critic", 1))
+        }
+    )
 
-    def __init__(self) -> None:
-        """Draw their weights."""
-        super().__init__()
-        self.policy, self.critic = (
-            nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, size))
-            for size in (2, 1)
-        )
 
-    def actions(self, observations: Any) -> Any:
-        """Return the distribution of actions."""
-        return torch.distributions.Categorical(logits=self.policy(observations))
+def actions_of(network: Any, observations: Any) -> Any:
+    """Return the distribution of actions."""
+    return torch.distributions.Categorical(logits=network["policy"](observations))
 
 
 def act(address: str, seed: int) -> None:
     """Play for ever, and write each step with what the policy thought of it."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    network, env = ActorCritic(), gymnasium.make("CartPole-v1")
+    network, env = actor_critic(), gymnasium.make("CartPole-v1")
     with (
         rw.Variables(address, "weights", TIMEOUT_S) as weights,
         rw.SequenceObserver(
@@ -76,7 +75,7 @@ def act(address: str, seed: int) -> None:
             if step % NUM_STEPS == 0 and (newer := weights.poll()) is not None:
                 load(network, newer)
             seen = torch.as_tensor(observation)
-            actions = network.actions(seen)
+            actions = actions_of(network, seen)
             action = actions.sample()
             final, reward, terminated, truncated, _ = env.step(int(action))
             truncated = truncated and not terminated
@@ -86,24 +85,27 @@ def act(address: str, seed: int) -> None:
                     "actions": action.numpy(),
                     "rewards": np.float32(reward),
                     "dones": np.bool_(terminated or truncated),
-                    "values": network.critic(seen)[0].numpy(),
+                    "values": network["critic"](seen)[0].numpy(),
                     "actions_log_prob": actions.log_prob(action).numpy(),
                     "truncated": np.bool_(truncated),
-                    "final_values": network.critic(torch.as_tensor(final))[0].numpy() if truncated else np.float32(0),
+                    "final_values": network["critic"](torch.as_tensor(final))[0].numpy()
+                    if truncated
+                    else np.float32(0),
                 }
             )
             observation = env.reset()[0] if terminated or truncated else final
 
 
-def load(network: ActorCritic, weights: dict[str, Any]) -> None:
+def load(network: Any, weights: dict[str, Any]) -> None:
     """Set the weights of a network."""
     network.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
 
 
-def learn(address: str, seed: int) -> Iterator[float]:
+def learn(address: str, seed: int) -> Generator[float, None, None]:
     """Yield the mean length of the episodes of each rollout, once it has been learnt from."""
+    torch.set_num_threads(1)  # the networks are small, and the actors need the other cores
     torch.manual_seed(seed)
-    network = ActorCritic()
+    network = actor_critic()
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
     storage = RolloutStorage(NUM_WINDOWS, NUM_STEPS, 4, None, np.zeros((), np.int64), device="cpu", seed=seed)
     with (
@@ -125,9 +127,9 @@ def learn(address: str, seed: int) -> Iterator[float]:
             storage.clear()
 
 
-def loss(network: ActorCritic, batch: Any) -> Any:
+def loss(network: Any, batch: Any) -> Any:
     """Return the loss of PPO with a clipped ratio (Schulman et al., 2017)."""
-    actions, values = network.actions(batch.obs), network.critic(batch.obs)
+    actions, values = actions_of(network, batch.obs), network["critic"](batch.obs)
     ratio = (actions.log_prob(batch.actions) - batch.old_actions_log_prob[:, 0]).exp()
     advantages = batch.advantages[:, 0]
     gain = torch.min(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)

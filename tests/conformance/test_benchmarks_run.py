@@ -21,6 +21,9 @@ BENCHMARKS = [
     "chunk_length_small",
     "chunk_length_frames",
     "in_flight",
+    "rollout_gae",
+    "rollout_mini_batches",
+    "rollout_recurrent_mini_batches",
 ]
 
 
