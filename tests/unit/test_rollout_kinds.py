@@ -32,6 +32,14 @@ def test_labels_go_with_their_rows_and_are_the_last_field(device: Any) -> None:
         add(storage, make, observations=COUNT)
 
 
+def test_a_label_that_finds_no_room_is_not_written() -> None:
+    storage = ActionLabelRollout(1, 2, (1,), None, (1,), buffer_dilation_ratio=2.0)
+    add(storage, action_labels=COUNT[:2] + 1)
+    with pytest.raises(SpecError, match="the storage is full: 2 rows of 2"):
+        add(storage, action_labels=COUNT[:1] + 9)
+    assert plain(storage.action_labels[:, 0, 0]) == [1, 2]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_next_observations_are_those_of_the_next_rows_and_of_the_last_transition(device: Any) -> None:
     make = arrays_of(device)

@@ -109,6 +109,8 @@ def test_hidden_states_are_nests_and_zero_where_a_step_has_none(device: Any) -> 
     assert [tuple(leaf.shape) for leaf in batch.hidden_states] == [(2, 3, 3), (2, 3, 3)]
     assert [plain(leaf[0, :, 0]) for leaf in batch.hidden_states] == [[0, 7, 0], [0, 8, 0]]
     storage.clear()
+    storage.add_transitions(storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([0])))
+    assert plain(storage.saved_hidden_states[0][0, 0, 0]) == [0, 0, 0]
     gru = storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([0]), hidden_states=lstm[0])
     with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in the steps before"):
         storage.add_transitions(gru)
