@@ -16,6 +16,7 @@ if "grpc" not in sys.modules:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 if TYPE_CHECKING:
+    from reverb_writer import rollouts as rollouts
     from reverb_writer.client import Client as Client
     from reverb_writer.client import Sample as Sample
     from reverb_writer.errors import ClosedError as ClosedError
@@ -81,6 +82,8 @@ _MODULE_OF = {
 
 def __getattr__(name: str) -> Any:
     """Load a public name at its first touch (PEP 562)."""
+    if name == "rollouts":  # a package with names of its own
+        return importlib.import_module(f"{__name__}.rollouts")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

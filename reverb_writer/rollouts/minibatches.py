@@ -11,6 +11,7 @@ are none, and hidden states [T, layers, B, H].
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +24,11 @@ from reverb_writer.rollouts.transitions import ContiguousMiniBatch
 from reverb_writer.slices import Trajectories
 from reverb_writer.slices.boundaries import positions
 
-__all__ = ["contiguous", "recurrent", "shuffled"]
+__all__ = ["MiniBatches"]
 
 _OBSERVED = ("obs", "critic_obs", "next_obs", "next_critic_obs")
 """What a recurrent network reads, and so is padded."""
 
-Columns = Mapping[str, Any]
 Indices = npt.NDArray[np.int64]
 
 
@@ -39,107 +39,102 @@ class _Part(NamedTuple):
     trajectories: Indices | slice
 
 
-def shuffled(
-    arrays: Arrays, batch: Any, columns: Columns, num_parts: int, num_epochs: int, rng: np.random.Generator
-) -> Iterator[Any]:
-    """Yield `num_parts` minibatches an epoch, of rows in an order that is drawn anew for each epoch."""
-    flat = {field: flat_rows(nest) for field, nest in columns.items() if nest is not None and field != "hidden_states"}
-    num_rows = tree.flatten(flat["obs"])[0].shape[0]
-    for _ in range(num_epochs):
-        for part in np.array_split(rng.permutation(num_rows), num_parts):
-            rows = arrays.asarray(part)
-            yield _make(batch, {field: arrays.take(nest, rows) for field, nest in flat.items()})
+@dataclass(frozen=True)
+class MiniBatches:
+    """Minibatches to come: `num_parts` in each of `num_epochs`.
 
-
-def recurrent(
-    arrays: Arrays,
-    batch: Any,
-    columns: Columns,
-    trajectories: Trajectories,
-    num_parts: int,
-    num_epochs: int,
-    rng: np.random.Generator | None,
-) -> Iterator[Any]:
-    """Yield `num_parts` minibatches an epoch; with a generator, of environments drawn anew for each epoch.
-
-    Without one, leaves are views of the storage, or of what all minibatches share.
+    Attributes:
+        arrays: of the storage.
+        kind: the class of the minibatches.
+        columns: see the top of this module.
+        num_parts: minibatches in an epoch.
+        num_epochs: times to go through the rows.
+        rng: what orders are drawn from; None, for whole environments only, to leave them in theirs.
     """
-    padded, masks = pad(
-        arrays, {field: columns[field] for field in _OBSERVED if columns.get(field) is not None}, trajectories
-    )
-    whole = {
-        field: nest
-        for field, nest in columns.items()
-        if nest is not None and field not in (*_OBSERVED, "hidden_states")
-    }
-    for _ in range(num_epochs):
-        for part in _parts(trajectories, num_parts, rng):
-            found = {field: _columns_of(arrays, nest, part.trajectories) for field, nest in padded.items()}
-            found |= {field: _columns_of(arrays, nest, part.environments) for field, nest in whole.items()}
-            found["masks"] = _columns_of(arrays, masks, part.trajectories)
-            found["hidden_states"] = _states(arrays, columns["hidden_states"], trajectories, part)
-            yield _make(batch, found)
 
+    arrays: Arrays
+    kind: Any
+    columns: Mapping[str, Any]
+    num_parts: int
+    num_epochs: int
+    rng: np.random.Generator | None
 
-def contiguous(
-    arrays: Arrays,
-    batch: Any,
-    columns: Columns,
-    trajectories: Trajectories,
-    num_parts: int,
-    num_epochs: int,
-    rng: np.random.Generator | None,
-) -> Iterator[ContiguousMiniBatch]:
-    """Yield `num_parts` minibatches an epoch, as `recurrent`, laid end to end; all are copies."""
-    flat = {field: flat_rows(nest) for field, nest in columns.items() if nest is not None and field != "hidden_states"}
-    numbers = np.arange(len(trajectories))
-    for _ in range(num_epochs):
-        for part in _parts(trajectories, num_parts, rng):
-            rows = arrays.asarray(trajectories.rows(numbers[part.trajectories]))
+    def shuffled(self, num_rows: int) -> Iterator[Any]:
+        """Yield minibatches of rows in an order that is drawn anew for each epoch."""
+        assert self.rng is not None  # noqa: S101  # rows are always drawn
+        flat = {field: flat_rows(nest) for field, nest in self._present().items()}
+        for _ in range(self.num_epochs):
+            for part in np.array_split(self.rng.permutation(num_rows), self.num_parts):
+                rows = self.arrays.asarray(part)
+                yield self._make({field: self.arrays.take(nest, rows) for field, nest in flat.items()})
+
+    def recurrent(self, trajectories: Trajectories) -> Iterator[Any]:
+        """Yield minibatches of whole environments; what is observed is padded.
+
+        Without `rng`, leaves are views of the storage, or of what all minibatches share.
+        """
+        present = self._present()
+        observed = {field: present.pop(field) for field in _OBSERVED if field in present}
+        padded, masks = pad(self.arrays, observed, trajectories)
+        for part in self._parts(trajectories):
+            found = {field: self._columns_of(nest, part.trajectories) for field, nest in padded.items()}
+            found |= {field: self._columns_of(nest, part.environments) for field, nest in present.items()}
+            found["masks"] = self._columns_of(masks, part.trajectories)
+            found["hidden_states"] = self._first_states(trajectories, part)
+            yield self._make(found)
+
+    def contiguous(self, trajectories: Trajectories) -> Iterator[ContiguousMiniBatch]:
+        """Yield minibatches of whole environments, their trajectories laid end to end; all are copies."""
+        flat = {field: flat_rows(nest) for field, nest in self._present().items()}
+        numbers = np.arange(len(trajectories))
+        for part in self._parts(trajectories):
+            rows = self.arrays.asarray(trajectories.rows(numbers[part.trajectories]))
             lengths = trajectories.lengths[part.trajectories]
-            found = {field: arrays.take(nest, rows) for field, nest in flat.items()}
-            found["hidden_states"] = _states(arrays, columns["hidden_states"], trajectories, part)
-            is_init = arrays.asarray(positions(lengths) == 0)
-            yield ContiguousMiniBatch(_make(batch, found), is_init, arrays.asarray(lengths))
+            found = {field: self.arrays.take(nest, rows) for field, nest in flat.items()}
+            found["hidden_states"] = self._first_states(trajectories, part)
+            is_init = self.arrays.asarray(positions(lengths) == 0)
+            yield ContiguousMiniBatch(self._make(found), is_init, self.arrays.asarray(lengths))
 
+    def _present(self) -> dict[str, Any]:
+        """Return the columns that there are, but for the hidden states."""
+        return {field: nest for field, nest in self.columns.items() if nest is not None and field != "hidden_states"}
 
-def _parts(trajectories: Trajectories, num_parts: int, rng: np.random.Generator | None) -> Iterator[_Part]:
-    """Divide the environments; each brings all of its trajectories, which are ordered by environment."""
-    num_environments = trajectories.storage_shape[1]
-    edges = np.searchsorted(trajectories.lanes, np.arange(num_environments + 1))
-    if rng is None:
-        bounds = np.cumsum([0, *map(len, np.array_split(np.arange(num_environments), num_parts))])
-        for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-            yield _Part(slice(first, stop), slice(int(edges[first]), int(edges[stop])))
-        return
-    for drawn in np.array_split(rng.permutation(num_environments), num_parts):
-        counts = edges[drawn + 1] - edges[drawn]
-        yield _Part(drawn, np.repeat(edges[drawn], counts) + positions(counts))
+    def _parts(self, trajectories: Trajectories) -> Iterator[_Part]:
+        """Divide the environments, epoch by epoch; each brings its trajectories, which are ordered by environment."""
+        num_environments = trajectories.storage_shape[1]
+        edges = np.searchsorted(trajectories.lanes, np.arange(num_environments + 1))
+        for _ in range(self.num_epochs):
+            if self.rng is None:
+                for part in np.array_split(np.arange(num_environments), self.num_parts):
+                    first, stop = int(part[0]), int(part[-1]) + 1
+                    yield _Part(slice(first, stop), slice(int(edges[first]), int(edges[stop])))
+            else:
+                for part in np.array_split(self.rng.permutation(num_environments), self.num_parts):
+                    counts = edges[part + 1] - edges[part]
+                    yield _Part(part, np.repeat(edges[part], counts) + positions(counts))
 
+    def _columns_of(self, nest: Any, which: Indices | slice) -> Any:
+        if isinstance(which, slice):
+            return tree.map_structure(lambda leaf: leaf[:, which], nest)
+        indices = self.arrays.asarray(which)
+        return tree.map_structure(lambda leaf: self.arrays.xp.take(leaf, indices, axis=1), nest)
 
-def _columns_of(arrays: Arrays, nest: Any, which: Indices | slice) -> Any:
-    if isinstance(which, slice):
-        return tree.map_structure(lambda leaf: leaf[:, which], nest)
-    indices = arrays.asarray(which)
-    return tree.map_structure(lambda leaf: arrays.xp.take(leaf, indices, axis=1), nest)
+    def _first_states(self, trajectories: Trajectories, part: _Part) -> Any:
+        """Return [layers, n, H]: the states at the first rows of trajectories, of leaves [T, layers, B, H]."""
+        nest = self.columns["hidden_states"]
+        if nest is None:
+            return None
+        starts, lanes = trajectories.starts[part.trajectories], trajectories.lanes[part.trajectories]
 
+        def take(leaf: Any) -> Any:
+            num_layers, num_environments = leaf.shape[1:3]
+            rows = (starts * num_layers + np.arange(num_layers)[:, None]) * num_environments + lanes
+            found = self.arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), self.arrays.asarray(rows.ravel()), axis=0)
+            return found.reshape((num_layers, len(starts), *leaf.shape[3:]))
 
-def _states(arrays: Arrays, nest: Any, trajectories: Trajectories, part: _Part) -> Any:
-    """Return [layers, n, H]: the states at the first rows of trajectories, of leaves [T, layers, B, H]."""
-    if nest is None:
-        return None
-    starts, lanes = trajectories.starts[part.trajectories], trajectories.lanes[part.trajectories]
+        return tree.map_structure(take, nest)
 
-    def take(leaf: Any) -> Any:
-        num_layers, num_environments = leaf.shape[1:3]
-        rows = (starts * num_layers + np.arange(num_layers)[:, None]) * num_environments + lanes
-        found = arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), arrays.asarray(rows.ravel()), axis=0)
-        return found.reshape((num_layers, len(starts), *leaf.shape[3:]))
-
-    return tree.map_structure(take, nest)
-
-
-def _make(batch: Any, found: dict[str, Any]) -> Any:
-    for observed, by_critic in (("obs", "critic_obs"), ("next_obs", "next_critic_obs")):
-        found.setdefault(by_critic, found.get(observed))
-    return batch(**{field: found.get(field) for field in batch._fields})
+    def _make(self, found: dict[str, Any]) -> Any:
+        for observed, by_critic in (("obs", "critic_obs"), ("next_obs", "next_critic_obs")):
+            found.setdefault(by_critic, found.get(observed))
+        return self.kind(**{field: found.get(field) for field in self.kind._fields})

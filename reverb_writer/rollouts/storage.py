@@ -20,9 +20,11 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.returns import gae, normalize
-from reverb_writer.rollouts import hidden_states, minibatches, transitions, windows
+from reverb_writer.rollouts import hidden_states, transitions, windows
 from reverb_writer.rollouts.arrays import Arrays, write_row
+from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectories import find
+from reverb_writer.slices import Trajectories
 
 __all__ = ["RolloutStorage"]
 
@@ -226,8 +228,7 @@ class RolloutStorage:
             IncompleteError: there are no rows.
         """
         self._check_rows()
-        trajectories = find(self._arrays, self._in_time("dones"))
-        return float(trajectories.lengths.mean()), float(self._in_time("rewards").mean())
+        return float(self._trajectories().lengths.mean()), float(self._in_time("rewards").mean())
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
         """Yield minibatches of rows [N, ...], copies, shuffled anew for each epoch; each row is in each epoch once.
@@ -243,9 +244,8 @@ class RolloutStorage:
             IncompleteError: there are no rows.
             SpecError: a number out of range.
         """
-        self._check_rows()
-        numbers = self._check_numbers(num_mini_batches, num_epochs, self.num_rows * self.num_envs)
-        return minibatches.shuffled(self._arrays, self.MiniBatch, self._columns(), *numbers, self._rng)
+        num_rows = self.num_rows * self.num_envs
+        return self._mini_batches(num_mini_batches, num_epochs, num_rows, shuffle=True).shuffled(num_rows)
 
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
@@ -267,7 +267,8 @@ class RolloutStorage:
             IncompleteError: there are no rows.
             SpecError: a number out of range.
         """
-        return self._by_environment(minibatches.recurrent, num_mini_batches, num_epochs, shuffle)
+        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
+        return batches.recurrent(self._trajectories())
 
     reccurent_mini_batch_generator = recurrent_mini_batch_generator
     """The seed's spelling."""
@@ -282,15 +283,18 @@ class RolloutStorage:
         Yields:
             `ContiguousMiniBatch`: leaves [N, ...], copies, `is_init` [N] and `lengths` [n].
         """
-        return self._by_environment(minibatches.contiguous, num_mini_batches, num_epochs, shuffle)
+        batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
+        return batches.contiguous(self._trajectories())
 
-    def _by_environment(self, generator: Any, num_mini_batches: int, num_epochs: int, shuffle: bool) -> Iterator[Any]:
+    def _mini_batches(self, num_parts: int, num_epochs: int, maximum: int, *, shuffle: bool) -> MiniBatches:
         self._check_rows()
-        numbers = self._check_numbers(num_mini_batches, num_epochs, self.num_envs)
-        trajectories = find(self._arrays, self._in_time("dones"))
+        num_parts = integer("num_mini_batches", num_parts, minimum=1, maximum=maximum)
+        num_epochs = integer("num_epochs", num_epochs, minimum=0)
         rng = self._rng if shuffle else None
-        found: Iterator[Any] = generator(self._arrays, self.MiniBatch, self._columns(), trajectories, *numbers, rng)
-        return found
+        return MiniBatches(self._arrays, self.MiniBatch, self._columns(), num_parts, num_epochs, rng)
+
+    def _trajectories(self) -> Trajectories:
+        return find(self._arrays, self._in_time("dones"))
 
     # ------------------------------------------------------------------------------------------------ parts
 
@@ -388,9 +392,3 @@ class RolloutStorage:
                 f"{unknown} values of final observations are not known, or NaN, where `truncated` is set. Put them "
                 "into `transition.final_values`, or pass `approximate_time_outs=True`."
             )
-
-    def _check_numbers(self, num_mini_batches: int, num_epochs: int, maximum: int) -> tuple[int, int]:
-        return (
-            integer("num_mini_batches", num_mini_batches, minimum=1, maximum=maximum),
-            integer("num_epochs", num_epochs, minimum=0),
-        )
