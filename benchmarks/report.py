@@ -13,7 +13,7 @@ import psutil
 
 __all__ = ["Table", "machine", "ratio"]
 
-_PACKAGES = ("reverb-writer", "numpy", "grpcio", "protobuf", "cramjam", "dm-reverb", "tf-agents", "tensorflow")
+_PACKAGES = ("reverb-writer", "numpy", "grpcio", "protobuf", "cramjam", "dm-reverb", "tf-agents", "tensorflow", "torch")
 
 
 @dataclass(frozen=True)
