@@ -27,6 +27,9 @@ BENCHMARKS = [
     "record_cartpole",
     "read_rollouts",
     "import_rollouts",
+    "rollout_gae",
+    "rollout_mini_batches",
+    "rollout_recurrent_mini_batches",
 ]
 
 
