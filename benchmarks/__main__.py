@@ -26,6 +26,8 @@ from benchmarks.read import (
 )
 from benchmarks.record import record_cartpole
 from benchmarks.report import Table, machine
+from benchmarks.rollout_files import import_rollouts, read_rollouts
+from benchmarks.rollout_storages import rollout_gae, rollout_mini_batches, rollout_recurrent_mini_batches
 from benchmarks.scaling import actor_processes
 from benchmarks.vector import write_vector
 from benchmarks.write import write_frames, write_small, write_small_strided
@@ -54,6 +56,11 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         episode_getters,
         accumulator_add,
         record_cartpole,
+        read_rollouts,
+        import_rollouts,
+        rollout_gae,
+        rollout_mini_batches,
+        rollout_recurrent_mini_batches,
     )
 }
 QUICK = Effort(rounds=1, seconds=0.2, num_steps=20_000)
@@ -80,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Ours and the peers in turn, on a real server; medians, as Markdown.",
-        epilog="\n".join(f"  {name:22}{(function.__doc__ or '').strip()}" for name, function in BENCHMARKS.items()),
+        epilog="\n".join(f"  {name:32}{(function.__doc__ or '').strip()}" for name, function in BENCHMARKS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks (default: all)")

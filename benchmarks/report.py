@@ -13,7 +13,18 @@ import psutil
 
 __all__ = ["Table", "machine", "ratio"]
 
-_PACKAGES = ("reverb-writer", "numpy", "grpcio", "protobuf", "cramjam", "dm-reverb", "tf-agents", "tensorflow", "ray")
+_PACKAGES = (
+    "reverb-writer",
+    "numpy",
+    "grpcio",
+    "protobuf",
+    "cramjam",
+    "dm-reverb",
+    "tf-agents",
+    "tensorflow",
+    "ray",
+    "torch",
+)
 
 
 @dataclass(frozen=True)

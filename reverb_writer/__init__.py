@@ -17,6 +17,7 @@ if "grpc" not in sys.modules:
 
 if TYPE_CHECKING:
     from reverb_writer import environments as environments
+    from reverb_writer import rollouts as rollouts
     from reverb_writer.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
     from reverb_writer.client import Client as Client
     from reverb_writer.client import Sample as Sample
@@ -99,7 +100,7 @@ _MODULE_OF = {
     "WindowSpec": "windowing",
 }
 
-_PACKAGES = frozenset({"environments"})
+_PACKAGES = frozenset({"environments", "rollouts"})
 """Packages that are touched as `rw.NAME`, without an import of their own."""
 
 

@@ -204,6 +204,10 @@ class EpisodeObserver(SingleObserver):
             )
         super().write_episode(episode)
 
+    def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
+        fits = self._writer is None or self._writer.num_steps + len(leaves[0]) <= self._max_length
+        return not self._overflow and fits and super()._takes_at_once(steps, leaves)
+
     def _skip(self, step: Any, end_of_episode: bool | None) -> None:
         """Drop a step of an episode that has become too long."""
         structure = self._structure

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tree
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.episode import Episode
@@ -112,6 +113,49 @@ class SingleObserver(Observer):
         self._writer: SequenceWriter | None = None
         if spec is not None:
             self._start(spec)
+
+    def extend(self, steps: Any) -> None:
+        """Write steps of an episode that goes on after them, as so many calls with `end_of_episode=False` would.
+
+        Args:
+            steps: nest with leaves [T, ...]; copied.
+
+        Raises:
+            StructureError, ReplayTimeoutError, ClosedError: as for a call; the steps before are written.
+        """
+        session = self._session
+        leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
+        num_steps, at = len(leaves[0]), 0
+        if self._writer is None and num_steps:
+            session.wait_for_room()
+            self._start(tree.map_structure(lambda leaf: leaf[0], steps))
+        if self._takes_at_once(steps, leaves):
+            columns = [*leaves, *([np.ones(num_steps, bool)] if self._mask else [])]
+            while at < num_steps:
+                session.wait_for_room()
+                assert self._writer is not None  # noqa: S101  # it was started
+                count = self._writer.extend([column[at:] for column in columns])
+                if count is None:
+                    break
+                at += count
+                session.num_steps += count
+        for row in range(at, num_steps):
+            self(tree.map_structure(lambda leaf, row=row: leaf[row], steps), end_of_episode=False)
+
+    def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
+        """Return whether these steps are such as need not be looked at one by one."""
+        structure = self._structure
+        if structure is None:
+            return False
+        try:
+            tree.assert_same_structure(steps, structure.example)
+        except (TypeError, ValueError):
+            return False
+        num_steps = len(leaves[0])
+        expected = [
+            (dtype, (num_steps, *shape)) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)
+        ]
+        return np.dtype(object) not in structure.dtypes and [(leaf.dtype, leaf.shape) for leaf in leaves] == expected
 
     def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
         """Write a step.

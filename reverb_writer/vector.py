@@ -68,6 +68,11 @@ class VectorObserver(Observer):
         if spec is not None:
             self._start(spec, is_spec=True)
 
+    @property
+    def num_envs(self) -> int:
+        """N, the environments that step together."""
+        return self._num_envs
+
     def __call__(self, step: Any, *, end_of_episode: Any = None, lanes: Any = None) -> None:
         """Write a step of every environment, or of some.
 

@@ -127,8 +127,6 @@ class SequenceWriter:
             self._priorities.clear()
         self._stop = self._next_cut(0)
 
-    # ------------------------------------------------------------------------------------------ steps
-
     def append(self, leaves: Sequence[Any], *, last: bool = False, plan: StepPlan | None = None) -> dict[str, int]:
         """Add a step to the episode; its leaves are copied. Never waits.
 
@@ -156,6 +154,18 @@ class SequenceWriter:
             self.advance()
             return {} if ending is None else self._finish(ending)
 
+    def extend(self, columns: Sequence[Any]) -> int | None:
+        """Add the steps [T, ...] that the chunk has room for; return how many, or None if a priority is a function."""
+        self.stream.check()
+        with self._lock:
+            if self._priorities is not None:
+                return None
+            fill, stop = self.fill, min(self.fill + len(columns[0]), self._stop)
+            for buffer, column in zip(self._buffers, columns, strict=True):
+                buffer[fill:stop] = column[: stop - fill]
+            self.advance(stop - fill)
+            return stop - fill
+
     def plan(self, leaves: Sequence[Any], *, last: bool = False) -> StepPlan | None:
         """Ask the `priority` functions about a step without adding it; None if there are none.
 
@@ -168,10 +178,10 @@ class SequenceWriter:
             n = self.num_steps + 1
             return self._priorities.plan(leaves, n, self._ending(n) if last else None)
 
-    def advance(self) -> None:
-        """Take the step that was put at `fill` of the `buffers` given at construction as appended."""
-        self.num_steps += 1
-        self.fill += 1
+    def advance(self, num_steps: int = 1) -> None:
+        """Take the steps that were put at `fill` of the `buffers` given at construction as appended."""
+        self.num_steps += num_steps
+        self.fill += num_steps
         if self.fill == self._stop:
             self._seal()
             if self._sealed - self._written >= self._request_steps or self._unsent_bytes >= _REQUEST_BYTES:
@@ -281,8 +291,6 @@ class SequenceWriter:
             for target in self._targets
         )
 
-    # ------------------------------------------------------------------------------------------ chunks
-
     def _draw(self) -> int:
         return self._random.getrandbits(KEY_BITS)
 
@@ -318,8 +326,6 @@ class SequenceWriter:
         stride, length = self._cuts
         phase = start % stride
         return min(self.chunk_length, (length if phase < length else stride) - phase)
-
-    # ------------------------------------------------------------------------------------------ windows
 
     def _ends(self, index: int, upto: int) -> range:
         return self._targets[index].spec.ends(self._written, min(upto, self._limits[index]))

@@ -11,7 +11,7 @@ import numpy as np
 from reverb_writer.arguments import number
 from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["Array", "Rows", "array_namespace", "as_array", "fraction", "shifted"]
+__all__ = ["Array", "Rows", "array_namespace", "as_array", "as_float", "fraction", "shifted"]
 
 Array = Any
 """An array of NumPy, or of another library that array-api-compat knows."""
@@ -23,10 +23,10 @@ class Rows:
     Attributes:
         xp: the library of the arrays.
         rewards: [T, ...].
-        gamma: [T, ...], of the rewards' shape.
+        gamma: a number, or [T, ...] of the rewards' shape.
         values: [T, ...], 0 if there are none.
         last: [...].
-        end_values: [T, ...], what follows where an episode ends, 0 elsewhere.
+        end_values: 0, or [T, ...], what follows where an episode ends, 0 elsewhere.
     """
 
     def __init__(
@@ -51,21 +51,20 @@ class Rows:
                 "`final_values=values` for the approximation by the last observation that is there."
             )
         self.xp = array_namespace(rewards, values, last_value, gamma, terminated, truncated, final_values)
-        self.rewards = as_array(self.xp, rewards) * 1.0
+        self.rewards = as_float(self.xp, rewards)
         if self.rewards.ndim == 0 or not self.rewards.shape[0]:
             raise StructureError(f"`rewards` must be [T, ...] with T >= 1, got shape {tuple(self.rewards.shape)}.")
-        zeros = self.xp.zeros_like(self.rewards)
-        self.values = zeros if values is None else self.fit("values", values)
-        self.last = self.fit("last_value", last_value, zeros[0, ...])
-        self.gamma = self.fit("gamma", fraction("gamma", gamma) if isinstance(gamma, int | float) else gamma)
-        ended = None if terminated is None else self.fit("terminated", terminated) != 0
-        self.end_values, self._ended = zeros, ended
+        self.values = self.xp.zeros_like(self.rewards) if values is None else self.fit("values", values)
+        self.last = self.fit("last_value", last_value, self.rewards[0, ...])
+        self.gamma = fraction("gamma", gamma) if isinstance(gamma, int | float) else self.fit("gamma", gamma)
+        ended = None if terminated is None else self._flags("terminated", terminated)
+        self.end_values: Array = 0.0
+        self._ended = ended
         if truncated is not None:
-            cut = self.fit("truncated", truncated) != 0
+            cut = self._flags("truncated", truncated)
             self._ended = cut if ended is None else cut | ended
-            self.end_values = self.xp.where(
-                cut if ended is None else cut & ~ended, self.fit("final_values", final_values), zeros
-            )
+            is_cut = cut if ended is None else cut & ~ended
+            self.end_values = self.xp.where(is_cut, self.fit("final_values", final_values), 0.0)
 
     @property
     def next_values(self) -> Array:
@@ -83,8 +82,9 @@ class Rows:
         return following if self._ended is None else self.xp.where(self._ended, self.end_values, following)
 
     def where_going_on(self, x: Array) -> Array:
-        """Return x, and 0 where an episode ends."""
-        return x if self._ended is None else self.xp.where(self._ended, self.xp.zeros_like(x), x)
+        """Return x, a number or [T, ...], as [T, ...], and 0 where an episode ends."""
+        x = self.xp.full_like(self.rewards, x) if isinstance(x, float) else x
+        return x if self._ended is None else self.xp.where(self._ended, 0.0, x)
 
     def at_most(self, name: str, x: Array, bound: float) -> Array:
         """Return x, nowhere greater than the bound."""
@@ -99,6 +99,10 @@ class Rows:
             last = start[t, ...] + weight[t, ...] * last
             rows.append(last)
         return self.xp.stack(rows[::-1])
+
+    def _flags(self, name: str, x: Array) -> Array:
+        flags = self.fit(name, x)
+        return flags if flags.dtype == (np.bool_ if self.xp is np else self.xp.bool) else flags != 0
 
     def fit(self, name: str, x: Array, like: Array = None) -> Array:
         """Return x in the shape of the rewards, or of `like`; axes that it lacks are appended."""
@@ -118,12 +122,19 @@ class Rows:
 
 def shifted(xp: Any, x: Array, last: Array) -> Array:
     """Return x one row on, and `last` in the last row."""
-    return xp.stack([*(x[t, ...] for t in range(1, x.shape[0])), last])
+    concat = xp.concatenate if xp is np else xp.concat  # NumPy 1.26 does not know the other name
+    return concat([x[1:, ...], last[None, ...]])
 
 
 def as_array(xp: Any, x: Any) -> Array:
     """Return an array as it is, and a list as an array."""
     return x if hasattr(x, "ndim") else xp.asarray(x)  # `torch.asarray` would cut off the gradients of a tensor
+
+
+def as_float(xp: Any, x: Any) -> Array:
+    """Return an array of a floating dtype: as it is, if it has one."""
+    x = as_array(xp, x)
+    return x if xp.result_type(x.dtype, xp.float32) == x.dtype else x * 1.0
 
 
 def fraction(name: str, value: Any) -> float:

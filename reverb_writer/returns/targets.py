@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from reverb_writer.errors import StructureError
-from reverb_writer.returns.recursion import Array, Rows, array_namespace, as_array, fraction
+from reverb_writer.returns.recursion import Array, Rows, array_namespace, as_float, fraction
 
 __all__ = ["Advantages", "VTrace", "discounted_returns", "gae", "lambda_returns", "normalize", "vtrace"]
 
@@ -210,7 +210,7 @@ def normalize(x: Array, *, epsilon: float = 1e-8) -> Array:
     [-1.0, 0.0, 1.0]
     """
     xp = array_namespace(x)
-    x = as_array(xp, x) * 1.0
+    x = as_float(xp, x)
     size = math.prod(x.shape)
     if size < 2:  # noqa: PLR2004  # what a standard deviation takes
         raise StructureError(f"`x` must have at least 2 elements to be normalized, got shape {tuple(x.shape)}.")

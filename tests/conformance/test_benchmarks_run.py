@@ -31,6 +31,11 @@ BENCHMARKS = [
     "episode_getters",
     "accumulator_add",
     "record_cartpole",
+    "read_rollouts",
+    "import_rollouts",
+    "rollout_gae",
+    "rollout_mini_batches",
+    "rollout_recurrent_mini_batches",
 ]
 
 

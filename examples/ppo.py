@@ -1,0 +1,187 @@
+"""On-policy PPO in PyTorch: many actor processes play CartPole, one learner learns from each step once.
+
+    python examples/ppo.py --actors 4
+
+    actor: SequenceObserver, windows of T steps and the one after ─┐
+    actor: ...                                                     ├─> table `rollouts`, a queue ─> learner: fill_from,
+    actor: ...                                                     ┘                               compute_returns, PPO
+      ▲                                                                                                       │
+      └──────────────────── table `weights`, the newest only <────────────────────────────────────────────────┘
+
+The queue is short, so that actors wait for the learner and none plays by weights that are long gone; what their policy
+thought of each action goes with it, for PPO's ratio. `TABLES` is what a server of one's own (`--server`) needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import sys
+import time
+from collections.abc import Generator
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import nn
+
+import reverb_writer as rw
+from reverb_writer.rollouts import RolloutStorage
+
+NUM_STEPS = 64  # T, of a window
+NUM_WINDOWS = 16  # B, of a rollout
+BATCH_SIZE = 4  # windows that are fetched together
+GAMMA, LAM, CLIP = 0.99, 0.95, 0.2
+NUM_EPOCHS, NUM_MINI_BATCHES = 6, 4
+LEARNING_RATE, ENTROPY, MAX_GRADIENT = 1e-3, 0.01, 0.5
+GOAL = 400.0  # mean length of the episodes of a rollout
+TIMEOUT_S = 120.0
+
+TABLES = [rw.TableConfig.queue("rollouts", BATCH_SIZE), rw.TableConfig("weights", max_size=1)]
+
+
+def actor_critic() -> Any:
+    """Return a policy and its critic, two small networks."""
+    return nn.ModuleDict(
+        {
+            name: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, num_outputs))
+            for name, num_outputs in (("policy", 2), ("critic", 1))
+        }
+    )
+
+
+def actions_of(network: Any, observations: Any) -> Any:
+    """Return the distribution of actions."""
+    return torch.distributions.Categorical(logits=network["policy"](observations))
+
+
+def act(address: str, seed: int) -> None:
+    """Play for ever, and write each step with what the policy thought of it."""
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    network, env = actor_critic(), gymnasium.make("CartPole-v1")
+    with (
+        rw.Variables(address, "weights", TIMEOUT_S) as weights,
+        rw.SequenceObserver(
+            address, "rollouts", NUM_STEPS + 1, NUM_STEPS, timeout_s=TIMEOUT_S, max_in_flight_items=1
+        ) as observer,
+        torch.no_grad(),
+    ):
+        load(network, weights.latest())
+        observation, _ = env.reset(seed=seed)
+        for step in iter(int, 1):
+            if step % NUM_STEPS == 0 and (newer := weights.poll()) is not None:
+                load(network, newer)
+            seen = torch.as_tensor(observation)
+            actions = actions_of(network, seen)
+            action = actions.sample()
+            final, reward, terminated, truncated, _ = env.step(int(action))
+            truncated = truncated and not terminated
+            observer(
+                {
+                    "observations": observation,
+                    "actions": action.numpy(),
+                    "rewards": np.float32(reward),
+                    "dones": np.bool_(terminated or truncated),
+                    "values": network["critic"](seen)[0].numpy(),
+                    "actions_log_prob": actions.log_prob(action).numpy(),
+                    "truncated": np.bool_(truncated),
+                    "final_values": network["critic"](torch.as_tensor(final))[0].numpy()
+                    if truncated
+                    else np.float32(0),
+                }
+            )
+            observation = env.reset()[0] if terminated or truncated else final
+
+
+def load(network: Any, weights: dict[str, Any]) -> None:
+    """Set the weights of a network."""
+    network.load_state_dict({name: torch.as_tensor(array) for name, array in weights.items()})
+
+
+def learn(address: str, seed: int) -> Generator[float, None, None]:
+    """Yield the mean length of the episodes of each rollout, once it has been learnt from."""
+    torch.set_num_threads(1)  # the networks are small, and the actors need the other cores
+    torch.manual_seed(seed)
+    network = actor_critic()
+    optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
+    storage = RolloutStorage(NUM_WINDOWS, NUM_STEPS, 4, None, np.zeros((), np.int64), device="cpu", seed=seed)
+    with (
+        rw.Variables(address, "weights", TIMEOUT_S) as weights,
+        rw.ReplayDataset(address, "rollouts", BATCH_SIZE, max_in_flight_batches=1, timeout_s=TIMEOUT_S) as dataset,
+    ):
+        while True:
+            weights.publish({name: weight.numpy() for name, weight in network.state_dict().items()})
+            following = storage.fill_from(dataset)
+            assert following is not None, "windows have the step after the last one"
+            storage.compute_returns(following.values, GAMMA, LAM)
+            for batch in storage.mini_batch_generator(NUM_MINI_BATCHES, NUM_EPOCHS):
+                optimizer.zero_grad()
+                loss(network, batch).backward()
+                nn.utils.clip_grad_norm_(network.parameters(), MAX_GRADIENT)
+                optimizer.step()
+            num_ends = int(storage.dones.sum())
+            yield NUM_STEPS * NUM_WINDOWS / max(num_ends, 1)
+            storage.clear()
+
+
+def loss(network: Any, batch: Any) -> Any:
+    """Return the loss of PPO with a clipped ratio (Schulman et al., 2017)."""
+    actions, values = actions_of(network, batch.obs), network["critic"](batch.obs)
+    ratio = (actions.log_prob(batch.actions) - batch.old_actions_log_prob[:, 0]).exp()
+    advantages = batch.advantages[:, 0]
+    gain = torch.min(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    return ((values - batch.returns) ** 2).mean() / 2 - gain.mean() - ENTROPY * actions.entropy().mean()
+
+
+def run(address: str, num_actors: int, seed: int, seconds: float, goal: float) -> bool:
+    """Start the actors, learn, and return whether the goal was reached in time."""
+    processes = multiprocessing.get_context("spawn")
+    actors = [processes.Process(target=act, args=(address, seed + i), daemon=True) for i in range(num_actors)]
+    for actor in actors:
+        actor.start()
+    deadline, mean = time.monotonic() + seconds, 0.0
+    try:
+        with contextlib.closing(learn(address, seed)) as rollouts:
+            for number, length in enumerate(rollouts, 1):
+                mean += 0.2 * (length - mean)
+                if number % 10 == 0:
+                    steps = number * NUM_WINDOWS * NUM_STEPS
+                    print(f"{steps:8,} steps: episodes of {mean:5.0f} steps", flush=True)
+                if mean >= goal or time.monotonic() > deadline:
+                    break
+    finally:
+        for actor in actors:
+            actor.terminate()
+        for actor in actors:
+            actor.join()
+    return mean >= goal
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Learn CartPole-v1 by PPO, with many actor processes.")
+    parser.add_argument(
+        "--server", metavar="ADDRESS", help="of a server that has the tables; without it, one is started"
+    )
+    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=300.0, help="time to learn")
+    parser.add_argument(
+        "--goal", type=float, default=GOAL, help=f"mean length of episodes to reach (default: {GOAL:g})"
+    )
+    arguments = parser.parse_args()
+    with contextlib.ExitStack() as stack:
+        address = arguments.server
+        if address is None:
+            from reverb_writer_server import ReplayServer
+
+            address = stack.enter_context(ReplayServer(TABLES)).address
+        learnt = run(address, arguments.actors, arguments.seed, arguments.seconds, arguments.goal)
+    print("learnt" if learnt else "not learnt in time")
+    return 0 if learnt else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The `reverb-writer` command: one group, each command in a module that loads when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+__all__ = ["main"]
+
+_MODULE_OF = {
+    "export": "export_rollouts",
+    "import": "import_rollouts",
+}
+
+
+def main() -> None:
+    """Run the command line; needs the extra `cli`."""
+    try:
+        import click  # noqa: PLC0415  # an extra, and asked for here only
+        import rich  # noqa: F401, PLC0415  # as above; the commands import it
+    except ImportError:
+        sys.exit("reverb-writer: the commands need click and rich: pip install 'reverb-writer[cli]'")
+
+    class Commands(click.Group):
+        """Commands by name, from modules that load when they are called."""
+
+        def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+            return sorted(_MODULE_OF)
+
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+            module = _MODULE_OF.get(cmd_name)
+            return importlib.import_module(f"{__name__}.{module}").command if module else None
+
+    Commands("reverb-writer", help="Look at and work with Reverb replay servers.")()

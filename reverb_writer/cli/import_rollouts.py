@@ -1,0 +1,145 @@
+"""`reverb-writer import`: trajectories on disk to a server's tables, in the windows of live writing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reverb_writer.cli.connection import connection_options, ends_well, new_client
+from reverb_writer.cli.transfer import follow
+from reverb_writer.client import Client
+from reverb_writer.observers import EpisodeObserver, TrajectoryObserver
+from reverb_writer.rollouts.files.importing import import_trajectories
+from reverb_writer.rollouts.files.journal import Journal
+from reverb_writer.rollouts.files.stored import list_trajectories
+from reverb_writer.windowing import EndOfEpisode
+
+_WHOLE = (1 << 31) - 1
+
+
+@click.command("import", short_help="Write trajectories on disk to a table.")
+@click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--table", "-t", "tables", multiple=True, required=True, help="Table to write to; several get the same items."
+)
+@click.option("--sequence-length", "-l", type=click.IntRange(min=1), help="Steps in a window.")
+@click.option(
+    "--stride-length",
+    "-s",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Steps from one window's start to the next one's.",
+)
+@click.option(
+    "--end-of-episode",
+    type=click.Choice([mode.value for mode in EndOfEpisode]),
+    default="drop",
+    show_default=True,
+    help="What becomes of the last steps of an episode.",
+)
+@click.option("--whole-episodes", is_flag=True, help="Write each trajectory as one item, instead of windows.")
+@click.option("--mask", is_flag=True, help="Write a column that tells real steps from padding.")
+@click.option(
+    "--priority", default="1.0", show_default=True, help="Of every item; `stored`, with --whole-episodes: as exported."
+)
+@click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where to keep what is delivered.")
+@click.option("--again", is_flag=True, help="Send everything, whatever the journal says, and keep none.")
+@click.option("--allow-pickle", is_flag=True, help="Read trajectories of legacy pickle files, too: arrays only.")
+@connection_options
+def command(
+    directory: Path,
+    tables: tuple[str, ...],
+    sequence_length: int | None,
+    stride_length: int,
+    end_of_episode: str,
+    whole_episodes: bool,
+    mask: bool,
+    priority: str,
+    journal: Path | None,
+    again: bool,
+    allow_pickle: bool,
+    **connection: Any,
+) -> None:
+    """Write the trajectories in DIR to a table, in the windows that an observer writes live.
+
+    \b
+    reverb-writer import rollouts --table replay --sequence-length 20 --stride-length 10
+    reverb-writer import rollouts --table episodes --whole-episodes
+
+    Ctrl-C ends it after the trajectory that is being sent; the same command goes on from there. What was delivered is
+    kept in a hidden journal in DIR, for each server process, table and kind of window; a server that was started anew
+    gets everything again. A journal named by --journal does not look at the server.
+
+    Damaged and half-written trajectories are left out, by name.
+
+    \b
+    Exit codes:
+      0    everything is on the server
+      1    server or disk failed; the same command goes on
+      2    wrong arguments
+      3    everything but what is named as damaged
+      130  stopped by Ctrl-C or SIGTERM; the same command goes on
+    """  # noqa: D301  # \b is click's mark for lines to keep
+    if whole_episodes == (sequence_length is not None):
+        raise click.UsageError("Give either --sequence-length or --whole-episodes.")
+    if priority == "stored" and not whole_episodes:
+        raise click.UsageError("--priority stored needs --whole-episodes: windows were not stored.")
+    windows: dict[str, Any] = {"whole_episodes": True}
+    if sequence_length is not None:
+        windows = {"length": sequence_length, "stride": stride_length, "end_of_episode": end_of_episode, "mask": mask}
+    with ends_well(), new_client(**connection) as client:
+        observer: Any
+        if sequence_length is None:
+            observer = EpisodeObserver(client, tables, _WHOLE, _number(priority))
+        else:
+            observer = TrajectoryObserver(
+                client,
+                tables,
+                sequence_length,
+                stride_length,
+                _number(priority),
+                end_of_episode=end_of_episode,
+                mask=mask,
+            )
+        book = None if again else _journal(client, directory, journal, {"tables": list(tables), **windows})
+        with observer:
+            code = _run(directory, observer, book, allow_pickle=allow_pickle, stored=priority == "stored")
+    raise SystemExit(code)
+
+
+def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickle: bool, stored: bool) -> int:
+    def take_priority(trajectory: Any) -> None:
+        observer.update_priority(float(trajectory.manifest.metadata.get("priority", 1.0)))
+
+    paths = list_trajectories(directory)
+    todo = [path for path in paths if journal is None or path.name not in journal.done]
+    before = take_priority if stored else None
+    sending = import_trajectories(todo, observer, journal=journal, allow_pickle=allow_pickle, before=before)
+    tally = follow(sending, "importing", len(todo))
+    num_items = observer.stats().items
+    click.echo(
+        f"{tally.num_done} trajectories, {tally.num_steps} steps, {num_items} items in {tally.seconds:.1f} s "
+        f"({num_items / tally.seconds:,.0f} items/s); delivered before: {len(paths) - len(todo)}, "
+        f"damaged: {tally.num_left_out}, to do: {len(todo) - tally.num_done - tally.num_left_out}."
+    )
+    return tally.exit_code
+
+
+def _number(priority: str) -> float:
+    try:
+        return 1.0 if priority == "stored" else float(priority)
+    except ValueError:
+        raise click.BadParameter(f"{priority!r} is no number.", param_hint="--priority") from None
+
+
+def _journal(client: Client, directory: Path, path: Path | None, purpose: dict[str, Any]) -> Journal:
+    if path is not None:
+        return Journal(path, purpose)
+    purpose = {**purpose, "server": f"{client.request_info().state_id:032x}"}
+    digest = hashlib.sha256(json.dumps(purpose, sort_keys=True).encode()).hexdigest()[:16]
+    return Journal(directory / f".import_{digest}.jsonl", purpose)

@@ -1,0 +1,171 @@
+"""Nests of arrays of NumPy, or of PyTorch on any device, through one code path: the array API of array-api-compat.
+
+A shape is told as an int, a sequence of ints, or anything with `shape` and `dtype`: an array, a spec of dm_env, a space
+of Gymnasium. A nest of shapes makes a nest of arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.returns.recursion import Array
+
+__all__ = ["Arrays", "flat_rows", "stated", "write_row"]
+
+
+class Arrays:
+    """The library and the device of a storage's arrays.
+
+    Attributes:
+        device: None for NumPy, else what PyTorch takes as a device.
+        xp: the library, by the names of the array API as far as NumPy 1.26 has them.
+    """
+
+    def __init__(self, device: Any) -> None:
+        """Load the library.
+
+        Raises:
+            SpecError: a device is asked for, and PyTorch or array-api-compat is not installed, or does not know it.
+        """
+        self.device = device
+        self.xp: Any = np
+        self._at: dict[str, Any] = {}
+        if device is not None:
+            try:
+                self.xp = importlib.import_module("array_api_compat.torch")
+                self._at = {"device": importlib.import_module("torch").device(device)}
+            except ImportError as error:
+                raise SpecError(
+                    f"`device` {device!r} needs PyTorch and array-api-compat: {error}. Install them, or pass "
+                    "`device=None` for NumPy arrays."
+                ) from None
+            except (RuntimeError, TypeError) as error:
+                raise SpecError(f"`device` {device!r} is none that PyTorch knows: {error}") from None
+
+    def dtype(self, name: Any) -> Any:
+        """Return the library's dtype of a NumPy one."""
+        dtype = np.dtype(name)
+        return dtype if self.xp is np else getattr(self.xp, dtype.name)
+
+    def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
+        """Return arrays [*rows, ...] for a nest of shapes that `stated` has returned."""
+        return tree.map_structure(
+            lambda shape: self.xp.zeros((*rows, *shape.sizes), dtype=self.dtype(shape.dtype), **self._at), shapes
+        )
+
+    def zeros_like(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Return zeros of another shape and the same dtype."""
+        return self.xp.zeros(shape, dtype=x.dtype, **self._at)
+
+    def asarray(self, x: Any) -> Array:
+        """Return anything as an array of the library, on the device, without its gradients; not copied if it is one."""
+        if hasattr(x, "detach"):
+            x = x.detach()
+            x = x if self._at else x.cpu()
+        return self.xp.asarray(x, **self._at)
+
+    def to_numpy(self, x: Array) -> npt.NDArray[Any]:
+        """Return an array of the library as one of NumPy."""
+        return np.asarray(x.cpu() if self._at else x)
+
+    def take(self, nest: Any, rows: Array) -> Any:
+        """Copy rows [N], indices of the library, out of leaves."""
+        return tree.map_structure(lambda leaf: self.xp.take(leaf, rows, axis=0), nest)
+
+    def where(self, condition: Array, chosen: Any, other: Any) -> Any:
+        """Return leaves with the rows of one nest where a condition [B] holds, and of another where not."""
+
+        def choose(a: Array, b: Array) -> Array:
+            return self.xp.where(condition.reshape((-1, *(1,) * (a.ndim - 1))), a, b)
+
+        return tree.map_structure(choose, chosen, other)
+
+    def concatenate(self, *nests: Any) -> Any:
+        """Lay nests of one structure end to end."""
+        concat = np.concatenate if self.xp is np else self.xp.concat  # NumPy 1.26 does not know the other name
+        return tree.map_structure(lambda *leaves: concat(leaves, axis=0), *nests)
+
+    def conform(self, name: str, given: Any, column: Any, rows: tuple[int, ...], *, num_axes: int = 2) -> Any:
+        """Return a nest with the structure, the row shapes and the dtypes of a column, or refuse it.
+
+        Args:
+            name: for the message.
+            given: leaves [*rows, ...]; axes of size 1 at the end may lack.
+            column: leaves [T, B, ...].
+            rows: sizes of the leading axes of what is given.
+            num_axes: leading axes of the column, which are of no account.
+
+        Raises:
+            StructureError: another structure, shape, or kind of dtype; names the leaf.
+        """
+        given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(column) else given
+        paths = [tree.flatten_with_path(nest) for nest in (given, column)]
+        if len({tuple(path for path, _ in nest) for nest in paths}) > 1:
+            names = (", ".join("/".join(map(str, path)) or "one array" for path, _ in nest) for nest in paths)
+            raise StructureError(f"`{name}` is a nest of {next(names)}; expected {next(names)}, as the storage has it.")
+        leaves = []
+        for (_, leaf), (path, expected) in zip(*paths, strict=True):
+            where = "/".join([name, *map(str, path)])
+            x, sizes = self.asarray(leaf), (*rows, *expected.shape[num_axes:])
+            lacking = sizes[x.ndim :]
+            if tuple(x.shape) != sizes[: x.ndim] or x.ndim < len(rows) or any(size != 1 for size in lacking):
+                raise StructureError(f"`{where}`: shape {tuple(x.shape)}, expected {sizes}.")
+            if not self._fits(x.dtype, expected.dtype):
+                raise StructureError(f"`{where}`: {x.dtype} does not go into {expected.dtype} without loss of kind.")
+            leaves.append(self.xp.asarray(x, dtype=expected.dtype).reshape(sizes))
+        return tree.unflatten_as(column, leaves)
+
+    def _fits(self, dtype: Any, column: Any) -> bool:
+        if self.xp is np:
+            return np.can_cast(dtype, column, "same_kind")
+        return bool(self.xp.can_cast(dtype, column))
+
+
+class _Shape:
+    """What a row of an array looks like; no tuple, which would be a nest."""
+
+    def __init__(self, sizes: Sequence[Any], dtype: Any) -> None:
+        self.sizes = tuple(map(operator.index, sizes))
+        self.dtype = np.dtype(dtype)
+
+
+def stated(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
+    """Return a nest of what rows look like, for a nest of shapes; `dtype` where a shape does not bring one.
+
+    Raises:
+        SpecError: something in it is no shape.
+    """
+    if isinstance(shapes, Mapping):
+        return {key: stated(f"{name}/{key}", shape, dtype) for key, shape in shapes.items()}
+    if hasattr(shapes, "shape") and hasattr(shapes, "dtype"):
+        return _Shape(shapes.shape, str(shapes.dtype).removeprefix("torch."))
+    if hasattr(shapes, "__index__"):
+        return _Shape((shapes,), dtype)
+    if not isinstance(shapes, Sequence) or isinstance(shapes, str):
+        raise SpecError(
+            f"`{name}` must be a shape, such as (3,), something with `shape` and `dtype`, or a nest of them, "
+            f"got {shapes!r}."
+        )
+    if all(hasattr(size, "__index__") for size in shapes):
+        return _Shape(shapes, dtype)
+    parts = [stated(f"{name}/{key}", shape, dtype) for key, shape in enumerate(shapes)]
+    return type(shapes)(*parts) if hasattr(shapes, "_fields") else tuple(parts)
+
+
+def write_row(column: Any, row: int, nest: Any) -> None:
+    """Copy a nest into a row of leaves [T, ...], in place."""
+    for whole, part in zip(tree.flatten(column), tree.flatten(nest), strict=True):
+        whole[row] = part
+
+
+def flat_rows(nest: Any) -> Any:
+    """Return leaves [T, B, ...] as [T B, ...], row t B + b; a view if that can be."""
+    return tree.map_structure(lambda leaf: leaf.reshape((leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])), nest)

@@ -1,0 +1,53 @@
+"""Which trajectories an import has delivered, in a file, so that it can go on after it was stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from reverb_writer.errors import SpecError
+
+__all__ = ["Journal"]
+
+
+class Journal:
+    """A file of JSON lines: first what is imported where, then the names of what the server has confirmed.
+
+    Attributes:
+        path: the file.
+        done: names of what was delivered.
+    """
+
+    def __init__(self, path: Path, purpose: Mapping[str, Any]) -> None:
+        """Read the file, if it is there.
+
+        Raises:
+            SpecError: it is of another import.
+            OSError: it cannot be read.
+        """
+        self.path = path
+        self._purpose = dict(purpose)
+        self.done: set[str] = set()
+        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        if not lines:
+            return
+        found = json.loads(lines[0])
+        if found != self._purpose:
+            raise SpecError(f"journal {path} is of another import: {found}, not {self._purpose}. Name another file.")
+        for line in lines[1:]:
+            try:
+                self.done.add(json.loads(line))
+            except ValueError:  # the last line of one that was killed
+                break
+
+    def add(self, names: Iterable[str]) -> None:
+        """Write down what was delivered."""
+        names = list(names)
+        is_new = not self.path.exists()
+        with self.path.open("a", encoding="utf-8") as file:
+            if is_new:
+                file.write(json.dumps(self._purpose) + "\n")
+            file.writelines(json.dumps(name) + "\n" for name in names)
+        self.done.update(names)

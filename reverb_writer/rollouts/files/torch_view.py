@@ -1,0 +1,49 @@
+"""Batches as PyTorch tensors, and a data set as an `IterableDataset`. PyTorch is imported when it is asked for."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tree
+
+__all__ = ["as_torch", "to_torch"]
+
+
+def to_torch(batch: Any, device: Any) -> Any:
+    """Return a nest of arrays as tensors; on the CPU they share the arrays' memory."""
+    import torch  # noqa: PLC0415  # not a dependency
+
+    return tree.map_structure(lambda leaf: None if leaf is None else torch.as_tensor(leaf, device=device), batch)
+
+
+def as_torch(dataset: Any, device: Any) -> Any:
+    """Return a `torch.utils.data.IterableDataset` of a rollout data set's batches; it can be pickled if that can."""
+    return _iterable_dataset()(dataset, device)
+
+
+@functools.cache
+def _iterable_dataset() -> Any:
+    from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  # not a dependency
+
+    class TorchRollouts(IterableDataset):  # type: ignore[misc, type-arg, unused-ignore]  # torch may not be installed
+        def __init__(self, dataset: Any, device: Any) -> None:
+            super().__init__()
+            self.dataset = dataset
+            self.device = device
+
+        def __iter__(self) -> Iterator[Any]:
+            dataset = copy.copy(self.dataset)
+            dataset.device = None
+            worker = get_worker_info()
+            if worker is not None:
+                dataset.shard(worker.id, worker.num_workers)
+            for batch in dataset:
+                yield to_torch(batch, self.device or "cpu")
+
+        def __reduce__(self) -> Any:
+            return as_torch, (self.dataset, self.device)
+
+    return TorchRollouts

@@ -1,0 +1,173 @@
+"""Pickles of NumPy arrays in dicts, tuples and lists, and nothing else.
+
+A pickle is a program. This one may only name what NumPy's own pickles name, and what stands behind those names here is
+Python of this module that makes an array of bytes; NumPy's C code for pickles never sees them. Opcodes are on a list,
+too, and are walked once before any is run.
+
+Source: CPython 3.11, `pickletools`; NumPy 1.26 and 2, `ndarray.__reduce_ex__`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle  # what is loaded is restricted: see the module's first lines
+import pickletools
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.errors import FormatError, UnsafeDataError
+
+__all__ = ["load_arrays"]
+
+_OPCODES = {
+    *("PROTO", "FRAME", "STOP", "MARK", "POP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2"),
+    *(
+        "LONG",
+        "LONG1",
+        "FLOAT",
+        "BINFLOAT",
+        "EMPTY_DICT",
+        "DICT",
+        "SETITEM",
+        "SETITEMS",
+        "EMPTY_LIST",
+        "LIST",
+        "APPEND",
+    ),
+    *("APPENDS", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"),
+    *("BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "STRING", "BINSTRING", "SHORT_BINSTRING"),
+    *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
+    "BUILD",
+}
+_DTYPE = re.compile(r"[<>|=]?(b1|[iu][1248]|f[248]|c8|c16|\?)")
+_STATE_SIZE = 5  # version, shape, dtype, is_fortran, data
+_MAX_DIMS = 32
+
+
+def load_arrays(data: bytes) -> Any:
+    """Return what a pickle holds: arrays, numbers, strings and None in dicts, tuples and lists.
+
+    >>> load_arrays(pickle.dumps({"reward": np.arange(2.0)}))
+    {'reward': array([0., 1.])}
+
+    Raises:
+        UnsafeDataError: it asks for anything else; names it. Nothing of it was run.
+        FormatError: it is no pickle, or is torn.
+    """
+    try:
+        asked = {opcode.name for opcode, _, _ in pickletools.genops(data)}
+        found = None if asked - _OPCODES else _Restricted(io.BytesIO(data), encoding="latin1").load()
+    except UnsafeDataError:
+        raise
+    except Exception as error:  # a torn pickle can raise anything
+        raise FormatError(f"no pickle of arrays: {type(error).__name__}: {error}") from error
+    if asked - _OPCODES:
+        raise UnsafeDataError(f"a pickle with {', '.join(sorted(asked - _OPCODES))}, which no array needs.")
+    return _unwrap(found, 0)
+
+
+class _Restricted(pickle.Unpickler):
+    """An unpickler that knows seven names, each a function of this module."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        place = f"{module.replace('numpy._core', 'numpy.core')}.{name}"
+        if place not in _NAMES:
+            raise UnsafeDataError(f"a pickle that asks for {module}.{name}; only NumPy arrays are read.")
+        return _NAMES[place]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise UnsafeDataError(f"a pickle that asks for the persistent object {pid!r}.")
+
+
+class _Dtype:
+    """A dtype of numbers, and what may still be said of it: its byte order."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, name: Any) -> None:
+        if not isinstance(name, str) or not _DTYPE.fullmatch(name):
+            raise UnsafeDataError(f"a pickle with dtype {name!r}; only numbers are read.")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state: Any) -> None:
+        if state[1] in ("<", ">"):
+            self.dtype = self.dtype.newbyteorder(state[1])
+
+
+class _Array:
+    """An array, once it is said what is in it."""
+
+    __slots__ = ("array",)
+
+    def __init__(self) -> None:
+        self.array: npt.NDArray[Any] | None = None
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, is_fortran, data = state[-_STATE_SIZE:]
+        self.fill(data, dtype, shape, "F" if is_fortran else "C")
+
+    def fill(self, data: Any, dtype: Any, shape: Any, order: Any) -> None:
+        if not isinstance(dtype, _Dtype) or not isinstance(shape, tuple) or len(shape) > _MAX_DIMS:
+            raise UnsafeDataError("a pickle with an array of something other than numbers.")
+        raw = data.encode("latin1") if isinstance(data, str) else bytes(data)
+        fits = all(type(size) is int and size >= 0 for size in shape)
+        if not fits or math.prod(shape) * dtype.dtype.itemsize != len(raw):
+            raise FormatError(f"an array {dtype.dtype} {shape} of {len(raw)} bytes.")
+        self.array = np.frombuffer(raw, dtype.dtype).reshape(shape, order="F" if order == "F" else "C").copy()
+
+
+class _Named:
+    """What stands behind a name: can be called, and not be changed by a pickle."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._call(*arguments)
+
+    def __setstate__(self, state: Any) -> None:
+        raise UnsafeDataError(f"a pickle that changes what it is read with: {state!r}.")
+
+
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any, *_: Any) -> _Array:
+    made = _Array()
+    made.fill(data, dtype, shape, order)
+    return made
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    if encoding != "latin1":
+        raise UnsafeDataError(f"a pickle that encodes text as {encoding!r}.")
+    return str(text).encode("latin1")
+
+
+_NAMES = {
+    "numpy.ndarray": _Named(lambda *_: _Array()),
+    "numpy.dtype": _Named(lambda name, *_: _Dtype(name)),
+    "numpy.core.multiarray._reconstruct": _Named(lambda *_: _Array()),
+    "numpy.core.multiarray.scalar": _Named(lambda dtype, data: _from_buffer(data, dtype, (), "C")),
+    "numpy.core.numeric._frombuffer": _Named(_from_buffer),
+    "_codecs.encode": _Named(_encode),
+    "__builtin__.bytes": _Named(lambda: b""),  # no bytes at all, before protocol 3
+}
+
+
+def _unwrap(value: Any, depth: int) -> Any:
+    if depth > _MAX_DIMS:
+        raise UnsafeDataError("a pickle nested without end.")
+    if isinstance(value, dict):
+        return {key: _unwrap(part, depth + 1) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_unwrap(part, depth + 1) for part in value)
+    if isinstance(value, _Array) and value.array is not None:
+        return value.array
+    if value is None or isinstance(value, bool | int | float | str | bytes | bytearray):
+        return value
+    raise UnsafeDataError(f"a pickle with a {type(value).__name__}; only NumPy arrays are read.")

@@ -1,0 +1,53 @@
+"""Hidden states of recurrent networks: nests of arrays [layers, B, H] in a step, [T, layers, B, H] in a storage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tree
+
+from reverb_writer.errors import StructureError
+from reverb_writer.rollouts.arrays import Arrays, write_row
+
+__all__ = ["read", "write", "zeros"]
+
+_MIN_AXES = 2  # [layers, B]
+
+
+def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
+    """Return a step's states as arrays; None, which stands for zeros, if any of them is None.
+
+    Args:
+        arrays: of the storage.
+        given: leaves [layers, B, ...], or None.
+        num_envs: B.
+        saved: those of the steps before, leaves [T, layers, B, ...], or None.
+
+    Raises:
+        StructureError: other shapes, or not those of the steps before.
+    """
+    if any(leaf is None for leaf in tree.flatten(given)):
+        return None
+    states = tree.map_structure(arrays.asarray, given)
+    shapes = tree.map_structure(lambda leaf: str(tuple(leaf.shape)), states)
+    if any(leaf.ndim < _MIN_AXES or leaf.shape[1] != num_envs for leaf in tree.flatten(states)):
+        raise StructureError(f"`hidden_states` must be [layers, {num_envs}, ...], got {shapes}.")
+    if saved is not None:
+        expected = tree.map_structure(lambda leaf: str(tuple(leaf.shape[1:])), saved)
+        if shapes != expected:
+            raise StructureError(f"`hidden_states` are {shapes}, expected {expected}, as in the steps before.")
+    return states
+
+
+def zeros(arrays: Arrays, states: Any, num_rows: int) -> Any:
+    """Return room for the states of so many steps."""
+    return tree.map_structure(lambda leaf: arrays.zeros_like(leaf, (num_rows, *leaf.shape)), states)
+
+
+def write(saved: Any, row: int, states: Any) -> None:
+    """Copy the states of a step into a row, in place; None for zeros."""
+    if states is not None:
+        write_row(saved, row, states)
+        return
+    for leaf in tree.flatten(saved):
+        leaf[row] = 0

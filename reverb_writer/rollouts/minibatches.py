@@ -1,0 +1,140 @@
+"""Minibatches of a rollout: every row is in every epoch once, in parts that differ by one row or environment at most.
+
+    shuffled    rows of all environments mixed                    [N, ...]
+    recurrent   whole environments; observations by trajectory    [T, n, ...] padded, the rest [T, b, ...]
+    contiguous  whole environments; everything by trajectory      [N, ...] end to end
+
+`columns` are those of a storage, in the order of time, by field of the minibatch: leaves [T, B, ...], None where there
+are none, and hidden states [T, layers, B, H].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.rollouts.arrays import Arrays, flat_rows
+from reverb_writer.rollouts.trajectories import pad
+from reverb_writer.rollouts.transitions import ContiguousMiniBatch
+from reverb_writer.slices import Trajectories
+from reverb_writer.slices.boundaries import positions
+
+__all__ = ["MiniBatches"]
+
+_OBSERVED = ("obs", "critic_obs", "next_obs", "next_critic_obs")
+"""What a recurrent network reads, and so is padded."""
+
+Indices = npt.NDArray[np.int64]
+
+
+class _Part(NamedTuple):
+    """Some of the environments, and their trajectories: numbers, or a slice of them."""
+
+    environments: Indices | slice
+    trajectories: Indices | slice
+
+
+@dataclass(frozen=True)
+class MiniBatches:
+    """Minibatches to come: `num_parts` in each of `num_epochs`.
+
+    Attributes:
+        arrays: of the storage.
+        kind: the class of the minibatches.
+        columns: see the top of this module.
+        num_parts: minibatches in an epoch.
+        num_epochs: times to go through the rows.
+        rng: what orders are drawn from; None, for whole environments only, to leave them in theirs.
+    """
+
+    arrays: Arrays
+    kind: Any
+    columns: Mapping[str, Any]
+    num_parts: int
+    num_epochs: int
+    rng: np.random.Generator | None
+
+    def shuffled(self, num_rows: int) -> Iterator[Any]:
+        """Yield minibatches of rows in an order that is drawn anew for each epoch."""
+        assert self.rng is not None  # noqa: S101  # rows are always drawn
+        flat = {field: flat_rows(nest) for field, nest in self._present().items()}
+        for _ in range(self.num_epochs):
+            for part in np.array_split(self.rng.permutation(num_rows), self.num_parts):
+                rows = self.arrays.asarray(part)
+                yield self._make({field: self.arrays.take(nest, rows) for field, nest in flat.items()})
+
+    def recurrent(self, trajectories: Trajectories) -> Iterator[Any]:
+        """Yield minibatches of whole environments; what is observed is padded.
+
+        Without `rng`, leaves are views of the storage, or of what all minibatches share.
+        """
+        present = self._present()
+        observed = {field: present.pop(field) for field in _OBSERVED if field in present}
+        padded, masks = pad(self.arrays, observed, trajectories)
+        for part in self._parts(trajectories):
+            found = {field: self._columns_of(nest, part.trajectories) for field, nest in padded.items()}
+            found |= {field: self._columns_of(nest, part.environments) for field, nest in present.items()}
+            found["masks"] = self._columns_of(masks, part.trajectories)
+            found["hidden_states"] = self._first_states(trajectories, part)
+            yield self._make(found)
+
+    def contiguous(self, trajectories: Trajectories) -> Iterator[ContiguousMiniBatch]:
+        """Yield minibatches of whole environments, their trajectories laid end to end; all are copies."""
+        flat = {field: flat_rows(nest) for field, nest in self._present().items()}
+        numbers = np.arange(len(trajectories))
+        for part in self._parts(trajectories):
+            rows = self.arrays.asarray(trajectories.rows(numbers[part.trajectories]))
+            lengths = trajectories.lengths[part.trajectories]
+            found = {field: self.arrays.take(nest, rows) for field, nest in flat.items()}
+            found["hidden_states"] = self._first_states(trajectories, part)
+            is_init = self.arrays.asarray(positions(lengths) == 0)
+            yield ContiguousMiniBatch(self._make(found), is_init, self.arrays.asarray(lengths))
+
+    def _present(self) -> dict[str, Any]:
+        """Return the columns that there are, but for the hidden states."""
+        return {field: nest for field, nest in self.columns.items() if nest is not None and field != "hidden_states"}
+
+    def _parts(self, trajectories: Trajectories) -> Iterator[_Part]:
+        """Divide the environments, epoch by epoch; each brings its trajectories, which are ordered by environment."""
+        num_environments = trajectories.storage_shape[1]
+        edges = np.searchsorted(trajectories.lanes, np.arange(num_environments + 1))
+        for _ in range(self.num_epochs):
+            if self.rng is None:
+                for part in np.array_split(np.arange(num_environments), self.num_parts):
+                    first, stop = int(part[0]), int(part[-1]) + 1
+                    yield _Part(slice(first, stop), slice(int(edges[first]), int(edges[stop])))
+            else:
+                for part in np.array_split(self.rng.permutation(num_environments), self.num_parts):
+                    counts = edges[part + 1] - edges[part]
+                    yield _Part(part, np.repeat(edges[part], counts) + positions(counts))
+
+    def _columns_of(self, nest: Any, which: Indices | slice) -> Any:
+        if isinstance(which, slice):
+            return tree.map_structure(lambda leaf: leaf[:, which], nest)
+        indices = self.arrays.asarray(which)
+        return tree.map_structure(lambda leaf: self.arrays.xp.take(leaf, indices, axis=1), nest)
+
+    def _first_states(self, trajectories: Trajectories, part: _Part) -> Any:
+        """Return [layers, n, H]: the states at the first rows of trajectories, of leaves [T, layers, B, H]."""
+        nest = self.columns["hidden_states"]
+        if nest is None:
+            return None
+        starts, lanes = trajectories.starts[part.trajectories], trajectories.lanes[part.trajectories]
+
+        def take(leaf: Any) -> Any:
+            num_layers, num_environments = leaf.shape[1:3]
+            rows = (starts * num_layers + np.arange(num_layers)[:, None]) * num_environments + lanes
+            found = self.arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), self.arrays.asarray(rows.ravel()), axis=0)
+            return found.reshape((num_layers, len(starts), *leaf.shape[3:]))
+
+        return tree.map_structure(take, nest)
+
+    def _make(self, found: dict[str, Any]) -> Any:
+        for observed, by_critic in (("obs", "critic_obs"), ("next_obs", "next_critic_obs")):
+            found.setdefault(by_critic, found.get(observed))
+        return self.kind(**{field: found.get(field) for field in self.kind._fields})

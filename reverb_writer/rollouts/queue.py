@@ -1,0 +1,88 @@
+"""A storage that keeps the newest rows of several rollouts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import number
+from reverb_writer.errors import SpecError
+from reverb_writer.rollouts import hidden_states
+from reverb_writer.rollouts.storage import RolloutStorage
+
+__all__ = ["QueueRolloutStorage"]
+
+
+class QueueRolloutStorage(RolloutStorage):
+    """A `RolloutStorage` whose new rows take the place of the oldest, once it has grown to its full size.
+
+    It grows at `clear()`, by T rows at most, until it has floor(`buffer_dilation_ratio` T). Rows are always read in the
+    order of time, wherever the newest one is: returns, minibatches and statistics are those of all rows that it holds.
+
+        T = 4, ratio 1.5    rollout    rows written    size
+                            1          0 1 2 3         4, then grows
+                            2          4 5 0 1         6
+                            3          2 3 4 5         6
+
+    Attributes:
+        step: the row that the next transition goes to; where it wraps, that of the oldest one.
+    """
+
+    def __init__(self, *arguments: Any, buffer_dilation_ratio: float = 1.0, **options: Any) -> None:
+        """Allocate T rows; arguments and errors as for `RolloutStorage`, and one more.
+
+        `buffer_dilation_ratio` is the full size as a multiple of T, >= 1.
+        """
+        super().__init__(*arguments, **options)
+        ratio = number("buffer_dilation_ratio", buffer_dilation_ratio)
+        if ratio < 1:
+            raise SpecError(f"`buffer_dilation_ratio` must be >= 1, got {ratio}.")
+        self._full_size = math.floor(ratio * self.num_transitions_per_env)
+        self._num_rows = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that it holds."""
+        return self._num_rows
+
+    def clear(self) -> None:
+        """Begin a new rollout: the rows of those before stay, and there is room for more up to the full size."""
+        if self.step == self._capacity:
+            extra = min(self._full_size - self._capacity, self.num_transitions_per_env)
+            for name, rows in self._zeros(extra).items():
+                if rows is not None:
+                    setattr(self, name, self._arrays.concatenate(getattr(self, name), rows))
+            if self.saved_hidden_states is not None:
+                states = tree.map_structure(lambda leaf: leaf[0], self.saved_hidden_states)
+                self.saved_hidden_states = self._arrays.concatenate(
+                    self.saved_hidden_states, hidden_states.zeros(self._arrays, states, extra)
+                )
+        self._has_returns = False
+
+    def untie_buffer_loop(self) -> None:
+        """Put the rows into the order of time, returns and advantages too; the next one goes to row 0."""
+        rows = self._rows_in_time()
+        if isinstance(rows, slice):
+            return
+        for name in [*self._shapes, "saved_hidden_states"]:
+            if getattr(self, name) is not None:
+                setattr(self, name, self._in_time(name))
+        self.step = 0
+
+    def _check_room(self, num_rows: int) -> None:
+        if self._capacity < self._full_size:
+            super()._check_room(num_rows)
+
+    def _advance(self) -> None:
+        self.step += 1
+        self._num_rows = min(self._num_rows + 1, self._capacity)
+        if self.step == self._capacity == self._full_size:
+            self.step = 0
+
+    def _rows_in_time(self) -> Any:
+        if self._num_rows < self._capacity or self.step in (0, self._capacity):
+            return slice(0, self._num_rows)
+        return self._arrays.asarray((np.arange(self._capacity) + self.step) % self._capacity)

@@ -1,0 +1,107 @@
+"""A ring of states and the states that followed them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import IncompleteError, StructureError
+from reverb_writer.rollouts.arrays import Arrays, stated
+
+__all__ = ["ReplayBuffer"]
+
+
+class ReplayBuffer:
+    """A ring of pairs of states; once it is full, new ones take the place of the oldest. Not thread-safe.
+
+    Attributes:
+        states: leaves [size, ...].
+        next_states: likewise.
+        buffer_size: pairs that it holds at most.
+        num_samples: pairs that it holds.
+        step: where the next pair goes.
+        device: None for NumPy.
+
+    Source: the seed's `ReplayBuffer` (behaviour, 5.1).
+
+    >>> buffer = ReplayBuffer(obs_dim=1, buffer_size=5)
+    >>> for states in (np.array([[0.0], [1.0], [2.0]]), np.array([[3.0], [4.0], [5.0]])):
+    ...     buffer.insert(states, states)
+    >>> buffer.states.ravel().tolist(), buffer.step, buffer.num_samples
+    ([5.0, 1.0, 2.0, 3.0, 4.0], 1, 5)
+    """
+
+    def __init__(self, obs_dim: Any, buffer_size: int, device: Any = None, *, seed: int | None = None) -> None:
+        """Allocate.
+
+        Args:
+            obs_dim: sizes of a state: an int, a shape, something with `shape` and `dtype`, or a nest of them.
+            buffer_size: pairs, >= 1.
+            device: None for NumPy arrays, else the device of PyTorch tensors.
+            seed: of what is sampled; None for something else each time.
+
+        Raises:
+            SpecError: an argument can never work, or PyTorch is not installed.
+        """
+        self.buffer_size = integer("buffer_size", buffer_size, minimum=1)
+        shapes = stated("obs_dim", obs_dim)
+        self._arrays = Arrays(device)
+        self._rng = np.random.default_rng(seed)
+        self.states, self.next_states = (self._arrays.zeros(shapes, (self.buffer_size,)) for _ in range(2))
+        self.device = device
+        self.step = 0
+        self.num_samples = 0
+
+    def insert(self, states: Any, next_states: Any) -> None:
+        """Copy pairs into the ring, any number of them; of more than fit the last ones stay.
+
+        Args:
+            states: leaves [m, ...].
+            next_states: likewise.
+
+        Raises:
+            StructureError: other structures, shapes or numbers of rows. Nothing changed.
+        """
+        sizes = [np.shape(leaf)[:1] for leaf in tree.flatten(states)]
+        if len({*sizes}) != 1 or sizes[0] == ():
+            raise StructureError(f"`states` must have leaves [m, ...] of one number of rows, got {sizes}.")
+        (num_rows,) = sizes[0]
+        conform = functools.partial(self._arrays.conform, column=self.states, rows=(num_rows,), num_axes=1)
+        pairs = [(self.states, conform("states", states)), (self.next_states, conform("next_states", next_states))]
+        num_kept = min(num_rows, self.buffer_size)
+        slots = self._arrays.asarray((self.step + np.arange(num_rows - num_kept, num_rows)) % self.buffer_size)
+        for ring, rows in pairs:
+            for column, leaf in zip(tree.flatten(ring), tree.flatten(rows), strict=True):
+                column[slots] = leaf[num_rows - num_kept :]
+        self.num_samples = min(self.buffer_size, self.num_samples + num_rows)
+        self.step = (self.step + num_rows) % self.buffer_size
+
+    def feed_forward_generator(self, num_mini_batch: int, mini_batch_size: int) -> Iterator[tuple[Any, Any]]:
+        """Yield minibatches of pairs, drawn uniformly and with replacement; copies.
+
+        Args:
+            num_mini_batch: how many, >= 0.
+            mini_batch_size: pairs in each, >= 1.
+
+        Yields:
+            States and next states, leaves [mini_batch_size, ...].
+
+        Raises:
+            IncompleteError: the buffer is empty.
+            SpecError: a number out of range.
+        """
+        num_mini_batch = integer("num_mini_batch", num_mini_batch, minimum=0)
+        mini_batch_size = integer("mini_batch_size", mini_batch_size, minimum=1)
+        if not self.num_samples:
+            raise IncompleteError("the buffer is empty. Call `insert` first.")
+        return self._draw(num_mini_batch, mini_batch_size)
+
+    def _draw(self, num_mini_batch: int, mini_batch_size: int) -> Iterator[tuple[Any, Any]]:
+        for _ in range(num_mini_batch):
+            rows = self._arrays.asarray(self._rng.integers(self.num_samples, size=mini_batch_size))
+            yield self._arrays.take(self.states, rows), self._arrays.take(self.next_states, rows)

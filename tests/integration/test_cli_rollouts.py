@@ -1,0 +1,170 @@
+"""`reverb-writer import` and `export`, as a person runs them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import expected, feed
+from reading import Place, fifo, read
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.rollouts import RolloutWriter, StoredTrajectory, list_trajectories
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+COMMAND = [sys.executable, "-m", "reverb_writer.cli"]
+StartServer = Callable[..., HostedServer]
+
+
+def run(*arguments: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=100, **options
+    )
+
+
+def write(data_dir: Path, lengths: tuple[int, ...]) -> None:
+    with RolloutWriter(data_dir) as writer:
+        feed(writer, lengths)
+
+
+def test_import_writes_the_windows_that_its_arguments_name(place: Place, tmp_path: Path) -> None:
+    write(tmp_path, (5, 2, 4))
+    done = run("import", tmp_path, "-t", "a", "-a", place.address, "-l", 3, "-s", 2, "--end-of-episode", "cover")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("3 trajectories, 11 steps, 5 items in ")
+    assert place.column("a") == expected(rw.WindowSpec(3, 2, "cover"), (5, 2, 4))
+
+
+def test_import_again_sends_nothing_until_asked(place: Place, tmp_path: Path) -> None:
+    write(tmp_path, (3,))
+    arguments = ("import", tmp_path, "--table", "a", "--table", "b", "--address", place.address, "--whole-episodes")
+    assert run(*arguments).returncode == 0
+    again = run(*arguments)
+    assert (again.returncode, again.stdout[:15]) == (0, "0 trajectories,")
+    assert "delivered before: 1" in again.stdout
+    assert place.column("a") == place.column("b") == [[1, 2, 3]]
+    assert run(*arguments, "--again").returncode == 0
+    assert place.column("a") == [[1, 2, 3]]
+
+
+def test_import_names_what_is_damaged_and_ends_with_3(place: Place, tmp_path: Path) -> None:
+    write(tmp_path, (3, 3))
+    damaged = list_trajectories(tmp_path)[0]
+    next(damaged.glob("*.npz")).write_bytes(b"x")
+    done = run("import", tmp_path, "-t", "a", "-a", place.address, "-l", 3)
+    assert done.returncode == 3
+    assert f"left out: trajectory `{damaged.name}`" in done.stderr
+    assert place.column("a") == [[4, 5, 6]]
+
+
+def test_interrupted_import_goes_on_without_a_window_twice(place: Place, tmp_path: Path) -> None:
+    write(tmp_path, (50,) * 400)
+    arguments = ["import", str(tmp_path), "-t", "a", "-a", place.address, "-l", "2"]
+    with subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True) as first:
+        while not place.client.server_info()["a"].current_size and first.poll() is None:
+            pass
+        first.send_signal(signal.SIGINT)
+        output, _ = first.communicate(timeout=100)
+    sent = int(output.split()[0])
+    assert first.returncode == (130 if sent < 400 else 0)
+    assert place.client.server_info()["a"].current_size == 49 * sent
+    second = run(*arguments)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.startswith(f"{400 - sent} trajectories,")
+    assert place.column("a") == expected(rw.WindowSpec(2), (50,) * 400)
+
+
+def test_export_and_import_bring_items_back(replay_server: StartServer, tmp_path: Path) -> None:
+    server = replay_server(rw.TableConfig("t", 100), fifo("back"))
+    with rw.Client(server.address) as client:
+        for n in range(1, 4):
+            client.insert({"n": np.arange(n)}, {"t": n / 2})
+        out = run("export", "--table", "t", tmp_path / "new", "--address", server.address)
+        assert (out.returncode, out.stdout[:16]) == (0, "3 items, 6 steps"), out.stderr
+        assert len(list_trajectories(tmp_path / "new")) == 3
+        assert "on disk before: 3" in run("export", "--table", "t", tmp_path / "new", "-a", server.address).stdout
+        into = ("import", tmp_path / "new", "-t", "back", "-a", server.address)
+        assert run(*into, "--whole-episodes", "--priority", "stored").returncode == 0
+        items = read(client, "back")
+    found = sorted((item.info.priority, item.data[0].tolist()) for item in items)
+    assert found == [(0.5, [0]), (1.0, [0, 1]), (1.5, [0, 1, 2])]
+
+
+def test_export_takes_items_out_only_if_told(place: Place, tmp_path: Path) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
+        feed(observer, (4,))
+    refused = run("export", "--table", "a", tmp_path, "-a", place.address)
+    assert refused.returncode == 2
+    assert "--consume" in refused.stderr
+    assert place.client.server_info()["a"].current_size == 3
+    assert run("export", "--table", "a", tmp_path, "-a", place.address, "--consume").returncode == 0
+    found = [StoredTrajectory(path).load()[0].tolist() for path in list_trajectories(tmp_path)]
+    assert found == [[1, 2], [2, 3], [3, 4]]
+
+
+def test_no_server_and_no_table_end_with_1_and_say_so(place: Place, tmp_path: Path) -> None:
+    write(tmp_path, (3,))
+    gone = run("import", tmp_path, "-t", "a", "-l", 3, "-a", "localhost:1", "--timeout", "0.5")
+    assert gone.returncode == 1
+    assert gone.stderr.startswith("Error: no Reverb server at localhost:1")
+    for command in (["import", tmp_path, "-l", "3"], ["export", tmp_path / "out"]):
+        unknown = run(*command, "-t", "nowhere", "-a", place.address)
+        assert (unknown.returncode, "nowhere" in unknown.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("import", ".", "-t", "a"), "Give either --sequence-length or --whole-episodes"),
+        (("import", ".", "-t", "a", "-l", "3", "--priority", "stored"), "needs --whole-episodes"),
+        (("import", ".", "-t", "a", "-l", "3", "--priority", "much"), "'much' is no number"),
+        (("import", ".", "-l", "0", "-t", "a"), "--sequence-length"),
+        (("import", "no/such/directory", "-t", "a", "-l", "3"), "no/such/directory"),
+        (("export", "x"), "--table"),
+    ],
+)
+def test_wrong_arguments_end_with_2(arguments: tuple[str, ...], text: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_help_tells_examples_and_exit_codes(command: str) -> None:
+    done = run(command, "--help", env={**os.environ, "COLUMNS": "200"})
+    assert done.returncode == 0
+    assert f"reverb-writer {command} " in done.stdout
+    assert re.findall(r"^ +(\d+) +\S", done.stdout.partition("Exit codes:")[2], re.MULTILINE) == [
+        "0",
+        "1",
+        "2",
+        "3",
+        "130",
+    ]
+
+
+def test_group_lists_its_commands() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    assert re.search(r"^  export +Write the items of a table to disk", done.stdout, re.MULTILINE)
+    assert re.search(r"^  import +Write trajectories on disk to a table", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_packages_it_says_what_to_install(missing: str) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['reverb-writer', '--help']; "
+    script += "from reverb_writer.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1
+    assert "pip install 'reverb-writer[cli]'" in done.stderr

@@ -1,0 +1,68 @@
+"""`extend`: many steps in one call are what they are one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import SMALL_GRID, expected, feed, observed
+from reading import Place, read
+
+import reverb_writer as rw
+
+
+def feed_at_once(observer: Any, lengths: tuple[int, ...]) -> None:
+    first = 1
+    for n in lengths:
+        middle = n // 2
+        for numbers in (range(first, first + middle), range(first + middle, first + n - 1)):
+            if numbers:
+                observer.extend({"n": np.array(numbers, np.int64)})
+        observer({"n": np.int64(first + n - 1)}, end_of_episode=True)
+        first += n
+
+
+def test_windows_are_those_of_single_calls(place: Place) -> None:
+    lengths = (3, 1, 45, 4, 90, 2)
+    for spec in SMALL_GRID:
+        with observed(place, spec) as observer:
+            feed_at_once(observer, lengths)
+            assert observer.stats().steps == sum(lengths)
+        assert place.column() == expected(spec, lengths)
+
+
+def test_mask_spanning_windows_and_whole_episodes(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 4, pad_end_of_episodes=True, mask=True) as masked:
+        feed_at_once(masked, (3,))
+    assert [column.tolist() for column in read(place.client, "a")[0].data] == [[1, 2, 3, 0], [True, True, True, False]]
+    for make in (
+        lambda t: rw.SequenceObserver(place.client, t, 3, 2),
+        lambda t: rw.EpisodeObserver(place.client, t, 50),
+    ):
+        with make("a") as one_by_one, make("b") as at_once:
+            feed(one_by_one, (4, 7, 2))
+            feed_at_once(at_once, (4, 7, 2))
+        assert place.column("a") == place.column("b") != []
+
+
+def test_priority_functions_and_strings_and_numbers_go_one_by_one(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 2, priority=lambda window: float(window["n"].sum())) as observer:
+        feed_at_once(observer, (4,))
+    assert [item.info.priority for item in read(place.client, "a")] == [3, 5, 7]
+    with rw.TrajectoryObserver(place.client, "b", 2) as observer:
+        observer.extend({"text": np.array([b"x", b"yz"], object)})
+    assert place.column("b") == [[b"x", b"yz"]]
+
+
+def test_too_long_an_episode_and_other_steps_are_refused_as_by_a_call(place: Place) -> None:
+    with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=True) as observer:
+        feed_at_once(observer, (6, 2))
+        assert observer.stats().dropped_steps == {"overflow": 6}
+    assert place.column("a") == [[7, 8]]
+    with rw.TrajectoryObserver(place.client, "b", 2) as observer:
+        observer.extend({"n": np.arange(2)})
+        with pytest.raises(rw.StructureError, match="step 2, leaf `n`: float32"):
+            observer.extend({"n": np.zeros(2, np.float32)})
+        observer.extend({"n": np.arange(2, 3)})
+    assert place.column("b") == [[0, 1], [1, 2]]

@@ -1,0 +1,228 @@
+"""Between disk and server: what an actor sent can be sent again, and what a server has can be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
+from reading import Place, fifo, read
+from rollout_steps import tf_agents_steps
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.rollouts import (
+    RolloutTee,
+    RolloutWriter,
+    StoredTrajectory,
+    export_items,
+    import_trajectories,
+    list_trajectories,
+    send_trajectory,
+)
+from reverb_writer.rollouts.files.journal import Journal
+
+StartServer = Callable[..., HostedServer]
+
+
+def resend(data_dir: Path, observer: Any) -> None:
+    with observer:
+        for path in list_trajectories(data_dir):
+            send_trajectory(StoredTrajectory(path), observer)
+
+
+def test_windows_from_disk_are_those_of_live_writing(place: Place, tmp_path: Path) -> None:
+    for number, spec in enumerate(SMALL_GRID):
+        folder = tmp_path / str(number)
+        with RolloutTee(observed(place, spec, "a"), RolloutWriter(folder, part_length=4)) as tee:
+            feed(tee, SMALL_EPISODES)
+        resend(folder, observed(place, spec, "b"))
+        assert place.column("a") == place.column("b") == expected(spec, SMALL_EPISODES)
+
+
+@pytest.mark.parametrize("mode", ["drop", "pad", "tile", "cover", "truncate", "align_end"])
+@pytest.mark.parametrize("write_cached_steps", [True, False])
+def test_episodes_that_were_reset_or_closed_come_again_as_they_were(
+    place: Place, tmp_path: Path, mode: str, write_cached_steps: bool
+) -> None:
+    def observer(table: str) -> rw.TrajectoryObserver:
+        return rw.TrajectoryObserver(place.client, table, 3, 2, end_of_episode=mode)
+
+    with RolloutTee(observer("a"), RolloutWriter(tmp_path)) as tee:
+        for n in range(1, 7):
+            tee({"n": np.int64(n)}, end_of_episode=False)
+        tee.reset(write_cached_steps)
+        for n in range(11, 15):
+            tee({"n": np.int64(n)}, end_of_episode=False)
+    resend(tmp_path, observer("b"))
+    live = place.column("a")
+    assert live == place.column("b")
+    assert live[0] == [1, 2, 3]
+
+
+def test_trajectories_of_tf_agents_come_again_leaf_by_leaf(place: Place, tmp_path: Path) -> None:
+    def observer(table: str) -> rw.TrajectoryObserver:
+        return rw.TrajectoryObserver(place.client, table, 4, 1, pad_end_of_episodes=True, mask=True)
+
+    with RolloutTee(observer("a"), RolloutWriter(tmp_path)) as tee:
+        for step in [*tf_agents_steps(0, 2), *tf_agents_steps(1, 6, terminal=False)]:
+            tee(step)
+    resend(tmp_path, observer("b"))
+    live, again = read(place.client, "a"), read(place.client, "b")
+    assert len(live) == len(again) == 5  # 0BPP... and four of seven rows
+    for one, other in zip(live, again, strict=True):
+        for ours, theirs in zip(one.data, other.data, strict=True):
+            assert ours.dtype == theirs.dtype
+            assert ours.tolist() == theirs.tolist()
+
+
+def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Path) -> None:
+    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
+        for t in range(4):
+            tee({"n": np.array([t, 10 + t])}, end_of_episode=[t == 2, False])
+        tee.reset(True, lanes=[1])
+    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
+    assert sorted(place.column("a")) == sorted(place.column("b"))
+    assert len(list_trajectories(tmp_path)) == 3
+
+
+def test_episodes_come_again_as_single_items(place: Place, tmp_path: Path) -> None:
+    with RolloutTee(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(tmp_path)) as tee:
+        feed(tee, (3, 1, 4))
+    resend(tmp_path, rw.EpisodeObserver(place.client, "b", 10))
+    assert place.column("a") == place.column("b") == [[1, 2, 3], [4], [5, 6, 7, 8]]
+
+
+def test_step_that_one_side_refuses_is_taken_by_neither(place: Place, tmp_path: Path) -> None:
+    tee = RolloutTee(rw.TrajectoryObserver(place.client, "a", 2), RolloutWriter(tmp_path))
+    with tee:
+        tee({"n": np.int64(1)}, end_of_episode=False)
+        with pytest.raises(rw.StructureError, match="leaf `n`"):
+            tee({"n": np.float32(2)}, end_of_episode=False)
+        tee.observer.close()
+        with pytest.raises(rw.ClosedError):
+            tee({"n": np.int64(2)}, end_of_episode=False)
+        tee.open()
+        assert tee.stats().steps == 1  # what the observer has besides
+    (path,) = list_trajectories(tmp_path)
+    assert StoredTrajectory(path).load()["n"].tolist() == [1]
+
+
+def test_observer_and_writer_of_different_environments_are_refused(place: Place, tmp_path: Path) -> None:
+    with (
+        rw.VectorObserver(place.client, "a", 2, num_envs=2) as observer,
+        pytest.raises(rw.SpecError, match="`num_envs` 2, the writer None"),
+    ):
+        RolloutTee(observer, RolloutWriter(tmp_path))
+
+
+def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path / "data") as writer:
+        feed(writer, (3, 3, 3, 3))
+    paths = list_trajectories(tmp_path / "data")
+    (paths[1] / "manifest.json").write_text("{")
+    for delivered in ([0], [0, 2], [0, 2, 3]):  # the second is damaged
+        journal = Journal(tmp_path / "journal", {"table": "a"})
+        with rw.TrajectoryObserver(place.client, "a", 3) as observer:
+            for done in import_trajectories(paths, observer, journal=journal):
+                if not done.error:
+                    break  # closes the iterator: what was sent is confirmed
+        assert Journal(tmp_path / "journal", {"table": "a"}).done == {paths[index].name for index in delivered}
+    assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12]]
+    with pytest.raises(rw.SpecError, match="is of another import"):
+        Journal(tmp_path / "journal", {"table": "b"})
+
+
+@pytest.mark.parametrize(
+    ("sampler", "options", "is_ordered"),
+    [
+        ("uniform", {}, False),
+        ("prioritized", {}, False),
+        ("fifo", {"max_times_sampled": 1}, True),
+        ("fifo", {}, True),
+        ("lifo", {}, False),
+    ],
+)
+def test_export_writes_each_item_once(
+    replay_server: StartServer, tmp_path: Path, sampler: str, options: dict[str, Any], is_ordered: bool
+) -> None:
+    chosen: Any = rw.Prioritized(1.0) if sampler == "prioritized" else sampler
+    server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo", **options))
+    keeps = sampler in ("uniform", "prioritized")
+    with rw.Client(server.address) as client:
+        with rw.TrajectoryObserver(client, "t", 3) as observer:
+            feed(observer, (12,))
+        writer = RolloutWriter(tmp_path)
+        if not keeps:
+            with pytest.raises(rw.SpecError, match="only be read by taking its items out"):
+                list(export_items(client, "t", writer))
+        done = list(export_items(client, "t", writer, consume=not keeps))
+        assert client.server_info()["t"].current_size == (10 if keeps else 0)
+    assert [each.num_steps for each in done] == [3] * 10
+    found = [StoredTrajectory(path).load()[0].tolist() for path in list_trajectories(tmp_path)]
+    wanted = [[n, n + 1, n + 2] for n in range(1, 11)]
+    assert (found if is_ordered else sorted(found)) == wanted
+
+
+def test_exported_items_go_back_with_their_priorities_and_are_not_written_twice(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    server = replay_server(rw.TableConfig("t", 100), fifo("back"))
+    with rw.Client(server.address) as client:
+        for n in range(1, 6):
+            client.insert({"n": np.arange(n)}, {"t": float(n)})
+        assert len(list(export_items(client, "t", RolloutWriter(tmp_path)))) == 5
+        assert list(export_items(client, "t", RolloutWriter(tmp_path))) == []  # as after an interruption
+        with rw.EpisodeObserver(client, "back", 100) as observer:
+            for path in list_trajectories(tmp_path):
+                stored = StoredTrajectory(path)
+                observer.update_priority(stored.manifest.metadata["priority"])
+                send_trajectory(stored, observer)
+        items = read(client, "back")
+    assert sorted((item.info.priority, item.data[0].tolist()) for item in items) == [
+        (float(n), list(range(n))) for n in range(1, 6)
+    ]
+
+
+def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: StartServer, tmp_path: Path) -> None:
+    server = replay_server(fifo("t"))
+    with rw.Client(server.address) as client:
+        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})
+        client.insert({"a": np.arange(3), "b": np.arange(3)}, {"t": 1.0})
+        odd, good = export_items(client, "t", RolloutWriter(tmp_path), consume=True)
+    assert str(odd.key) in odd.error
+    assert good.num_steps == 3
+
+
+def test_outcome_of_an_episode_ends_it_on_both_sides(place: Place, tmp_path: Path) -> None:
+    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
+        for t in range(3):
+            tee({"n": np.array([t, 10 + t])}, terminated=[t == 1, False], truncated=[False, t == 2])
+    assert sorted(place.column("a")) == [[0, 1], [10, 11], [11, 12]]
+    ends = [StoredTrajectory(path).manifest for path in list_trajectories(tmp_path)]
+    assert [(end.num_steps, end.terminated, end.end.value) for end in ends] == [
+        (2, True, "step"),
+        (3, False, "step"),
+        (1, False, "cut"),
+    ]
+
+
+def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path / "data") as writer:
+        feed(writer, (3,))
+    with RolloutWriter(tmp_path / "data") as writer:
+        writer({"m": np.int64(1)}, end_of_episode=True)
+    first, second = list_trajectories(tmp_path / "data")
+    journal = Journal(tmp_path / "journal", {})
+    with (
+        rw.TrajectoryObserver(place.client, "a", 3) as observer,
+        pytest.raises(rw.StructureError, match=f"trajectory `{second.name}`: step 3"),
+    ):
+        list(import_trajectories([first, second], observer, journal=journal))
+    assert journal.done == {first.name}
+    assert place.column("a") == [[1, 2, 3]]

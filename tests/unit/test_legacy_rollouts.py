@@ -1,0 +1,244 @@
+"""Pickle files of the original's layout: read when asked for, arrays only, whatever the pickle wants."""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import json
+import os
+import pickle
+import pickletools
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reverb_writer as rw
+from reverb_writer.rollouts import RolloutDataset
+from reverb_writer.rollouts.files.legacy import LegacyTrajectory, frame_range
+from reverb_writer.rollouts.files.unpickling import load_arrays
+
+
+def frames(start: int, stop: int, *, done: bool = False) -> dict[str, Any]:
+    """Return a chunk as the original's savers write it."""
+    size = stop - start
+    dones = np.zeros((size, 1), np.uint8)
+    dones[-1] = done
+    return {
+        "observations": np.arange(start, stop, dtype=np.float32)[:, None],
+        "privileged_observations": np.zeros((size, 2), np.float32),
+        "actions": np.zeros((size, 3), np.float32),
+        "rewards": np.ones((size, 1), np.float32),
+        "dones": dones,
+        "values": np.zeros((size, 1), np.float32),
+        "timeouts": np.zeros(size, bool),
+    }
+
+
+def write(folder: Path, *chunks: tuple[int, int, dict[str, Any]], ending: str = "pickle") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for start, stop, arrays in chunks:
+        (folder / f"traj_{start:06d}_{stop:06d}.{ending}").write_bytes(pickle.dumps(arrays))
+
+
+def test_legacy_trajectories_are_delivered_when_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "trajectory_10", (0, 2, frames(0, 2)), (2, 3, frames(2, 3, done=True)))
+    write(tmp_path / "trajectory_9", (4, 6, frames(4, 6)), ending="pkl")
+    batch = RolloutDataset(tmp_path, 1, allow_pickle=True).get_batch(5)
+    assert batch.observation[:, 0, 0].tolist() == [4, 5, 0, 1, 2]  # 9 comes before 10
+    assert batch.next_observation[:, 0, 0].tolist() == [5, 5, 1, 2, 2]
+    assert batch.done[:, 0].tolist() == [False, True, False, False, True]
+    assert batch.timeout[:, 0].tolist() == [False, True, False, False, False]
+    assert batch.privileged_observation.shape == (5, 1, 2)
+
+
+def test_legacy_trajectories_are_not_read_unless_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
+    with pytest.raises(rw.FormatError, match=r"manifest\.json"):
+        RolloutDataset(tmp_path, 1).get_batch()
+
+
+def test_compressed_components_are_put_together_in_the_listed_order(tmp_path: Path) -> None:
+    chunk = frames(0, 2)
+    chunk |= {"obs_depth": np.array([[0, 127], [254, 255]], np.uint8), "obs_speed": np.array([[3.0], [4.0]])}
+    del chunk["observations"]
+    write(tmp_path / "trajectory_0", (0, 2, chunk))
+    metadata: dict[str, Any] = {"obs_segments": {"speed": [1], "depth": [1, 2]}}
+    metadata["obs_disassemble_mapping"] = {"depth": "normalized_image"}
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    found = RolloutDataset(tmp_path, 1, allow_pickle=True).get_batch(2).observation[:, 0]
+    np.testing.assert_allclose(found, [[3, 0, 0.49804], [4, 0.99608, 1]], atol=5e-6)
+    (tmp_path / "metadata.json").unlink()
+    with pytest.raises(rw.FormatError, match="lists no `obs_segments`"):
+        LegacyTrajectory(tmp_path / "trajectory_0").verify()
+
+
+def test_observations_that_a_saver_left_in_a_tuple_are_read(tmp_path: Path) -> None:
+    chunk = frames(0, 2)
+    write(tmp_path / "trajectory_0", (0, 2, {**chunk, "observations": (chunk["observations"],)}))
+    assert RolloutDataset(tmp_path, 1, allow_pickle=True).get_batch(2).observation[:, 0, 0].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "text"),
+    [
+        (((0, 2, frames(0, 2)), (3, 4, frames(3, 4))), "does not follow frame 2"),
+        (((0, 3, frames(0, 2)),), "is no array of 3 frames"),
+        (((0, 2, {"observations": [1, 2]}),), "is no array of 2 frames"),
+        ((), "it has no files"),
+    ],
+)
+def test_chunks_that_do_not_fit_are_refused_by_name(tmp_path: Path, chunks: Any, text: str) -> None:
+    write(tmp_path / "trajectory_0", *chunks)
+    with pytest.raises(rw.FormatError, match=f"trajectory `trajectory_0`.*{text}"):
+        LegacyTrajectory(tmp_path / "trajectory_0").verify()
+
+
+def test_frame_range_is_in_the_name() -> None:
+    assert frame_range("traj_000064_000128.pickle") == RolloutDataset.get_frame_range("traj_64_128") == (64, 128)
+    with pytest.raises(rw.FormatError, match="names no frames"):
+        frame_range("metadata.json")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_arrays_of_every_protocol_are_read(protocol: int) -> None:
+    arrays: dict[str, Any] = {
+        "floats": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "fortran": np.asfortranarray(np.arange(6).reshape(2, 3)),
+        "big endian": np.arange(3, dtype=">i4"),
+        "flags": np.array([True, False]),
+        "empty": np.zeros((0, 4)),
+        "number": np.float64(0.5),
+        "nest": ([1, 2.5, None], "text", b"bytes"),
+    }
+    found = load_arrays(pickle.dumps(arrays, protocol))
+    assert found.pop("nest") == arrays.pop("nest")
+    for name, array in arrays.items():
+        assert found[name].dtype == array.dtype
+        assert found[name].tolist() == array.tolist()
+
+
+class Hostile:
+    """Pickles as a call of whatever it is given."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._call
+
+
+def memo_of(function: Any, state: Any) -> bytes:
+    """Return a pickle that sets the state of one of NumPy's names."""
+    module, name = function.__module__, function.__name__
+    return b"\x80\x04c" + f"{module}\n{name}\n".encode() + pickle.dumps(state, 2)[2:-1] + b"b."
+
+
+RECONSTRUCT = np.zeros(1).__reduce__()[0]
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        Hostile(os.system, "touch pwned"),
+        Hostile(builtins.eval, "__import__('os').system('touch pwned')"),
+        Hostile(builtins.exec, "open('pwned', 'w')"),
+        Hostile(subprocess.Popen, ["touch", "pwned"]),
+        Hostile(builtins.getattr, np, "load"),
+        Hostile(np.load, "file", None, True),
+        Hostile(np.ones, (2,)),
+        collections.OrderedDict(a=1),
+        {1, 2},
+        complex(1, 2),
+        np.array([object()], object),
+        np.array([{"a": 1}], object),
+        np.zeros(2, [("a", "i4")]),
+        np.array(["text"]),
+        np.zeros(2, "M8[s]"),
+        np.dtype("f4"),
+        slice(1),
+        range(3),
+        ValueError,
+    ],
+    ids=repr,
+)
+def test_pickle_of_anything_else_is_refused_and_runs_nothing(
+    hostile: Any, protocol: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        data = pickle.dumps({"observations": hostile}, protocol)
+    except (TypeError, pickle.PicklingError):
+        pytest.skip("cannot be pickled at all")
+    with pytest.raises(rw.UnsafeDataError, match="a pickle"):
+        load_arrays(data)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"cos\nsystem\n(S'touch pwned'\ntR.",
+        b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00P0\n.",  # a persistent object
+        b"\x80\x02\x82\x01.",  # an extension of copyreg's registry
+        b"(i__main__\nHostile\n.",
+        memo_of(RECONSTRUCT, (None, {"__code__": 1})),
+        memo_of(np.ndarray, (None, {"fill": 1})),
+        memo_of(np.dtype, {"x": 1}),
+        b"\x80\x04cnumpy\nndarray.tofile\n.",
+        b"\x80\x04cnumpy.core.multiarray\n__builtins__\n.",
+        b"\x80\x04c_codecs\nencode\nX\x01\x00\x00\x00aX\x04\x00\x00\x00zlib\x86R.",
+    ],
+)
+def test_pickle_by_hand_is_refused(data: bytes) -> None:
+    with pytest.raises(rw.UnsafeDataError, match="a pickle"):
+        load_arrays(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no pickle",
+        pickle.dumps({"a": np.zeros(100)})[:-20],
+        b"\x80\x05\x96" + (1 << 62).to_bytes(8, "little") + b".",  # a bytearray of 4 EiB
+        pickle.dumps({"a": np.zeros(4)}).replace(b"K\x04\x85", b"K\x7f\x85"),  # more elements than there are
+        b"(" * 10 + b".",
+    ],
+)
+def test_torn_pickle_is_refused(data: bytes) -> None:
+    with pytest.raises(rw.FormatError, match="no pickle of arrays"):
+        load_arrays(data)
+
+
+def test_endless_nest_is_refused() -> None:
+    nest: list[Any] = []
+    nest.append(nest)
+    with pytest.raises(rw.UnsafeDataError, match="nested without end"):
+        load_arrays(pickle.dumps(nest))
+
+
+def test_one_pickle_does_not_change_the_next() -> None:
+    good = pickle.dumps({"a": np.arange(3)})
+    for state in ({"array": 1}, (None, {"array": 1, "__init__": 2})):
+        for function in (RECONSTRUCT, np.ndarray, np.dtype):
+            with pytest.raises(rw.UnsafeDataError):
+                load_arrays(memo_of(function, state))
+    assert load_arrays(good)["a"].tolist() == [0, 1, 2]
+
+
+def test_hostile_trajectory_is_skipped_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "trajectory_0", (0, 1, {"observations": Hostile(os.system, "true")}))
+    write(tmp_path / "trajectory_1", (0, 1, frames(0, 1)))
+    dataset = RolloutDataset(tmp_path, 1, allow_pickle=True)
+    assert len(list(dataset)) == 1
+    assert "system" in dataset.skipped["trajectory_0"]
+
+
+def test_every_opcode_that_is_allowed_exists() -> None:
+    from reverb_writer.rollouts.files.unpickling import _OPCODES
+
+    assert {opcode.name for opcode in pickletools.opcodes} >= _OPCODES

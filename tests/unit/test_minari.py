@@ -1,0 +1,73 @@
+"""Data sets that Minari reads and writes are ours, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rollout_steps import tf_agents_steps, write_transitions
+
+import reverb_writer as rw
+from reverb_writer.rollouts import (
+    RolloutDataset,
+    RolloutWriter,
+    StoredTrajectory,
+    from_minari,
+    list_trajectories,
+    to_minari,
+)
+
+minari = pytest.importorskip("minari")
+pytest.importorskip("h5py")
+
+
+def test_minari_reads_our_trajectories_without_loss(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path / "ours", part_length=2) as writer:
+        for step in [*tf_agents_steps(0, 3), *tf_agents_steps(1, 2, terminal=False)]:
+            writer(step)
+    to_minari(list_trajectories(tmp_path / "ours"), tmp_path / "theirs", "test/ours-v0")
+    dataset = minari.MinariDataset(str(tmp_path / "theirs" / "data"))
+    assert (dataset.total_episodes, dataset.total_steps, dataset.spec.dataset_id) == (2, 5, "test/ours-v0")
+    first, second = dataset.iterate_episodes()
+    assert first.observations.tolist() == [[0, 0], [0, 1], [0, 2], [0, 3]]
+    assert first.observations.dtype == np.float32
+    assert first.actions.tolist() == [0, 1, 2]
+    assert first.rewards.tolist() == [1, 2, 3]
+    assert first.terminations.tolist() == [False, False, True]
+    assert second.terminations.tolist() == [False, False]
+    assert second.truncations.tolist() == [False, True]
+
+
+def test_frames_and_nests_go_there_and_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    steps: dict[str, Any] = {
+        "observation": {"rgb": rng.integers(256, size=(4, 64, 64, 3), dtype=np.uint8), "speed": rng.random((4, 2))},
+        "action": np.arange(4.0)[:, None],
+        "reward": np.arange(4, dtype=np.float32),
+    }
+    RolloutWriter(tmp_path / "ours").save(steps, truncated=True, terminated=False)
+    to_minari(list_trajectories(tmp_path / "ours"), tmp_path / "theirs", "test/frames-v0")
+    assert from_minari(tmp_path / "theirs", RolloutWriter(tmp_path / "back")) == 1
+    (path,) = list_trajectories(tmp_path / "back")
+    stored = StoredTrajectory(path)
+    found = stored.load()
+    assert (stored.manifest.num_transitions, stored.manifest.terminated, stored.manifest.truncated) == (4, False, True)
+    assert np.array_equal(found["observation"]["rgb"][:4], steps["observation"]["rgb"])  # not JPEG
+    assert np.array_equal(found["observation"]["rgb"][4], steps["observation"]["rgb"][3])  # no final one was stored
+    assert found["action"][:, 0].tolist() == [0, 1, 2, 3, 0]
+    assert found["is_last"].tolist() == [False] * 4 + [True]
+    batch = RolloutDataset(tmp_path / "back", 1).get_batch(4)
+    assert batch.reward[:, 0].tolist() == [0, 1, 2, 3]
+    assert batch.timeout[:, 0].tolist() == [False, False, False, True]
+
+
+def test_what_cannot_be_a_data_set_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(rw.SpecError, match="`paths` has no trajectories"):
+        to_minari([], tmp_path, "test/x-v0")
+    write_transitions(tmp_path / "ours", [2])
+    paths = list_trajectories(tmp_path / "ours")
+    to_minari(paths, tmp_path / "theirs", "test/x-v0")
+    with pytest.raises(rw.SpecError, match="is a data set already"):
+        to_minari(paths, tmp_path / "theirs", "test/x-v0")

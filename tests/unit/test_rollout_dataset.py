@@ -1,0 +1,318 @@
+"""RolloutDataset: transitions of trajectories on disk, each as often as was asked for."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rollout_steps import tf_agents_steps, write_transitions
+
+import reverb_writer as rw
+from reverb_writer.rollouts import RolloutDataset, RolloutFileBase, RolloutWriter, list_trajectories
+
+
+def delivered(batches: Any) -> list[tuple[int, int]]:
+    """Return (episode, t) of all transitions that are there, batch by batch, environment by environment."""
+    return [
+        (int(episode), int(t))
+        for batch in batches
+        for (episode, t), real in zip(batch.observation.reshape(-1, 2), batch.mask.reshape(-1), strict=True)
+        if real
+    ]
+
+
+def test_one_environment_steps_through_one_trajectory_after_the_other(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [3, 2], truncated=(1,))
+    batches = list(RolloutDataset(tmp_path, 1))
+    assert delivered(batches) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert [bool(batch.done[0]) for batch in batches] == [False, False, True, False, True]
+    assert [bool(batch.timeout[0]) for batch in batches] == [False, False, False, False, True]
+    assert [bool(batch.is_first[0]) for batch in batches] == [True, False, False, True, False]
+    assert [batch.action.tolist() for batch in batches[:3]] == [[[0]], [[10]], [[20]]]
+    assert [float(batch.reward[0]) for batch in batches[3:]] == pytest.approx([1, 1.1])
+
+
+def test_next_observation_is_of_the_same_trajectory(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [3, 2])
+    following = [batch.next_observation[0].tolist() for batch in RolloutDataset(tmp_path, 1)]
+    assert following == [[0, 1], [0, 2], [0, 2], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("part_length", [1, 2, 3, 4, 100])
+def test_boundary_step_is_the_last_next_observation(tmp_path: Path, part_length: int) -> None:
+    with RolloutWriter(tmp_path, part_length=part_length) as writer:
+        for step in [*tf_agents_steps(0, 3), *tf_agents_steps(1, 2, terminal=False)]:
+            writer(step)
+    batch = RolloutDataset(tmp_path, 1).get_batch(5)
+    assert batch.observation[:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]
+    assert batch.next_observation[:, 0].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2]]
+    assert batch.reward[:, 0].tolist() == [1, 2, 3, 1, 2]
+    assert batch.done[:, 0].tolist() == [False, False, True, False, True]
+    assert batch.timeout[:, 0].tolist() == [False, False, False, False, True]
+
+
+def test_recorded_dones_and_timeouts_are_delivered(tmp_path: Path) -> None:
+    writer = RolloutWriter(tmp_path)
+    steps = {"obs": np.zeros((4, 1), np.float32), "actions": np.zeros((4, 1)), "rewards": np.ones((4, 1), np.float32)}
+    writer.save({**steps, "dones": np.array([0, 1, 0, 1]), "timeouts": np.array([0, 1, 0, 0], bool)})
+    writer.save({**steps, "dones": np.array([0, 0, 0, 0]), "timeouts": np.zeros(4, bool)})
+    batch = RolloutDataset(tmp_path, 1).get_batch(8)
+    assert batch.done[:, 0].tolist() == [False, True, False, True, False, False, False, True]
+    assert batch.timeout[:, 0].tolist() == [False, True, False, False, False, False, False, True]
+    assert batch.reward.shape == (8, 1)
+
+
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 7])
+@pytest.mark.parametrize("length", [None, 1, 4])
+@pytest.mark.parametrize("loops", [1, 2, 3])
+def test_every_transition_comes_as_often_as_there_are_loops(
+    tmp_path: Path, num_envs: int, length: int | None, loops: int
+) -> None:
+    lengths = [3, 1, 4, 2, 5]
+    write_transitions(tmp_path, lengths, part_length=2)
+    dataset = RolloutDataset(tmp_path, num_envs, loops, random_shuffle_traj_order=True)
+    batches = []
+    while True:
+        try:
+            batches.append(dataset.get_batch(length))
+        except StopIteration:
+            break
+    every = [(episode, t) for episode, n in enumerate(lengths) for t in range(n)]
+    assert sorted(delivered(batches)) == sorted(every * loops)
+    assert dataset.num_dataset_looped == loops
+
+
+def test_less_than_one_loop_is_for_ever(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [2, 1])
+    found = delivered(itertools.islice(RolloutDataset(tmp_path, 1, 0), 9))
+    assert found == [(0, 0), (0, 1), (1, 0)] * 3
+    many = RolloutDataset(tmp_path, 5, dataset_loops=-1)
+    assert all(batch.mask.all() for batch in itertools.islice(many, 20))
+
+
+def test_environment_without_a_trajectory_is_masked_and_zero(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [2])
+    first, second = RolloutDataset(tmp_path, 3)
+    assert first.mask.tolist() == second.mask.tolist() == [True, False, False]
+    assert second.observation.tolist() == [[0, 1], [0, 0], [0, 0]]
+    assert second.done.tolist() == [True, False, False]
+
+
+def test_same_seed_same_batches(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [2] * 20)
+    orders = [
+        delivered(RolloutDataset(tmp_path, 2, 3, True, starting_frame_range=(0, 2), seed=seed)) for seed in (1, 1, 2)
+    ]
+    assert orders[0] == orders[1] != orders[2]
+    dataset = RolloutDataset(tmp_path, 2, 1, True, seed=1)
+    assert delivered(dataset) == delivered(dataset)  # iter() begins anew
+
+
+def test_each_loop_has_another_order(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [1] * 30)
+    found = delivered(RolloutDataset(tmp_path, 1, 2, True, seed=0))
+    assert sorted(found[:30]) == sorted(found[30:])
+    assert found[:30] != found[30:] != sorted(found[30:])
+
+
+def test_first_step_is_drawn_from_the_range_and_zero_if_the_trajectory_is_short(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [10, 3], part_length=4)
+    starts: dict[int, set[int]] = {0: set(), 1: set()}
+    for batch in itertools.islice(RolloutDataset(tmp_path, 1, 0, starting_frame_range=[4, 7], seed=0), 400):
+        if batch.is_first[0]:
+            starts[int(batch.observation[0, 0])].add(int(batch.observation[0, 1]))
+    assert starts == {0: {4, 5, 6}, 1: {0}}
+
+
+def test_first_frame_is_marked_as_done_only_if_asked(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [3])
+    done = [bool(batch.done[0]) for batch in RolloutDataset(tmp_path, 1, first_frame_done=True)]
+    assert done == [True, False, True]
+
+
+def test_newest_trajectories_only(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [1, 2, 3, 1])
+    assert delivered(RolloutDataset(tmp_path, 1, keep_latest_n_trajs=2)) == [(2, 0), (2, 1), (2, 2), (3, 0)]
+
+
+def test_several_directories(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_transitions(tmp_path / name, [2])
+    assert delivered(RolloutDataset([tmp_path / "a", str(tmp_path / "b")], 1)) == [(0, 0), (0, 1)] * 2
+
+
+def test_reset_of_some_environments_gives_them_their_next_trajectory(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [5, 5, 5])
+    dataset = RolloutDataset(tmp_path, 2)
+    assert delivered([dataset.get_batch()]) == [(0, 0), (1, 0)]
+    dataset.reset([1])
+    assert delivered([dataset.get_batch()]) == [(0, 1), (2, 0)]
+    dataset.reset()
+    assert delivered([dataset.get_batch()]) == [(0, 0), (1, 0)]
+    with pytest.raises(rw.SpecError, match="`env_ids` must be <= 1"):
+        dataset.reset([2])
+
+
+def test_some_environments_step_alone(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [5, 5])
+    dataset = RolloutDataset(tmp_path, 2)
+    assert delivered([dataset.get_batch(2, env_ids=[1])]) == [(1, 0), (1, 1)]
+    assert delivered([dataset.get_batch()]) == [(0, 0), (1, 2)]
+
+
+def test_transition_batch_has_time_outs_as_an_environment_has(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [1], truncated=(0,))
+    batch, info = RolloutDataset(tmp_path, 1).get_transition_batch()
+    assert info["time_outs"].tolist() == batch.timeout.tolist() == [True]
+
+
+def test_batches_are_the_callers(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [3])
+    dataset = RolloutDataset(tmp_path, 1)
+    first = dataset.get_batch()
+    kept = first.observation.copy()
+    dataset.get_batch()
+    assert first.observation.tolist() == kept.tolist()
+
+
+def test_nested_observations_come_as_they_are_or_as_one_vector(tmp_path: Path) -> None:
+    RolloutWriter(tmp_path).save(
+        {
+            "observation": {"height": np.ones((2, 2, 1)), "speed": np.array([3.0, 4.0])},
+            "critic_observations": np.full((2, 3), 9.0),
+            "action": np.zeros(2),
+            "reward": np.zeros(2),
+        }
+    )
+    nested = RolloutDataset(tmp_path, 1).get_batch()
+    assert nested.observation["speed"].tolist() == [3]
+    assert nested.next_observation["speed"].tolist() == [4]
+    assert nested.privileged_observation.tolist() == nested.next_privileged_observation.tolist() == [[9, 9, 9]]
+    assert RolloutDataset(tmp_path, 1, concatenate_observations=True).get_batch().observation.tolist() == [[1, 1, 3]]
+
+
+def test_fields_of_other_names_are_named_by_the_caller(tmp_path: Path) -> None:
+    RolloutWriter(tmp_path).save({"state": np.zeros((1, 2)), "u": np.ones(1), "r": np.ones(1)})
+    with pytest.raises(rw.StructureError, match="steps have r, state, u, but no `observation`"):
+        RolloutDataset(tmp_path, 1).get_batch()
+    names = {"observation": "state", "action": "u", "reward": "r"}
+    assert RolloutDataset(tmp_path, 1, fields=names).get_batch().action.tolist() == [1]
+
+
+def test_damaged_trajectory_is_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_transitions(tmp_path, [4, 4, 4], part_length=2)
+    damaged = list_trajectories(tmp_path)[1]
+    part = damaged / "steps_000002_000004.npz"  # not its first file: no step of it must come
+    part.write_bytes(part.read_bytes()[:-9] + bytes(9))
+    (tmp_path / "trajectory_5").mkdir()  # half-written by somebody else
+    dataset = RolloutDataset(tmp_path, 1, 2)
+    with caplog.at_level(logging.WARNING):
+        found = delivered(dataset)
+    assert found == [(episode, t) for episode in (0, 2) for t in range(4)] * 2
+    assert set(dataset.skipped) == {damaged.name, "trajectory_5"}
+    assert [damaged.name in record.getMessage() for record in caplog.records] == [False, True]
+
+
+def test_nothing_but_damaged_trajectories_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "trajectory_1").mkdir()
+    with pytest.raises(rw.FormatError, match="none of 1 trajectories can be read"):
+        RolloutDataset(tmp_path, 1, 0).get_batch()
+
+
+def test_too_few_trajectories_are_waited_for_and_then_an_error(tmp_path: Path) -> None:
+    with pytest.raises(rw.ReplayTimeoutError, match=r"0 complete trajectories after 0.0 s, expected 1"):
+        RolloutDataset(tmp_path / "nowhere", 1, wait_timeout_s=0).get_batch()
+    write_transitions(tmp_path, [1])
+    dataset = RolloutDataset(tmp_path, 1, keep_latest_n_trajs=2, wait_timeout_s=60, poll_interval_s=0.01)
+    writing = threading.Timer(0.05, write_transitions, (tmp_path, [2]))
+    writing.start()
+    assert delivered(dataset) == [(0, 0), (0, 0), (0, 1)]
+    writing.join()
+
+
+def test_new_trajectories_are_seen_when_a_loop_begins(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [1])
+    dataset = RolloutDataset(tmp_path, 1, 0)
+    assert delivered([dataset.get_batch(2)]) == [(0, 0), (0, 0)]
+    write_transitions(tmp_path, [2])
+    assert delivered([dataset.get_batch(4)]) == [(0, 0), (0, 0), (0, 0), (0, 1)]
+
+
+def test_trajectory_of_another_structure_is_an_error_by_name(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [1])
+    steps = {"observation": np.zeros((1, 3), np.float32), "action": np.zeros((1, 1)), "reward": np.zeros(1)}
+    path = RolloutWriter(tmp_path).save(steps)
+    with pytest.raises(rw.StructureError, match=f"trajectory `{path.name}` has"):
+        list(RolloutDataset(tmp_path, 1))
+
+
+def test_shards_part_the_trajectories(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [2] * 5)
+    found = []
+    for index in range(3):
+        dataset = RolloutDataset(tmp_path, 2, random_shuffle_traj_order=True)
+        dataset.shard(index, 3)
+        found += delivered(dataset)
+    assert sorted(found) == [(episode, t) for episode in range(5) for t in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"num_envs": 0}, "`num_envs` must be >= 1, got 0"),
+        ({"starting_frame_range": (2, 2)}, r"`starting_frame_range\[1\]` must be >= 3, got 2"),
+        ({"starting_frame_range": (1,)}, r"must be \(low, high\)"),
+        ({"keep_latest_n_trajs": -1}, "`keep_latest_n_trajs` must be >= 0"),
+        ({"wait_timeout_s": -1}, "`wait_timeout_s` must be >= 0 seconds"),
+        ({"fields": {"state": "x"}}, "`fields` has state, expected some of observation"),
+    ],
+)
+def test_argument_that_cannot_work_is_refused(tmp_path: Path, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(rw.SpecError, match=text):
+        RolloutDataset(tmp_path, **{"num_envs": 1, **arguments})
+
+
+def test_get_batch_of_no_length_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(rw.SpecError, match="`num_transitions_per_env` must be >= 1"):
+        RolloutDataset(tmp_path, 1).get_batch(0)
+
+
+class Counter(RolloutFileBase):
+    """Environments that count, each up to 2; the smallest source of trajectories there is."""
+
+    def reset_all(self) -> None:
+        self.at = np.zeros(self.num_envs, int)
+
+    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
+        self.at[env_ids] = 0
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        return {"at": np.zeros((num_transitions_per_env or 1, self.num_envs)[num_transitions_per_env is None :], int)}
+
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        chosen = self.all_env_ids if env_ids is None else env_ids
+        for row in np.atleast_2d(buffer["at"]):
+            if self.at[chosen].max() > 2:
+                raise StopIteration
+            row[chosen] = self.at[chosen]
+            self.at[chosen] += 1
+        return buffer
+
+
+def test_other_sources_of_trajectories_are_four_methods(tmp_path: Path) -> None:
+    counter = Counter(tmp_path, 2)
+    assert [batch["at"].tolist() for batch in counter] == [[0, 0], [1, 1], [2, 2]]
+    counter.reset()
+    assert counter.get_transition_batch()[1] == {}
+    counter.reset()
+    assert counter.get_batch(2)["at"].tolist() == [[0, 0], [1, 1]]
+    counter.reset([1])
+    assert counter.get_batch()["at"].tolist() == [2, 0]
+    with pytest.raises(NotImplementedError):
+        RolloutFileBase(tmp_path, 1).get_batch()

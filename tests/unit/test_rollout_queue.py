@@ -1,0 +1,100 @@
+"""Queues: where rows go, and that all is in the order of time wherever they went. Positions are of behaviour 5.4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rollouts import DEVICES, add, arrays_of, plain
+
+from reverb_writer.errors import SpecError
+from reverb_writer.rollouts import QueueRolloutStorage, RolloutStorage
+
+
+@pytest.mark.parametrize(
+    ("ratio", "positions"),
+    [
+        (1.0, [[0, 1, 2, 3]] * 3),
+        (1.5, [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5], [0, 1, 2, 3]]),
+        (2.0, [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]),
+        (2.5, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1], [2, 3, 4, 5], [6, 7, 8, 9]]),
+    ],
+)
+def test_rows_go_where_the_seed_puts_them(ratio: float, positions: list[list[int]]) -> None:
+    storage = QueueRolloutStorage(1, 4, (1,), None, (1,), buffer_dilation_ratio=ratio)
+    for number, expected in enumerate(positions):
+        rewards = number * 4 + np.arange(1, 5, dtype=np.float32)
+        add(storage, rewards=rewards[:, None])
+        assert plain(storage.rewards[expected, 0, 0]) == plain(rewards)
+        storage.clear()
+
+
+def queue_of_six(device: Any, **columns: Any) -> tuple[QueueRolloutStorage, Any]:
+    """Return a queue of 6 rows that has seen 8, by rollouts of 4: in it are rows 2 to 7, the newest at row 1."""
+    make = arrays_of(device)
+    num_rewards = columns["rewards"].shape[-1]
+    storage = QueueRolloutStorage(2, 4, (1,), None, (1,), num_rewards, device, buffer_dilation_ratio=1.5)
+    for part in (slice(0, 4), slice(4, 8)):
+        storage.clear()
+        add(storage, make, **{name: column[part] for name, column in columns.items()})
+    return storage, make
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("num_rewards", [1, 2])
+def test_returns_after_a_wrap_are_those_of_the_rows_in_the_order_of_time(device: Any, num_rewards: int) -> None:
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(2, 8, 2, num_rewards)).astype(np.float32)
+    dones, last = rng.random((8, 2)) < 0.3, rng.normal(size=(2, num_rewards)).astype(np.float32)
+    storage, make = queue_of_six(device, rewards=rewards, values=values, dones=dones)
+    storage.compute_returns(make(last), 0.9, 0.8)
+    straight = RolloutStorage(2, 6, (1,), None, (1,), num_rewards)
+    add(straight, rewards=rewards[2:], values=values[2:], dones=dones[2:])
+    straight.compute_returns(last, 0.9, 0.8)
+    storage_order = [4, 5, 0, 1, 2, 3]  # rows 6 and 7 have taken the place of rows 0 and 1
+    for name in ("rewards", "values", "returns", "advantages"):
+        expected = getattr(straight, name)[storage_order]
+        np.testing.assert_allclose(np.asarray(getattr(storage, name)), expected, rtol=1e-5, atol=1e-5)
+    assert storage.get_statistics() == pytest.approx(straight.get_statistics(), rel=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_untying_puts_all_columns_into_the_order_of_time(device: Any) -> None:
+    numbers = np.arange(16, dtype=np.float32).reshape(8, 2, 1)
+    states = numbers[:, None, :, :]
+    storage, make = queue_of_six(device, rewards=numbers, values=numbers, hidden_states=states)
+    storage.compute_returns(make(np.zeros((2, 1), np.float32)), 0.0, 0.0)  # returns are rewards then
+    storage.untie_buffer_loop()
+    for column in (storage.rewards, storage.values, storage.returns, storage.saved_hidden_states[:, 0]):
+        assert plain(column) == plain(numbers[2:])
+    assert (np.diff(np.asarray(storage.advantages).ravel()) == 0).all()  # all alike: values are rewards
+    assert storage.step == 0
+    storage.untie_buffer_loop()
+    assert plain(storage.rewards) == plain(numbers[2:])
+    storage.clear()
+    add(storage, make, rewards=numbers[:1] + 100, values=numbers[:1])
+    assert plain(storage.rewards[:2, 0, 0]) == [100, 6]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_trajectories_are_cut_where_they_end_and_not_where_the_queue_wraps(device: Any) -> None:
+    numbers = np.arange(16, dtype=np.float32).reshape(8, 2, 1)
+    dones = np.zeros((8, 2), bool)
+    dones[3, 0] = True
+    storage, _ = queue_of_six(device, rewards=numbers, observations=numbers, dones=dones)
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert plain(batch.obs[..., 0].T) == [[4, 6, 0, 0, 0, 0], [8, 10, 12, 14, 0, 0], [5, 7, 9, 11, 13, 15]]
+    (flat,) = storage.contiguous_mini_batch_generator(1, 1)
+    assert plain(flat.batch.obs[:, 0]) == [4, 6, 8, 10, 12, 14, 5, 7, 9, 11, 13, 15]
+    (mixed,) = storage.mini_batch_generator(1, 1)
+    assert sorted(plain(mixed.obs[:, 0])) == [float(x) for x in range(4, 16)]
+
+
+def test_a_queue_that_has_not_grown_needs_its_clear() -> None:
+    storage = QueueRolloutStorage(1, 2, (1,), None, (1,), buffer_dilation_ratio=2.0)
+    add(storage, rewards=np.ones((2, 1)))
+    with pytest.raises(SpecError, match="the storage is full: 2 rows of 2"):
+        add(storage, rewards=np.ones((1, 1)))
+    with pytest.raises(SpecError, match=r"`buffer_dilation_ratio` must be >= 1, got 0.5"):
+        QueueRolloutStorage(1, 2, (1,), None, (1,), buffer_dilation_ratio=0.5)

@@ -1,0 +1,238 @@
+"""Rollouts of fixed length: golden values of the behaviour notes, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from rollouts import DEVICES, add, arrays_of, plain
+
+from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.rollouts import RolloutStorage
+
+ONES, HALVES = np.ones((3, 1), np.float32), np.full((3, 1), 0.5, np.float32)
+ENDS = np.array([[0], [1], [0]])
+
+
+def storage_of_three(device: Any = None, **columns: Any) -> tuple[RolloutStorage, Any]:
+    """Return the example of behaviour 5.2: T = 3, rewards 1, values 0.5, the end of an episode at row 1."""
+    make = arrays_of(device)
+    storage = RolloutStorage(1, 3, (1,), None, (1,), device=device)
+    add(storage, make, **{"rewards": ONES, "values": HALVES, "dones": ENDS, **columns})
+    return storage, make
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_columns_have_the_shapes_of_the_seed(device: Any) -> None:
+    arrays_of(device)
+    storage = RolloutStorage(4, 3, (5,), (6,), (2,), num_rewards=7, device=device)
+    shapes = {name: tuple(getattr(storage, name).shape) for name in ("observations", "critic_observations", "mu")}
+    assert shapes == {"observations": (3, 4, 5), "critic_observations": (3, 4, 6), "mu": (3, 4, 2)}
+    assert all(tuple(getattr(storage, name).shape) == (3, 4, 7) for name in ("rewards", "values", "returns"))
+    assert tuple(storage.actions_log_prob.shape) == tuple(storage.dones.shape) == (3, 4, 1)
+    assert "uint8" in str(storage.dones.dtype)
+    assert storage.saved_hidden_states is None
+    assert RolloutStorage(4, 3, (5,), (None,), (2,)).critic_observations is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_returns_stop_where_an_episode_terminates(device: Any) -> None:
+    storage, make = storage_of_three(device)
+    storage.compute_returns(make([[2.0]]), 0.9, 0.8)
+    assert plain(storage.returns[:, 0, 0]) == [1.81, 1.0, 2.8]
+    np.testing.assert_allclose(np.asarray(storage.advantages).ravel(), [-0.06656, -0.96506, 1.03162], atol=1e-5)
+    storage.compute_returns(make([2.0]), 0.9, 0.8, normalize_advantages=False)
+    assert plain(storage.advantages[:, 0, 0]) == [1.31, 0.5, 2.3]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_returns_at_a_time_out_go_on_with_the_final_observations_value(device: Any) -> None:
+    # Row 1: 1 + 0.9 * 3 - 0.5 = 3.2. Row 0: 1 + 0.9 * 0.5 - 0.5 + 0.72 * 3.2 = 3.254.
+    storage, make = storage_of_three(
+        device, dones=ENDS * 0, truncated=ENDS, final_values=np.array([[9], [3], [9]], np.float32)
+    )
+    storage.compute_returns(make([[2.0]]), 0.9, 0.8, normalize_advantages=False)
+    assert plain(storage.advantages[:, 0, 0]) == [3.254, 3.2, 2.3]
+    assert plain(storage.dones[:, 0, 0]) == [0, 1, 0]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_approximation_at_time_outs_is_that_of_the_seed(device: Any) -> None:
+    storage, make = storage_of_three(device, truncated=ENDS)
+    with pytest.raises(SpecError, match=r"1 values of final observations are not known"):
+        storage.compute_returns(make([[2.0]]), 0.9, 0.8)
+    storage.compute_returns(make([[2.0]]), 0.9, 0.8, approximate_time_outs=True)
+    assert plain(storage.returns[:, 0, 0]) == [2.134, 1.45, 2.8]
+    np.testing.assert_allclose(np.asarray(storage.advantages).ravel(), [0.00889, -1.00441, 0.99553], atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_several_rewards_have_returns_of_their_own(device: Any) -> None:
+    make = arrays_of(device)
+    storage = RolloutStorage(2, 2, (1,), None, (1,), num_rewards=2, device=device)
+    # Undiscounted, values 0: returns are sums of rewards. Environment 1 ends after row 0.
+    rewards = np.array([[[1, 10], [2, 20]], [[3, 30], [4, 40]]], np.float32)
+    add(storage, make, rewards=rewards, values=rewards * 0, dones=[[0, 1], [0, 0]])
+    storage.compute_returns(make(np.zeros((2, 2), np.float32)), 1.0, 1.0)
+    assert plain(storage.returns) == [[[4, 40], [2, 20]], [[3, 30], [4, 40]]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_statistics_are_of_trajectories_cut_off_by_the_end_too_and_change_nothing(device: Any) -> None:
+    make = arrays_of(device)
+    storage = RolloutStorage(2, 4, (1,), None, (1,), device=device)
+    dones = np.array([[0, 0], [1, 0], [0, 0], [0, 0]])
+    add(storage, make, dones=dones, rewards=np.array([[1, 2], [3, 4], [5, 6], [7, 8]], np.float32))
+    assert storage.get_statistics() == pytest.approx(((2 + 2 + 4) / 3, 4.5))
+    assert plain(storage.dones[..., 0]) == dones.tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_epoch_has_every_row_once_in_an_order_of_its_own(device: Any) -> None:
+    make = arrays_of(device)
+    storage = RolloutStorage(2, 3, (1,), None, (1,), device=device, seed=3)
+    numbers = np.arange(6, dtype=np.float32).reshape(3, 2)
+    add(storage, make, observations=numbers, actions=numbers * 10, values=numbers * 100)
+    batches = [*storage.mini_batch_generator(4, num_epochs=5)]
+    assert [len(batch.obs) for batch in batches] == [2, 2, 1, 1] * 5
+    for batch in batches:
+        assert plain(batch.actions) == plain(batch.obs * 10)
+        assert plain(batch.values) == plain(batch.obs * 100)
+        assert (batch.critic_obs is batch.obs, batch.hidden_states, batch.masks) == (True, None, None)
+    epochs = [[x for batch in batches[i : i + 4] for x in plain(batch.obs[:, 0])] for i in range(0, 20, 4)]
+    assert [sorted(epoch) for epoch in epochs] == [[0, 1, 2, 3, 4, 5]] * 5
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_minibatches_of_one_seed_are_the_same_again() -> None:
+    def drawn(seed: int) -> list[Any]:
+        storage = RolloutStorage(8, 4, (1,), None, (1,), seed=seed)
+        add(storage, observations=np.arange(32, dtype=np.float32).reshape(4, 8))
+        return [plain(batch.obs) for batch in storage.mini_batch_generator(2, 2)]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_observations_and_actions_may_be_nests_with_dtypes(device: Any) -> None:
+    make = arrays_of(device)
+    shapes = {"image": np.zeros((2, 2), np.uint8), "speed": (3,)}
+    storage = RolloutStorage(1, 2, shapes, {"height": 4}, np.zeros((), np.int64), device=device, seed=0)
+    for t in range(2):
+        observations = {"image": make(np.full((1, 2, 2), 200 + t, np.uint8)), "speed": make(np.full((1, 3), t))}
+        storage.add_transitions(
+            storage.Transition(
+                observations=observations,
+                critic_observations={"height": make(np.full((1, 4), -t))},
+                actions=make([t]),
+                rewards=make([0.0]),
+                dones=make([False]),
+            )
+        )
+    (batch,) = storage.mini_batch_generator(1, 1)
+    assert {name: tuple(leaf.shape) for name, leaf in batch.obs.items()} == {"image": (2, 2, 2), "speed": (2, 3)}
+    assert ("uint8" in str(batch.obs["image"].dtype), "int64" in str(batch.actions.dtype)) == (True, True)
+    numbers = plain(batch.actions)
+    assert plain(batch.obs["image"][:, 0, 0]) == [200 + t for t in numbers]
+    assert plain(batch.critic_obs["height"][:, 0]) == [-t for t in numbers]
+
+
+def test_what_transitions_do_not_bring_is_none_and_not_old() -> None:
+    storage, _ = storage_of_three()
+    storage.compute_returns([2.0], 0.9, 0.8)
+    storage.clear()
+    add(storage, rewards=ONES)
+    (batch,) = storage.mini_batch_generator(1, 1)
+    assert (batch.values, batch.advantages, batch.returns, batch.old_mu) == (None, None, None, None)
+    with pytest.raises(IncompleteError, match="did not bring values"):
+        storage.compute_returns([2.0], 0.9, 0.8)
+
+
+def test_a_shorter_rollout_is_taken_as_far_as_it_goes() -> None:
+    storage = RolloutStorage(1, 9, (1,), None, (1,))
+    add(storage, rewards=ONES, values=HALVES, dones=ENDS)
+    storage.compute_returns([2.0], 0.9, 0.8)
+    (batch,) = storage.mini_batch_generator(1, 1)
+    assert sorted(plain(batch.returns[:, 0])) == [1.0, 1.81, 2.8]
+
+
+def test_clear_makes_room_for_the_next_rollout() -> None:
+    storage, _ = storage_of_three()
+    with pytest.raises(SpecError, match=r"the storage is full: 3 rows of 3"):
+        add(storage, rewards=ONES[:1], values=HALVES[:1])
+    storage.clear()
+    add(storage, rewards=ONES * 5, values=HALVES)
+    assert plain(storage.rewards[:, 0, 0]) == [5, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("observations", np.zeros((3, 1)), r"`observations`: shape \(3, 1\), expected \(2, 1\)"),
+        ("observations", {"a": np.zeros((2, 1))}, r"`observations` is a nest of a; expected one array"),
+        ("rewards", np.zeros(3), r"`rewards`: shape \(3,\), expected \(2, 1\)"),
+        ("actions", np.zeros((2, 1)), r"`actions`: float64 does not go into int64"),
+        ("dones", None, r"a transition needs .*; this one lacks dones"),
+        ("values", None, r"all transitions of a rollout bring the same fields: values came in some rows"),
+        ("hidden_states", np.zeros((1, 3, 5)), r"`hidden_states` must be \[layers, 2, ...\], got \(1, 3, 5\)"),
+    ],
+)
+def test_a_transition_that_does_not_fit_is_refused_and_changes_nothing(field: str, value: Any, message: str) -> None:
+    storage = RolloutStorage(2, 3, (1,), None, np.zeros(1, np.int64))
+    good = {
+        "observations": np.ones((2, 1)),
+        "actions": np.ones((2, 1), int),
+        "rewards": np.ones(2),
+        "dones": [0, 0],
+        "values": np.ones(2),
+    }
+    storage.add_transitions(storage.Transition(**good))
+    with pytest.raises(StructureError, match=message):
+        storage.add_transitions(storage.Transition(**{**good, field: value}))
+    assert storage.step == 1
+    assert not storage.observations[1].any()
+    storage.add_transitions(storage.Transition(**good))
+    assert storage.get_statistics() == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_envs": 0}, "`num_envs` must be >= 1, got 0."),
+        ({"num_rewards": 1.5}, "`num_rewards` must be an integer"),
+        ({"obs_shape": 1.5}, "`obs_shape` must be a shape, such as"),
+        ({"obs_shape": {"a": "b"}}, "`obs_shape/a` must be a shape"),
+        ({"device": "nowhere"}, "`device` 'nowhere'"),
+    ],
+)
+def test_arguments_that_can_never_work_are_named(arguments: dict[str, Any], message: str) -> None:
+    good = {"num_envs": 1, "num_transitions_per_env": 1, "obs_shape": 1, "critic_obs_shape": None, "actions_shape": 1}
+    with pytest.raises(SpecError, match=message):
+        RolloutStorage(**{**good, **arguments})
+
+
+def test_what_needs_rows_says_so_at_once() -> None:
+    storage = RolloutStorage(2, 3, (1,), None, (1,))
+    for call in (
+        lambda: storage.compute_returns([0.0, 0.0], 0.9, 0.8),
+        lambda: storage.mini_batch_generator(1),
+        lambda: storage.recurrent_mini_batch_generator(1),
+        storage.get_statistics,
+    ):
+        with pytest.raises(IncompleteError, match="the storage has no rows yet"):
+            call()
+    add(storage, rewards=ONES[:1] * [1, 1])
+    with pytest.raises(SpecError, match=r"`num_mini_batches` must be <= 2, got 3."):
+        storage.mini_batch_generator(3)
+    with pytest.raises(SpecError, match=r"`num_epochs` must be >= 0, got -1."):
+        storage.recurrent_mini_batch_generator(1, -1)
+
+
+def test_gradients_do_not_get_into_the_storage() -> None:
+    make = arrays_of("cpu")
+    storage = RolloutStorage(1, 1, (1,), None, (1,), device="cpu")
+    transition = storage.Transition(make([[1.0]]), None, make([[1.0]]), make([1.0]), make([False]))
+    transition.values = make([[0.5]]).requires_grad_()
+    storage.add_transitions(transition)
+    assert not storage.values.requires_grad

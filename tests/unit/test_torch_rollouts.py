@@ -1,0 +1,60 @@
+"""Rollout data sets as PyTorch tensors, and in a DataLoader with workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rollout_steps import write_transitions
+
+import reverb_writer as rw
+from reverb_writer.rollouts import RolloutDataset
+
+torch = pytest.importorskip("torch")
+
+
+def test_device_gives_tensors(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [3])
+    batch = RolloutDataset(tmp_path, 2, device="cpu").get_batch(2)
+    assert batch.observation.dtype == torch.float32
+    assert batch.observation[:, 0].tolist() == [[0, 0], [0, 1]]
+    assert batch.mask.tolist() == [[True, False], [True, False]]
+    assert batch.privileged_observation is None
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more than this machine has cores
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_together_read_each_trajectory_once(tmp_path: Path, num_workers: int, context: str) -> None:
+    if num_workers == 0 and context == "fork":
+        pytest.skip("there is no process to start")
+    write_transitions(tmp_path, [2] * 7)
+    view = RolloutDataset(tmp_path, 2, random_shuffle_traj_order=True, seed=3).as_torch()
+    assert isinstance(view, torch.utils.data.IterableDataset)
+    loader = torch.utils.data.DataLoader(
+        view, batch_size=None, num_workers=num_workers, multiprocessing_context=context if num_workers else None
+    )
+    for _ in range(2):  # each epoch begins anew
+        seen = [
+            (int(row[0]), int(row[1]))
+            for batch in loader
+            for row, real in zip(batch.observation, batch.mask, strict=True)
+            if real
+        ]
+        assert sorted(seen) == [(episode, t) for episode in range(7) for t in range(2)]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_more_workers_than_trajectories(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [1])
+    loader = torch.utils.data.DataLoader(RolloutDataset(tmp_path, 1, 2).as_torch(), batch_size=None, num_workers=2)
+    assert len(list(loader)) == 2
+
+
+def test_next_observation_and_flags_are_tensors_too(tmp_path: Path) -> None:
+    write_transitions(tmp_path, [2], truncated=(0,))
+    *_, last = RolloutDataset(tmp_path, 1).as_torch("cpu")
+    assert last.timeout.tolist() == last.done.tolist() == [True]
+    assert last.next_observation.tolist() == [[0, 1]]
+    assert type(last).__name__ == "Transition"
+    assert rw.rollouts.RolloutDataset is RolloutDataset
