@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 from episodes import expected, feed
 from reading import Place, fifo, read
 from server_process import HostedServer
@@ -109,7 +110,7 @@ def test_export_takes_items_out_only_if_told(place: Place, tmp_path: Path) -> No
     assert "--consume" in refused.stderr
     assert place.client.server_info()["a"].current_size == 3
     assert run("export", "--table", "a", tmp_path, "-a", place.address, "--consume").returncode == 0
-    found = [StoredTrajectory(path).load()[0].tolist() for path in list_trajectories(tmp_path)]
+    found = [tree.flatten(StoredTrajectory(path).load())[0].tolist() for path in list_trajectories(tmp_path)]
     assert found == [[1, 2], [2, 3], [3, 4]]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
 from reading import Place, fifo, read
 from rollout_steps import tf_agents_steps
@@ -163,7 +164,7 @@ def test_export_writes_each_item_once(
         done = list(export_items(client, "t", writer, consume=not keeps))
         assert client.server_info()["t"].current_size == (10 if keeps else 0)
     assert [each.num_steps for each in done] == [3] * 10
-    found = [StoredTrajectory(path).load()[0].tolist() for path in list_trajectories(tmp_path)]
+    found = [tree.flatten(StoredTrajectory(path).load())[0].tolist() for path in list_trajectories(tmp_path)]
     wanted = [[n, n + 1, n + 2] for n in range(1, 11)]
     assert (found if is_ordered else sorted(found)) == wanted
 
