@@ -1,7 +1,7 @@
 """Servers that are killed, paused, started late or changed: the observer goes on by itself, or says what is wrong.
 
-Items are acknowledged in the order of their table. So if `a` of a table's items are acknowledged when its server is
-killed, the new server must get all from number `a` on, each once.
+If `a` items are acknowledged when their server is killed, the new server must get all others, in order, each once.
+Those `a` are nearly always the first ones, but Reverb acknowledges in several threads, so none may be told by number.
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ def column(server: HostedServer, table: str, column: int = 0) -> list[list[int]]
 def pairs(first: int, stop: int) -> list[list[int]]:
     """Return the windows of two steps that begin at `first` or later and end before `stop`."""
     return [list(pair) for pair in itertools.pairwise(range(first, stop))]
+
+
+def are_all_but(num_missing: int, found: list[Any], windows: list[Any]) -> bool:
+    """Return whether so many windows are missing, and the others are there in order, each once, the last ones, too."""
+    rest = iter(windows)
+    in_order = all(window in rest for window in found)  # `in` takes from `rest` up to the window
+    return in_order and len(found) == len(windows) - num_missing and found[-100:] == windows[-100:]
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -92,7 +99,7 @@ def test_server_that_is_killed_again_and_again_gets_what_it_had_not_acknowledged
             write(observer, range(last + 8000, last + 9000))
             observer.flush()
             last += 9000
-            assert column(server, "replay") == pairs(acknowledged, last)
+            assert are_all_but(acknowledged, column(server, "replay"), pairs(0, last))
             stats = observer.stats()
             assert (stats.reconnects, stats.server_restarts) == (kills, kills)
             assert (stats.items, stats.acknowledged_items, stats.dropped_items) == (last - 1, last - 1, 0)
@@ -131,7 +138,7 @@ def test_all_kinds_of_windows_in_all_tables_survive_a_kill(lone_server: StartSer
         observer.flush()
     found = {table: column(server, table) for table in ("short", "long", "copy")}
     for table, windows_of_table in (("short", short), ("long", long), ("copy", long)):
-        assert found[table] == windows_of_table[-len(found[table]) :]
+        assert are_all_but(len(windows_of_table) - len(found[table]), found[table], windows_of_table)
     assert sum(map(len, found.values())) == len(short) + 2 * len(long) - acknowledged
 
 
@@ -161,7 +168,7 @@ def test_all_lanes_of_a_vector_observer_survive_a_kill(lone_server: StartServer)
         episodes = np.split(np.arange(1500), [end + 1 for end in ends])
         windows = [episode[i : i + 3].tolist() for episode in episodes for i in range(len(episode) - 2)]
         found = [numbers.tolist() for lanes_of_item, numbers in samples if lanes_of_item[0] == lane]
-        assert found == windows[len(windows) - len(found) :]
+        assert are_all_but(len(windows) - len(found), found, windows)
         assert len(windows) - len(found) >= before.count([lane] * 3)
 
 
@@ -186,8 +193,8 @@ def test_writers_that_share_a_stream_survive_a_kill(lone_server: StartServer) ->
         append(range(2000, 3000))
         stream.flush(30)
         a, b = (read_column(client, table) for table in "ab")
-        assert a == pairs(3000 - 1 - len(a), 3000)
-        assert b == pairs(3000 - 1 - len(b), 3000)
+        for items in (a, b):
+            assert are_all_but(2999 - len(items), items, pairs(0, 3000))
         assert len(a) + len(b) == 2 * 2999 - acknowledged
 
 
