@@ -239,6 +239,28 @@ _SCHEMA: Final = {
           sleeping_ms: int64 = 4
           waiting_for_sampling_ms: int64 = 5  # the rate limiter blocks inserts
           waiting_for_inserts_ms: int64 = 6   # the rate limiter blocks samples
+
+        ReverbServerConfig                  # what dm-reverb's own server command takes, as text
+          tables: repeated PriorityTableCheckpoint = 1
+          port: int32 = 2
+        PriorityTableCheckpoint             # a table in a checkpoint, without its items
+          table_name: string = 1
+          rate_limiter: RateLimiterCheckpoint = 3
+          sampler: KeyDistributionOptions = 4
+          remover: KeyDistributionOptions = 5
+          max_size: int64 = 6
+          max_times_sampled: int32 = 7
+          num_deleted_episodes: int64 = 8
+          signature: tensorflow.StructuredValue = 9
+          num_unique_samples: int64 = 10
+        RateLimiterCheckpoint
+          samples_per_insert: double = 2
+          min_diff: double = 3
+          max_diff: double = 4
+          min_size_to_sample: int64 = 5
+          sample_count: int64 = 6
+          insert_count: int64 = 7
+          delete_count: int64 = 8
     """,
     # A second view of SampleStreamResponse, parsed only so far as every sample needs it: a trajectory is taken apart
     # many columns at a time, and a chunk only if it is not known yet. A message is `bytes` on the wire, too.
@@ -351,3 +373,6 @@ KeyDistributionOptions = _CLASSES["deepmind.reverb.KeyDistributionOptions"]
 RateLimiterInfo = _CLASSES["deepmind.reverb.RateLimiterInfo"]
 RateLimiterCallStats = _CLASSES["deepmind.reverb.RateLimiterCallStats"]
 TableWorkerTime = _CLASSES["deepmind.reverb.TableWorkerTime"]
+ReverbServerConfig = _CLASSES["deepmind.reverb.ReverbServerConfig"]
+PriorityTableCheckpoint = _CLASSES["deepmind.reverb.PriorityTableCheckpoint"]
+RateLimiterCheckpoint = _CLASSES["deepmind.reverb.RateLimiterCheckpoint"]

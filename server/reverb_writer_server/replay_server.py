@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import threading
 from collections import Counter
@@ -30,12 +31,15 @@ class ReplayServer:
         with ReplayServer([TableConfig("replay")]) as server:
             client = reverb_writer.Client(server.address)
 
-    It listens on all interfaces and asks nobody who they are: keep its port where only friends reach it. What a client
-    asks to checkpoint goes to a temporary folder, which goes with the server.
+    It listens on all interfaces and asks nobody who they are: keep its port where only friends reach it.
 
     Args:
         tables: The tables to serve: at least one, no two of one name.
         port: 1 to 65535, or None for a free one.
+        checkpoints: Where checkpoints go, a folder in which Reverb deletes all but its newest one; None for a temporary
+            folder, which goes with the server.
+        restore: A checkpoint to begin with, if there is none in `checkpoints`. Its tables come back with the rules that
+            they had; each must be among `tables`.
 
     Attributes:
         port: The port that it listens on.
@@ -44,11 +48,19 @@ class ReplayServer:
     Raises:
         SpecError: There are no tables, two of one name or something else among them, or the port is out of range.
         PortInUseError: Another process has the port.
+        RuntimeError: The checkpoint cannot be restored, in Reverb's words.
 
     Thread safety: any thread.
     """
 
-    def __init__(self, tables: Sequence[TableConfig], port: int | None = None) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        port: int | None = None,
+        *,
+        checkpoints: str | os.PathLike[str] | None = None,
+        restore: str | os.PathLike[str] | None = None,
+    ) -> None:
         """Start to serve; when this returns, clients can connect."""
         _check(tables)
         self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
@@ -57,12 +69,17 @@ class ReplayServer:
         self._stopped = threading.Event()
         reverb_tables = [reverb_table(table) for table in (*tables, _SPECS)]
         with contextlib.ExitStack() as undo:
-            folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
+            folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
+            checkpointer = DefaultCheckpointer(
+                os.fspath(folder), fallback_checkpoint_path=None if restore is None else os.fspath(restore)
+            )
             with reserved(self.port):
                 try:
-                    server = reverb.Server(reverb_tables, self.port, DefaultCheckpointer(folder))
+                    server = reverb.Server(reverb_tables, self.port, checkpointer)
                 except ValueError as error:
-                    # The tables are checked, so it is the port: Reverb tells the reason to its log only.
+                    if "BuildAndStart" not in str(error):
+                        raise RuntimeError(f"the checkpoint {restore or folder} cannot be restored: {error}") from error
+                    # Reverb tells the reason to its log only; there is but one.
                     raise in_use(self.port) from error
             undo.callback(server.stop)
             self._undo = undo.pop_all()

@@ -1,0 +1,149 @@
+"""An authority and certificates for a trial of TLS; for more than a trial ask your own authority."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from reverb_writer.errors import SpecError
+
+__all__ = ["make_certificates"]
+
+_ALLOWANCE = datetime.timedelta(minutes=5)  # for clocks that are not quite right
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
+    """Write `ca.crt`, `server.pem` (certificate and key, as HAProxy wants it) and a certificate and key for each client.
+
+    An authority that is there already is used again, so that clients can be added later. The authority's key is written
+    too: keep it off the machines that need but the certificates.
+
+    Args:
+        folder: made if it is not there; readable by its owner only.
+        hosts: names and addresses under which clients reach the server.
+        clients: names of clients, such as "actor".
+        days: how long the certificates are valid.
+
+    Returns:
+        The files written.
+
+    Raises:
+        SpecError: no hosts, or a name that is no file name.
+    """
+    if not hosts:
+        raise SpecError("`hosts` must name at least one host, got none: clients check it.")
+    for name in clients:
+        if not name or "/" in name or name in ("ca", "server"):
+            raise SpecError(f"`clients`: a name must be a file name other than ca and server, got {name!r}.")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    written: list[Path] = []
+    authority, authority_key = _authority(folder, days, written)
+    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
+    certificate, key = _signed("server", ExtendedKeyUsageOID.SERVER_AUTH, authority, authority_key, days, alternatives)
+    _write(folder / "server.pem", _pem(certificate) + _key_pem(key), written)
+    for name in clients:
+        certificate, key = _signed(name, ExtendedKeyUsageOID.CLIENT_AUTH, authority, authority_key, days, None)
+        _write(folder / f"{name}.crt", _pem(certificate), written)
+        _write(folder / f"{name}.key", _key_pem(key), written)
+    return written
+
+
+def _authority(folder: Path, days: int, written: list[Path]) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    certificate_path, key_path = folder / "ca.crt", folder / "ca.key"
+    if certificate_path.exists() and key_path.exists():
+        key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise SpecError(f"{key_path}: must be an elliptic curve key, as this command writes it.")
+        return x509.load_pem_x509_certificate(certificate_path.read_bytes()), key
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _name("reverb-writer trial authority")
+    usage = x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=True,
+        crl_sign=True,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    certificate = (
+        _begun(name, name, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    _write(certificate_path, _pem(certificate), written)
+    _write(key_path, _key_pem(key), written)
+    return certificate, key
+
+
+def _signed(
+    name: str,
+    use: x509.ObjectIdentifier,
+    authority: x509.Certificate,
+    authority_key: ec.EllipticCurvePrivateKey,
+    days: int,
+    alternatives: x509.SubjectAlternativeName | None,
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = (
+        _begun(_name(name), authority.subject, key.public_key(), days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+    )
+    if alternatives is not None:
+        builder = builder.add_extension(alternatives, critical=False)
+    return builder.sign(authority_key, hashes.SHA256()), key
+
+
+def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _ALLOWANCE)
+        .not_valid_after(now + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _write(path: Path, content: bytes, written: list[Path]) -> None:
+    """Write a file that only its owner can read."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    written.append(path)

@@ -1,0 +1,177 @@
+"""`reverb-writer-server`: serve, validate, checkpoints, certs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reverb_writer.errors import ReverbWriterError
+from reverb_writer_server import __version__
+
+__all__ = ["main"]
+
+_PATH = click.Path(path_type=Path)
+
+
+class _Commands(click.Group):
+    """Commands whose errors are a line, and `serve` if none is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Begin with `serve` where there is an option instead of a command."""
+        if not args or (args[0].startswith("-") and args[0] not in ("--help", "--version")):
+            args = ["serve", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="reverb-writer-server")
+def commands() -> None:
+    """A Reverb replay server that is safe to run."""
+
+
+@commands.command()
+@click.option("--config", type=_PATH, envvar="REVERB_WRITER_CONFIG", help="TOML file, or Reverb's textproto.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 for a free one.")
+@click.option("--http-port", type=click.IntRange(0, 65535), help="Port of status page, metrics and health.")
+@click.option("--table", "names", multiple=True, metavar="NAME", help="A table; repeat it for more.")
+@click.option("--max-size", type=int, metavar="N", help="Items that each --table holds at most.")
+@click.option("--min-size", type=int, metavar="N", help="Items that each --table needs before any is sampled.")
+@click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder of checkpoints.")
+@click.option("--restore", metavar="NAME", help="latest, none or the name of a checkpoint.")
+@click.option("--on-mismatch", type=click.Choice(["refuse", "checkpoint", "config"]), help="Whose tables count.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log looks.")
+def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_size: int | None, **given: Any) -> None:
+    """Serve until SIGTERM or SIGINT. The command line beats the environment, which beats the file.
+
+    Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
+    failed.
+    """
+    from reverb_writer_server import config as configuration
+    from reverb_writer_server import logs
+    from reverb_writer_server.service import Service
+
+    keys = {
+        "port": ("port",),
+        "http_port": ("http", "port"),
+        "checkpoints": ("checkpoints", "directory"),
+        "restore": ("checkpoints", "restore"),
+        "on_mismatch": ("checkpoints", "on_mismatch"),
+        "log_format": ("log", "format"),
+    }
+    flags: dict[tuple[str, ...], Any] = {
+        keys[name]: str(value) if isinstance(value, Path) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    for name in names or (("replay",) if max_size is not None or min_size is not None else ()):
+        flags["tables", name, "max_size"] = 1_000_000 if max_size is None else max_size
+        flags["tables", name, "min_size"] = 1 if min_size is None else min_size
+    loaded = configuration.load(config, os.environ, flags)
+    logs.set_up(loaded.log_format, loaded.log_level)
+    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
+    sys.exit(service.run())
+
+
+@commands.command()
+@click.argument("config", type=_PATH)
+def validate(config: Path) -> None:
+    """Check a configuration, TOML or Reverb's textproto, and say in words what its tables do."""
+    from reverb_writer_server import banner
+    from reverb_writer_server import config as configuration
+
+    loaded = configuration.load(config, os.environ)
+    for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
+        click.echo(line)
+
+
+@commands.group()
+def checkpoints() -> None:
+    """Look at checkpoints on disk; no server is needed."""
+
+
+@checkpoints.command("list")
+@click.argument("directory", type=_PATH)
+def list_checkpoints(directory: Path) -> None:
+    """List the checkpoints of a folder, newest first."""
+    from reverb_writer_server.checkpoints import checkpoints_in
+    from reverb_writer_server.words import bytes_in_words
+
+    for one in checkpoints_in(directory):
+        size = bytes_in_words(one.size_bytes)
+        click.echo(f"{one.name}  {size:>10}  {one.written_at:%Y-%m-%d %H:%M:%S} UTC  {one.fault() or 'complete'}")
+
+
+@checkpoints.command()
+@click.argument("path", type=_PATH)
+def inspect(path: Path) -> None:
+    """Say what is in a checkpoint: tables, items, counters, chunks."""
+    from reverb_writer_server.checkpoint import Checkpoint
+    from reverb_writer_server.checkpoint import inspect as read
+
+    contents = read(Checkpoint(path))
+    for table in contents.tables:
+        ratio, min_size, low, high = table.limiter
+        click.echo(
+            f"table `{table.name}`: {contents.items[table.name]:,} of {table.max_size:,} items; sampler {table.sampler}, remover "
+            f"{table.remover}, max_times_sampled {table.max_times_sampled}\n"
+            f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.deletes:,} deletes\n"
+            f"  samples_per_insert {ratio:g}, min_size {min_size:,}, min_diff {low:g}, max_diff {high:g}\n"
+            f"  signature: {table.signature}"
+        )
+    click.echo(f"{contents.chunks:,} chunks, {contents.steps:,} steps")
+
+
+@checkpoints.command()
+@click.argument("paths", type=_PATH, nargs=-1, required=True)
+def verify(paths: Sequence[Path]) -> None:
+    """Read checkpoints from end to end. Exit code 1 if one is incomplete or damaged."""
+    from reverb_writer_server.checkpoint import Checkpoint
+    from reverb_writer_server.checkpoint import verify as read
+
+    faulty = 0
+    for path in paths:
+        try:
+            contents = read(Checkpoint(path))
+        except (ReverbWriterError, OSError) as error:
+            click.echo(f"{path.name}: {error}", err=True)
+            faulty += 1
+        else:
+            click.echo(f"{path.name}: sound, {sum(contents.items.values()):,} items in {contents.chunks:,} chunks")
+    sys.exit(bool(faulty))
+
+
+@checkpoints.command()
+@click.argument("address")
+@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for it.")
+def save(address: str, timeout: float) -> None:
+    """Have the server at ADDRESS write a checkpoint now."""
+    import reverb_writer as rw
+
+    with rw.Client(address) as client:
+        click.echo(client.checkpoint(timeout))
+
+
+@commands.command()
+@click.argument("folder", type=_PATH)
+@click.option("--host", "hosts", multiple=True, default=["localhost"], show_default=True, help="Name of the server.")
+@click.option("--client", "clients", multiple=True, default=["client"], show_default=True, help="Name of a client.")
+@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="How long they are valid.")
+def certs(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
+    """Make an authority, a server's certificate and clients' certificates for a trial of TLS."""
+    from reverb_writer_server.certs import make_certificates
+
+    for path in make_certificates(folder, hosts, clients, days):
+        click.echo(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; an error of ours is a line and exit code 1."""
+    try:
+        commands(arguments, prog_name="reverb-writer-server")
+    except (ReverbWriterError, OSError) as error:
+        sys.exit(f"reverb_writer_server: {error}")

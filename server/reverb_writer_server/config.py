@@ -1,0 +1,274 @@
+"""What a server is configured to do: its tables, its checkpoints, its ports, its log."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import SpecError
+from reverb_writer.tables import (
+    MinSize,
+    Prioritized,
+    RateLimiter,
+    SampleToInsertRatio,
+    Selector,
+    TableConfig,
+)
+from reverb_writer_server import limits, textproto
+from reverb_writer_server.leaves import read_signature
+from reverb_writer_server.settings import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
+
+__all__ = ["KEYS", "CheckpointConfig", "Key", "ServedTable", "ServerConfig", "load"]
+
+_SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
+_LIMITERS = ("min_size", "ratio", "queue", "stack")
+_MAX_COUNT = 2**31 - 1
+_PORT = count(0, 65535)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the configuration.
+
+    Attributes:
+        kind: what it may be.
+        default: what it is if nobody sets it; None where that is said in `meaning`.
+        meaning: a line for the manual.
+    """
+
+    kind: Kind
+    default: Any
+    meaning: str
+
+
+KEYS: Mapping[str, Key] = {
+    "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one"),
+    "http.port": Key(_PORT, 0, "port of health, metrics and status page; 0 for none"),
+    "http.host": Key(text("an address of this machine"), "127.0.0.1", "where it listens; `0.0.0.0` for everyone"),
+    "checkpoints.directory": Key(
+        text("a path"), None, "where checkpoints are kept, a folder of their own; without it they go with the server"
+    ),
+    "checkpoints.every_s": Key(quantity("seconds"), 600.0, "from one checkpoint to the next; 0 for none by the clock"),
+    "checkpoints.keep": Key(count(1, 1000), 3, "how many are kept, the newest"),
+    "checkpoints.on_exit": Key(boolean, True, "whether SIGTERM and SIGINT write a last one"),
+    "checkpoints.restore": Key(
+        text('"latest", "none" or the name of a checkpoint'),
+        "latest",
+        "what to begin with: the newest complete one, ...",
+    ),
+    "checkpoints.on_mismatch": Key(
+        choice("refuse", "checkpoint", "config"),
+        "refuse",
+        "whose tables count when those of checkpoint and configuration differ",
+    ),
+    "memory.on_excess": Key(
+        choice("warn", "refuse"), "warn", "what to do when the tables may need more memory than there is"
+    ),
+    "log.format": Key(choice("text", "json"), "text", "how a line of the log looks"),
+    "log.level": Key(
+        choice("debug", "info", "warning", "error"), "info", "the least that is logged; debug has Reverb's"
+    ),
+    "log.figures_every_s": Key(quantity("seconds"), 60.0, "from one line of figures to the next; 0 for none"),
+    "tables.*.max_size": Key(count(1, _MAX_COUNT), 1_000_000, "items that it holds at most"),
+    "tables.*.sampler": Key(choice(*_SELECTORS), "uniform", "which item is sampled next"),
+    "tables.*.sampler_exponent": Key(quantity("of the priority"), 1.0, "with a prioritized sampler"),
+    "tables.*.remover": Key(choice(*_SELECTORS), "fifo", "which item goes when the table is full"),
+    "tables.*.remover_exponent": Key(quantity("of the priority"), 1.0, "with a prioritized remover"),
+    "tables.*.max_times_sampled": Key(count(0, _MAX_COUNT), 0, "samples after which an item goes; 0 for no limit"),
+    "tables.*.rate_limiter": Key(
+        choice(*_LIMITERS), "min_size", "who waits for whom; queue and stack set sampler, remover and times sampled"
+    ),
+    "tables.*.min_size": Key(count(1, _MAX_COUNT), 1, "items that must be there before any is sampled"),
+    "tables.*.samples_per_insert": Key(quantity("samples"), None, "of rate limiter ratio, which needs it"),
+    "tables.*.error_buffer": Key(
+        Kind("a number, or an array [min_diff, max_diff]", (int, float, list)),
+        None,
+        "of rate limiter ratio, which needs it: how far inserts x samples_per_insert - samples may stray",
+    ),
+    "tables.*.samples_in_flight": Key(
+        count(0, _MAX_COUNT),
+        0,
+        "what a learner that takes turns with its actor fetches before it goes on; to check the limiter",
+    ),
+    "tables.*.sequence_length": Key(count(1, _MAX_COUNT), None, "steps of an item; for signature and memory estimate"),
+    "tables.*.stride_length": Key(count(1, _MAX_COUNT), 1, "steps from one item to the next; for the memory estimate"),
+    "tables.*.signature": Key(
+        Kind('a table of leaves such as obs = "uint8[84, 84, 4]"', (dict, list, str)),
+        None,
+        "what a step holds, by leaf",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ServedTable:
+    """A table, and what is known of those who use it.
+
+    Attributes:
+        config: the table.
+        sequence_length: steps of an item; None if unknown.
+        stride_length: steps from one item to the next.
+        advice: what may surprise, a sentence each.
+    """
+
+    config: TableConfig
+    sequence_length: int | None = None
+    stride_length: int = 1
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where checkpoints go and come from; the keys under `checkpoints`."""
+
+    directory: Path | None
+    every_s: float
+    keep: int
+    on_exit: bool
+    restore: str
+    on_mismatch: str
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """All of it; the keys of `KEYS`, with `.` as `_`."""
+
+    port: int
+    http_host: str
+    http_port: int
+    checkpoints: CheckpointConfig
+    memory_on_excess: str
+    log_format: str
+    log_level: str
+    log_figures_every_s: float
+    tables: tuple[ServedTable, ...]
+
+
+def load(
+    path: Path | None, environment: Mapping[str, str], flags: Mapping[tuple[str, ...], Any] | None = None
+) -> ServerConfig:
+    """Read the configuration.
+
+    Args:
+        path: a TOML file, or one of Reverb's textproto (`.textproto`, `.pbtxt`, `.textpb`); None for no file.
+        environment: variables, such as `os.environ`.
+        flags: values of the command line by key, such as `("tables", "replay", "max_size")`.
+
+    Raises:
+        ConfigError: names the origin, the key, what was got and what is allowed, or why a table could only ever wait.
+    """
+    settings = Settings({name: key.kind for name, key in KEYS.items()})
+    given: tuple[ServedTable, ...] = ()
+    if path is not None and path.suffix in textproto.SUFFIXES:
+        port, tables = textproto.read(path)
+        given = tuple(_checked(table, str(path)) for table in tables)
+        if port:
+            settings.set(("port",), port, str(path))
+    elif path is not None:
+        settings.read_file(path)
+    settings.read_environment(environment)
+    for key, value in (flags or {}).items():
+        settings.set(key, value, "command line")
+    named = tuple(_table(settings, name) for name in settings.names("tables"))
+    twice = {table.config.name for table in given} & {table.config.name for table in named}
+    if twice:
+        raise ConfigError(f"{path}: table `{min(twice)}` cannot be changed from outside: textproto sets all of it.")
+    value = lambda key: settings.get(*key.split("."), default=KEYS[key].default)  # noqa: E731  # a name for nine look-ups
+    directory = value("checkpoints.directory")
+    return ServerConfig(
+        port=value("port"),
+        http_host=value("http.host"),
+        http_port=value("http.port"),
+        checkpoints=CheckpointConfig(
+            Path(directory) if directory else None,
+            *(value(f"checkpoints.{name}") for name in ("every_s", "keep", "on_exit", "restore", "on_mismatch")),
+        ),
+        memory_on_excess=value("memory.on_excess"),
+        log_format=value("log.format"),
+        log_level=value("log.level"),
+        log_figures_every_s=value("log.figures_every_s"),
+        tables=given + named or (_checked(TableConfig("replay"), "default"),),
+    )
+
+
+def _table(settings: Settings, name: str) -> ServedTable:
+    value = lambda key: settings.get("tables", name, key, default=KEYS[f"tables.*.{key}"].default)  # noqa: E731  # as above
+    origin = settings.origin("tables", name)
+    length = value("sequence_length")
+    try:
+        signature = value("signature")
+        leaves = None if signature is None else read_signature(signature, length)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            config = _table_config(settings, name, leaves, value)
+    except ConfigError:
+        raise
+    except SpecError as error:
+        raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
+    table = ServedTable(config, length, value("stride_length"), tuple(str(warning.message) for warning in caught))
+    return _checked(table, origin, value("samples_in_flight"))
+
+
+def _table_config(settings: Settings, name: str, signature: Any, value: Any) -> TableConfig:
+    kind = value("rate_limiter")
+    if kind in ("queue", "stack"):
+        for key in ("sampler", "remover", "max_times_sampled", "min_size", "samples_per_insert", "error_buffer"):
+            _needless(settings, name, key, f"a {kind} sets it itself")
+        return getattr(TableConfig, kind)(name, value("max_size"), signature)  # type: ignore[no-any-return]
+    return TableConfig(
+        name,
+        value("max_size"),
+        _selector(settings, name, "sampler", value),
+        _selector(settings, name, "remover", value),
+        _rate_limiter(settings, name, kind, value),
+        value("max_times_sampled"),
+        signature,
+    )
+
+
+def _rate_limiter(settings: Settings, name: str, kind: str, value: Any) -> RateLimiter:
+    if kind == "min_size":
+        for key in ("samples_per_insert", "error_buffer"):
+            _needless(settings, name, key, 'set rate_limiter = "ratio" to keep a ratio')
+        return MinSize(value("min_size"))
+    for key in ("samples_per_insert", "error_buffer"):
+        if value(key) is None:
+            origin = settings.origin("tables", name)
+            raise ConfigError(
+                f'{origin}: `tables.{name}.{key}`: got nothing, allowed: {KEYS[f"tables.*.{key}"].kind.allowed}; rate_limiter = "ratio" needs it.'
+            )
+    buffer = value("error_buffer")
+    return SampleToInsertRatio(value("samples_per_insert"), value("min_size"), buffer)
+
+
+def _selector(settings: Settings, name: str, role: str, value: Any) -> Selector:
+    chosen = value(role)
+    if chosen == "prioritized":
+        return Prioritized(value(f"{role}_exponent"))
+    _needless(settings, name, f"{role}_exponent", f'it belongs to {role} = "prioritized"')
+    return chosen  # type: ignore[no-any-return]  # one of the names
+
+
+def _needless(settings: Settings, name: str, key: str, reason: str) -> None:
+    """Refuse a value that would have no effect."""
+    if settings.get("tables", name, key) is not None:
+        origin = settings.origin("tables", name, key)
+        got = settings.get("tables", name, key)
+        raise ConfigError(f"{origin}: `tables.{name}.{key}`: got {got}, allowed: nothing here; {reason}.")
+
+
+def _checked(table: ServedTable | TableConfig, origin: str, samples_in_flight: int = 0) -> ServedTable:
+    if isinstance(table, TableConfig):
+        table = ServedTable(table)
+    try:
+        integer("samples_in_flight", samples_in_flight, minimum=0)
+        limits.check(table.config, samples_in_flight)
+    except SpecError as error:
+        raise ConfigError(f"{origin}: {error}") from error
+    return ServedTable(
+        table.config, table.sequence_length, table.stride_length, (*table.advice, *limits.advice(table.config))
+    )

@@ -1,0 +1,57 @@
+"""Rate limiters that could only ever wait, found before the server starts, with the numbers worked.
+
+`TableConfig` refuses those that block whatever anyone does. Here are those that block what somebody has said to do: a
+learner that fetches more than the limiter can ever let out, and a ratio that the table's own rules put out of reach.
+"""
+
+from __future__ import annotations
+
+import math
+
+from reverb_writer.errors import SpecError
+from reverb_writer.tables import TableConfig
+
+__all__ = ["advice", "check"]
+
+
+def check(table: TableConfig, samples_in_flight: int) -> None:
+    """Refuse a limiter that can never let out what a learner needs before it goes on.
+
+    Args:
+        table: with its rate limiter.
+        samples_in_flight: what a learner that takes turns with its actor fetches at once; 0 if there is none such.
+
+    Raises:
+        SpecError: with the numbers, and the smallest change that works.
+    """
+    balance = table.rate_limiter.balance
+    room = balance.max_diff - balance.min_diff
+    if samples_in_flight > room:
+        raise SpecError(
+            f"table `{table.name}`: a learner fetches {samples_in_flight} samples before it goes on, and the rate limiter "
+            f"never lets out more than max_diff - min_diff = {balance.max_diff:g} - {balance.min_diff:g} = {room:g} without "
+            f"an insert between. If its actor waits for it, both wait for ever. Fetch fewer, or widen `error_buffer` to "
+            f"{samples_in_flight / 2:g} or more."
+        )
+    stored = table.max_size * table.max_times_sampled
+    if table.max_times_sampled and samples_in_flight > stored:
+        raise SpecError(
+            f"table `{table.name}`: a learner fetches {samples_in_flight} samples before it goes on, and the table holds "
+            f"{table.max_size} items x {table.max_times_sampled} times sampled = {stored}. Raise `max_size`."
+        )
+
+
+def advice(table: TableConfig) -> list[str]:
+    """Return what will surprise, a sentence each."""
+    balance = table.rate_limiter.balance
+    times = table.max_times_sampled
+    if not times or not math.isfinite(balance.max_diff) or balance.samples_per_insert <= times:
+        return []
+    grows = balance.samples_per_insert - times
+    inserts = math.floor(balance.max_diff / grows)
+    return [
+        f"table `{table.name}`: samples_per_insert {balance.samples_per_insert:g} is out of reach, as an item goes after "
+        f"{times} samples: each insert leaves {grows:g} behind, and after {inserts} inserts the limiter lets in only what "
+        f"keeps the table below min_size {balance.min_size}. Raise max_times_sampled to "
+        f"{math.ceil(balance.samples_per_insert)}."
+    ]

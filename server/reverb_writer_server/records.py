@@ -1,0 +1,71 @@
+"""The files of a Reverb checkpoint, read without Reverb and without TensorFlow.
+
+    tables.tfrecord   PriorityTableCheckpoint, one a table
+    items.tfrecord    PrioritizedItem, one an item, tables one after the other, oldest first
+    chunks.tfrecord   ChunkData
+    DONE              empty; written last
+
+A file is one zlib stream of records: length (8 bytes), its checksum (4), the bytes, their checksum (4). zlib's own
+checksum covers all of it, so those of the records are skipped.
+
+Source: Reverb 0.14 (`tfrecord_checkpointer.cc`), TensorFlow 2.15 (`record_writer.cc`).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from reverb_writer.errors import FormatError
+
+__all__ = ["CHUNKS", "DONE", "FILES", "ITEMS", "TABLES", "read_records"]
+
+TABLES, ITEMS, CHUNKS, DONE = "tables.tfrecord", "items.tfrecord", "chunks.tfrecord", "DONE"
+FILES = (TABLES, ITEMS, CHUNKS, DONE)
+
+_HEADER = struct.Struct("<Q4x")
+_FOOTER_BYTES = 4
+_READ_BYTES = 1 << 20
+_MAX_RECORD_BYTES = 2**31  # of a protobuf message
+
+
+def read_records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a file.
+
+    Raises:
+        FormatError: it is cut off or damaged; names the file and the record.
+    """
+    buffer = bytearray()
+    number = 0
+    for block in _inflate(path):
+        buffer += block
+        start = 0
+        while len(buffer) - start >= _HEADER.size:
+            (size,) = _HEADER.unpack_from(buffer, start)
+            if size > _MAX_RECORD_BYTES:
+                raise FormatError(f"{path}: record {number}: {size} bytes, expected less than 2 GiB. It is damaged.")
+            end = start + _HEADER.size + size + _FOOTER_BYTES
+            if end > len(buffer):
+                break
+            yield bytes(buffer[start + _HEADER.size : end - _FOOTER_BYTES])
+            number += 1
+            start = end
+        del buffer[:start]
+    if buffer:
+        raise FormatError(f"{path}: record {number} is cut off. The checkpoint was not written to its end.")
+
+
+def _inflate(path: Path) -> Iterator[bytes]:
+    inflate = zlib.decompressobj()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_READ_BYTES):
+                yield inflate.decompress(block)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror}).") from error
+    except zlib.error as error:
+        raise FormatError(f"{path}: is damaged ({error}).") from error
+    if not inflate.eof:
+        raise FormatError(f"{path}: is cut off. The checkpoint was not written to its end.")

@@ -1,0 +1,332 @@
+"""The life of a server: start, restore, serve, drain, write a last checkpoint, stop.
+
+    starting -> restoring -> serving -> draining -> stopped
+                                │ first SIGTERM or SIGINT    │ second one: stopped at once
+
+Exit codes: 0 stopped as asked; 1 cannot start as configured; 3 cannot restore; 4 the Reverb process has died; 5 the
+last checkpoint failed; 128 + signal: stopped at once by a second signal. (2 is wrong usage of the command line.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import reverb_writer as rw
+from reverb_writer_server import banner
+from reverb_writer_server.checkpoint import Checkpoint, TableState, differences, tables_of
+from reverb_writer_server.checkpoints import CheckpointError, CheckpointFolder, choose
+from reverb_writer_server.config import ServerConfig
+from reverb_writer_server.draining import connections_to
+from reverb_writer_server.memory import estimate
+from reverb_writer_server.monitor import Monitor
+from reverb_writer_server.reverb_child import Start
+from reverb_writer_server.reverb_process import ReverbProcess, ReverbProcessError
+from reverb_writer_server.state import CheckpointLog, State
+from reverb_writer_server.web import Web
+from reverb_writer_server.words import bytes_in_words
+
+__all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "STOPPED", "Service"]
+
+STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED = 0, 1, 3, 4, 5
+
+_logger = logging.getLogger(__name__)
+_ENDINGS = {signal.SIGTERM, signal.SIGINT}
+_TICK_S = 1.0
+_CHECKPOINT_WITHIN_S = 3600.0
+_STOP_WITHIN_S = 10.0
+_PROGRESS_EVERY_S = 5.0
+
+
+class RestoreError(rw.ReverbWriterError):
+    """The checkpoint and the configuration do not agree, or the checkpoint cannot be read."""
+
+
+class _StoppedAtOnceError(Exception):
+    """A signal that leaves no time."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Service:
+    """One server from start to end; `run` it once, in the main thread."""
+
+    def __init__(self, config: ServerConfig, ready: Callable[[str], None]) -> None:
+        """Prepare.
+
+        Args:
+            config: what to serve.
+            ready: called with a line that names the address when clients can connect.
+        """
+        self._config = config
+        self._ready = ready
+        self._state = State()
+        self._folder: CheckpointFolder | None = None
+        self._saving: threading.Thread | None = None
+        self._last_failed = False
+        self._adopting = threading.Lock()
+        self._port = 0
+
+    def run(self) -> int:
+        """Serve until a signal comes; return the exit code.
+
+        Raises:
+            ReverbWriterError, OSError: it cannot start as configured.
+        """
+        # Blocked and waited for: no handler runs at a moment that nothing here expects.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+        with contextlib.ExitStack() as open_things:
+            try:
+                process = self._start(open_things)
+            except RestoreError as error:
+                _logger.error("%s", error)  # noqa: TRY400  # it says what to do; a traceback would hide that
+                return CANNOT_RESTORE
+            except _StoppedAtOnceError as stop:
+                return 128 + stop.number
+            return self._serve(process)
+
+    # Start.
+
+    def _start(self, open_things: contextlib.ExitStack) -> ReverbProcess:
+        config, state = self._config, self._state
+        _logger.info("%s", banner.versions_line())
+        for line in banner.table_lines(config.tables):
+            _logger.info("%s", line)
+        lines, excess = banner.memory_lines(config)
+        for line in lines:
+            _logger.log(logging.WARNING if excess else logging.INFO, "%s", line)
+        if excess and config.memory_on_excess == "refuse":
+            raise rw.SpecError(f"{lines[-1]}; memory.on_excess is `refuse`.")
+        state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
+        if config.http_port:
+            web = Web(config.http_host, config.http_port, state)
+            open_things.callback(web.close)
+            _logger.info("status page, /metrics, /livez and /readyz at http://%s/", web.address)
+        restore, tables = self._claim_checkpoints(open_things)
+        process = ReverbProcess()
+        open_things.callback(process.kill)
+        state.processes = ("self", process.number)
+        started = time.monotonic()
+        fit = restore is not None and config.checkpoints.on_mismatch == "config"
+        start = Start(
+            tables,
+            config.port or None,
+            self._folder and self._folder.incoming,
+            restore and restore.path,
+            fit,
+        )
+        try:
+            self._port, left_out = process.start(start, self._progress(restore))
+        except RuntimeError as error:
+            raise RestoreError(f"{error}. Choose another checkpoint, or `none`.") from error
+        for name, count in left_out.items():
+            _logger.warning(
+                "table `%s`: %d items of the checkpoint do not fit the configuration and are left out", name, count
+            )
+        state.monitor = Monitor(f"localhost:{self._port}")
+        open_things.callback(state.monitor.close)
+        if restore is not None:
+            held = ", ".join(f"{name} {info.current_size:,}" for name, info in state.monitor.latest().tables.items())
+            seconds = time.monotonic() - started
+            _logger.info("restored checkpoint %s in %.1f s; items: %s", restore.name, seconds, held)
+        return process
+
+    def _claim_checkpoints(
+        self, open_things: contextlib.ExitStack
+    ) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
+        """Return what to restore, and the tables to serve."""
+        wanted, state = self._config.checkpoints, self._state
+        tables = tuple(table.config for table in self._config.tables)
+        if wanted.directory is None:
+            _logger.warning("checkpoints.directory is not set: the data go with this process")
+            return None, tables
+        self._folder = open_things.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
+        state.keeps_checkpoints = True
+        state.starts = self._folder.starts
+        self._tell_checkpoints()
+        try:
+            chosen = choose(wanted.directory, wanted.restore)
+            saved = tables_of(chosen) if chosen else ()
+        except (CheckpointError, rw.FormatError) as error:
+            raise RestoreError(str(error)) from error
+        if chosen is None:
+            _logger.info("nothing to restore in %s", wanted.directory)
+            return None, tables
+        return chosen, self._agreed(chosen, saved, tables)
+
+    def _agreed(
+        self, chosen: Checkpoint, saved: tuple[TableState, ...], tables: tuple[rw.TableConfig, ...]
+    ) -> tuple[rw.TableConfig, ...]:
+        """Return the tables to serve, as checkpoint, configuration and `on_mismatch` say."""
+        found = differences(tables, saved)
+        whose = self._config.checkpoints.on_mismatch
+        if not found:
+            return tables
+        lines = "\n  ".join(found)
+        if whose == "refuse":
+            raise RestoreError(
+                f"checkpoint {chosen.name} and the configuration differ:\n  {lines}\n"
+                f"Set checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables count, or "
+                f"checkpoints.restore to `none`."
+            )
+        _logger.warning("checkpoint %s and the configuration differ; %s counts:\n  %s", chosen.name, whose, lines)
+        if whose == "config":
+            return tables
+        unknown = {state.name for state in saved} - {table.name for table in tables}
+        # Reverb takes the rules from the checkpoint, but must be told of each table.
+        return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))
+
+    def _progress(self, restore: Checkpoint | None) -> Callable[[int], None]:
+        """Return what to do while Reverb starts: tell how far the restore is, and heed signals."""
+        self._state.phase = "starting" if restore is None else "restoring"
+        total = (
+            sum((restore.path / name).stat().st_size for name in ("items.tfrecord", "chunks.tfrecord"))
+            if restore
+            else 0
+        )
+        told = started = time.monotonic()
+
+        def waiting(bytes_read: int) -> None:
+            nonlocal told
+            number = signal.sigtimedwait(_ENDINGS, 0)
+            if number is not None:
+                raise _StoppedAtOnceError(number.si_signo)  # nothing is served yet, so nothing is lost
+            if restore is None:
+                return
+            now = time.monotonic()
+            share = min(1.0, bytes_read / total)
+            left = f", {(now - started) * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
+            self._state.detail = f"{share:.0%} of {bytes_in_words(total)} read{left}"
+            if now - told >= _PROGRESS_EVERY_S:
+                told = now
+                _logger.info("restoring %s: %s", restore.name, self._state.detail)
+
+        return waiting
+
+    # Serve.
+
+    def _serve(self, process: ReverbProcess) -> int:
+        config, state = self._config, self._state
+        state.phase, state.detail = "serving", ""
+        state.address = f"localhost:{self._port}"
+        assert state.monitor is not None  # noqa: S101  # made by _start
+        self._ready(f"ready at {state.address}, tables: {', '.join(state.monitor.latest().tables)}")
+        every = {
+            "checkpoint": config.checkpoints.every_s if self._folder else 0.0,
+            "figures": config.log_figures_every_s,
+        }
+        due = {what: time.monotonic() + seconds for what, seconds in every.items() if seconds}
+        while True:
+            number = signal.sigtimedwait(_ENDINGS, _TICK_S)
+            if number is not None:
+                return self._end(process, number.si_signo)
+            if not process.alive():
+                _logger.error("the Reverb process has died; its last words:\n%s", process.last_words())
+                return DIED
+            self._adopt()
+            now = time.monotonic()
+            for what in [what for what, at in due.items() if now >= at]:
+                due[what] = now + every[what]
+                if what == "figures":
+                    _logger.info("%s", banner.figures_line(state, every[what]))
+                elif self._saving is None or not self._saving.is_alive():
+                    self._saving = threading.Thread(target=self._save, name="checkpoint", daemon=True)
+                    self._saving.start()
+
+    # Stop.
+
+    def _end(self, process: ReverbProcess, number: int) -> int:
+        state, wanted = self._state, self._config.checkpoints
+        assert state.monitor is not None  # noqa: S101  # the server runs
+        state.phase = "draining"
+        _logger.info("%s: taking no more work; a second signal stops at once", signal.Signals(number).name)
+        try:
+            ended = process.drain(connections_to(self._port))
+        except ReverbProcessError:
+            _logger.exception("the Reverb process does not stop taking work")
+            return DIED
+        _logger.info("%d connections ended", ended)
+        failed = False
+        if self._folder is not None and wanted.on_exit:
+            second = self._save_last()
+            if second is not None:
+                _logger.warning("%s again: stopped at once", signal.Signals(second).name)
+                process.kill()
+                return 128 + second
+            failed = self._last_failed
+        state.phase = "stopped"
+        state.monitor.close()
+        process.stop(_STOP_WITHIN_S)
+        _logger.info("stopped")
+        return LAST_CHECKPOINT_FAILED if failed else STOPPED
+
+    def _save_last(self) -> int | None:
+        """Write the last checkpoint; return the signal that did not let it finish, if one came."""
+
+        def save() -> None:
+            if self._saving is not None:
+                self._saving.join()  # one that is under way may lack what came last
+            self._last_failed = not self._save()
+
+        saving = threading.Thread(target=save, name="last-checkpoint", daemon=True)
+        saving.start()
+        while saving.is_alive():
+            number = signal.sigtimedwait(_ENDINGS, 0.1)
+            if number is not None:
+                return number.si_signo
+        return None
+
+    # Checkpoints.
+
+    def _save(self) -> bool:
+        """Have Reverb write a checkpoint and keep it; return whether that went well."""
+        assert self._state.monitor is not None  # noqa: S101  # the server runs
+        started = time.monotonic()
+        try:
+            path = Path(self._state.monitor.client.checkpoint(_CHECKPOINT_WITHIN_S))
+        except rw.ReverbWriterError as error:
+            self._state.checkpoints = replace(self._state.checkpoints, failures=self._state.checkpoints.failures + 1)
+            _logger.error("checkpoint failed: %s", error)  # noqa: TRY400  # it says what to do
+            return False
+        took = time.monotonic() - started
+        _logger.debug("Reverb wrote %s", path)
+        self._state.checkpoints = replace(self._state.checkpoints, took_s=took)
+        return self._adopt()
+
+    def _adopt(self) -> bool:
+        """Keep what Reverb has finished, whoever asked for it; return whether there is nothing left to keep."""
+        if self._folder is None:
+            return True
+        with self._adopting:
+            try:
+                new = self._folder.adopt()
+            except OSError as error:
+                self._state.checkpoints = replace(
+                    self._state.checkpoints, failures=self._state.checkpoints.failures + 1
+                )
+                _logger.error("a checkpoint cannot be kept: %s", error)  # noqa: TRY400  # as above
+                return False
+            for one in new:
+                _logger.info("checkpoint %s, %s", one.name, bytes_in_words(one.size_bytes))
+            if new:
+                self._tell_checkpoints()
+        return True
+
+    def _tell_checkpoints(self) -> None:
+        assert self._folder is not None  # noqa: S101  # asked with a folder only
+        latest = self._folder.latest()
+        self._state.checkpoints = CheckpointLog(
+            latest,
+            latest.size_bytes if latest else 0,
+            self._folder.count(),
+            self._state.checkpoints.took_s,
+            self._state.checkpoints.failures,
+        )

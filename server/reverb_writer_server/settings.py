@@ -1,0 +1,227 @@
+"""Settings from a TOML file, the environment and the command line, each with its origin.
+
+    command line   beats   environment   beats   file   beats   default
+
+    key                              environment variable
+    port                             REVERB_WRITER__PORT
+    checkpoints.every_s              REVERB_WRITER__CHECKPOINTS__EVERY_S
+    tables.replay.max_size           REVERB_WRITER__TABLES__REPLAY__MAX_SIZE
+
+Names of variables match keys without regard to case, and `_` matches any character of a table's name that a variable
+cannot have. A value is what it would be in TOML; what is no TOML is a text. A variable that matches no key is refused:
+one that is spelt wrong must not pass for the default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomllib
+
+from reverb_writer.errors import SpecError
+
+__all__ = ["ConfigError", "Kind", "Settings", "boolean", "choice", "count", "quantity", "text"]
+
+_PREFIX = "REVERB_WRITER__"
+
+
+class ConfigError(SpecError):
+    """A configuration that can never work; names the file or variable, the key, what was got and what is allowed."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the value of a key may be.
+
+    Attributes:
+        allowed: in words, for errors and the manual.
+        types: of the values that TOML gives.
+        minimum: of numbers.
+        maximum: of numbers.
+        options: of texts; empty for any.
+    """
+
+    allowed: str
+    types: tuple[type, ...] = (str,)
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    options: tuple[str, ...] = ()
+
+    def fits(self, value: Any) -> bool:
+        """Return whether a key of this kind may have that value."""
+        if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
+            return False
+        if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
+            return False
+        return not (isinstance(value, str) and self.options and value not in self.options)
+
+
+def count(minimum: int, maximum: int) -> Kind:
+    """Return the kind of integers of a range."""
+    return Kind(f"an integer from {minimum} to {maximum}", (int,), minimum, maximum)
+
+
+def quantity(unit: str, minimum: float = 0) -> Kind:
+    """Return the kind of finite numbers from `minimum` on."""
+    return Kind(f"a number >= {minimum:g}, {unit}", (int, float), minimum, 1e15)
+
+
+def choice(*options: str) -> Kind:
+    """Return the kind of texts that are one of `options`."""
+    return Kind(" or ".join(f'"{option}"' for option in options), options=options)
+
+
+def text(allowed: str) -> Kind:
+    """Return the kind of any text, described by `allowed`."""
+    return Kind(allowed)
+
+
+boolean = Kind("true or false", (bool,))
+
+
+class Settings:
+    """The values that were set, by key, and where.
+
+    Args:
+        kinds: what each key may be. `*` in a key stands for any name, such as a table's.
+    """
+
+    def __init__(self, kinds: Mapping[str, Kind]) -> None:
+        """Know no value yet."""
+        self._kinds = kinds
+        self._values: dict[tuple[str, ...], tuple[Any, str]] = {}
+
+    def read_file(self, path: Path) -> None:
+        """Take over a TOML file.
+
+        Raises:
+            ConfigError: it cannot be read, is no TOML, has a key that there is not, or a value that is not allowed.
+        """
+        try:
+            with path.open("rb") as file:
+                document = tomllib.load(file)
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot be read ({error.strerror}). Check the path and its permissions."
+            ) from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: is no TOML: {error}.") from error
+        for key, value in self._flatten((), document):
+            self.set(key, value, str(path))
+
+    def read_environment(self, environment: Mapping[str, str]) -> None:
+        """Take over the variables that start with REVERB_WRITER__.
+
+        Raises:
+            ConfigError: a variable matches no key, or its value is not allowed.
+        """
+        for variable, raw in sorted(environment.items()):
+            if not variable.startswith(_PREFIX):
+                continue
+            origin = f"environment variable {variable}"
+            key = self._key_of(variable.removeprefix(_PREFIX).split("__"), origin)
+            kind = self._kind(key, origin)
+            value: Any = raw
+            if kind.types != (str,):
+                try:
+                    value = tomllib.loads(f"value = {raw}")["value"]
+                except tomllib.TOMLDecodeError:
+                    value = raw
+            for leaf, inner in self._flatten(key, value) if isinstance(value, dict) else [(key, value)]:
+                self.set(leaf, inner, origin)
+
+    def set(self, key: tuple[str, ...], value: Any, origin: str) -> None:
+        """Set one value, over what was there.
+
+        Raises:
+            ConfigError: there is no such key, or the value is not allowed.
+        """
+        kind = self._kind(key, origin)
+        if isinstance(value, int) and not isinstance(value, bool) and int not in kind.types and float in kind.types:
+            value = float(value)
+        if not kind.fits(value):
+            raise ConfigError(f"{origin}: `{'.'.join(key)}`: got {_shown(value)}, allowed: {kind.allowed}.")
+        self._values[key] = (value, origin)
+
+    def get(self, *key: str, default: Any = None) -> Any:
+        """Return a value, or `default` if it was not set."""
+        return self._values.get(key, (default, ""))[0]
+
+    def origin(self, *key: str) -> str:
+        """Return where a value, or the first one under `key`, was set."""
+        return next((origin for known, (_, origin) in self._values.items() if known[: len(key)] == key), "default")
+
+    def names(self, *key: str) -> list[str]:
+        """Return the names right under `key`, in the order in which they were first set."""
+        return list(dict.fromkeys(known[len(key)] for known in self._values if known[: len(key)] == key))
+
+    def _kind(self, key: tuple[str, ...], origin: str) -> Kind:
+        for pattern, kind in self._kinds.items():
+            parts = pattern.split(".")
+            if len(parts) == len(key) and all(part in ("*", name) for part, name in zip(parts, key, strict=True)):
+                return kind
+        raise self._no_key(key, origin)
+
+    def _no_key(self, key: Iterable[str], origin: str) -> ConfigError:
+        *section, name = key
+        siblings = [
+            parts[-1]
+            for parts in (pattern.split(".") for pattern in self._kinds)
+            if len(parts) == len(section) + 1
+            and all(part in ("*", given) for part, given in zip(parts, section, strict=False))
+        ]
+        close = difflib.get_close_matches(name, siblings, 1)
+        hint = f" Did you mean `{close[0]}`?" if close else ""
+        where = f" in [{'.'.join(section)}]" if section else ""
+        return ConfigError(
+            f"{origin}: `{'.'.join([*section, name])}` is no key.{hint} Allowed{where}: {', '.join(siblings) or 'nothing'}."
+        )
+
+    def _flatten(self, key: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the values of a document under the keys that there are; the rest is an error of `set`."""
+        if isinstance(value, dict) and not self._is_leaf(key):
+            for name, inner in value.items():
+                yield from self._flatten((*key, name), inner)
+        else:
+            yield key, value
+
+    def _is_leaf(self, key: tuple[str, ...]) -> bool:
+        return any(
+            len(parts) == len(key) and all(part in ("*", name) for part, name in zip(parts, key, strict=True))
+            for parts in (pattern.split(".") for pattern in self._kinds)
+        )
+
+    def _key_of(self, parts: list[str], origin: str) -> tuple[str, ...]:
+        """Return the key that the parts of a variable's name stand for."""
+        found: list[str] = []
+        for index, part in enumerate(parts):
+            candidates = dict.fromkeys(
+                pattern.split(".")[index]
+                for pattern in self._kinds
+                if len(pattern.split(".")) == len(parts) and self._starts(pattern.split("."), found)
+            )
+            known = self.names(*found) if "*" in candidates else [name for name in candidates if name != "*"]
+            match = next((name for name in known if _variable(name) == part.upper()), None)
+            if match is None and "*" not in candidates:
+                raise self._no_key((*found, *(rest.lower() for rest in parts[index:])), origin)
+            found.append(match or part.lower())
+        return tuple(found)
+
+    def _starts(self, parts: list[str], found: list[str]) -> bool:
+        return all(part in ("*", name) for part, name in zip(parts, found, strict=False))
+
+
+def _variable(name: str) -> str:
+    return re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+def _shown(value: Any) -> str:
+    kinds = {str: "text", bool: "boolean", int: "integer", float: "float", list: "array", dict: "table"}
+    shown = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{shown} ({kinds.get(type(value), type(value).__name__)})"

@@ -1,0 +1,76 @@
+"""A table in sentences: what it holds, whom it makes wait and when."""
+
+from __future__ import annotations
+
+import math
+
+from reverb_writer.tables import Prioritized, Queue, Selector, Stack, TableConfig
+
+__all__ = ["bytes_in_words", "describe"]
+
+_NEXT = {
+    "fifo": "the oldest item",
+    "lifo": "the newest item",
+    "uniform": "any item, all equally likely",
+    "max_heap": "the item of highest priority",
+    "min_heap": "the item of lowest priority",
+}
+_KB = 1024
+
+
+def describe(table: TableConfig) -> list[str]:
+    """Return the table's rules, a sentence each.
+
+    >>> for sentence in describe(TableConfig.queue("q", 10)):
+    ...     print(sentence)
+    holds up to 10 items
+    samples the oldest item, each once
+    blocks samples while it is empty
+    blocks inserts while it holds 10 items
+    """
+    limiter, balance = table.rate_limiter, table.rate_limiter.balance
+    once = isinstance(limiter, Queue | Stack)
+    holds = f"holds up to {table.max_size:,} items"
+    times = {0: "", 1: ", each once"}.get(table.max_times_sampled, f", each {table.max_times_sampled} times at most")
+    sentences = [
+        holds if once else f"{holds}; one more, and {_choose(table.remover)} goes",
+        f"samples {_choose(table.sampler)}{times}",
+    ]
+    if isinstance(limiter, Queue | Stack):
+        return [*sentences, "blocks samples while it is empty", f"blocks inserts while it holds {limiter.size:,} items"]
+    low, high = math.isfinite(balance.min_diff), math.isfinite(balance.max_diff)
+    diff = f"inserts x {balance.samples_per_insert:g} - samples"
+    few = "while it is empty" if balance.min_size == 1 else f"while it holds fewer than {balance.min_size:,} items"
+    sentences.append(
+        f"blocks samples {few}" + (f", or when {diff} would fall below {balance.min_diff:,g}" if low else "")
+    )
+    if high:
+        sentences.append(
+            f"blocks inserts when {diff} would rise above {balance.max_diff:,g}, once it holds {balance.min_size:,} items"
+        )
+        run_ahead = math.floor((balance.max_diff - balance.min_diff) / balance.samples_per_insert)
+        sentences.append(
+            f"so a learner takes {balance.samples_per_insert:g} samples an insert, and may fall {run_ahead:,} inserts behind"
+        )
+    else:
+        sentences.append("never blocks inserts")
+    return sentences
+
+
+def bytes_in_words(number: float) -> str:
+    """Return a number of bytes as people read it.
+
+    >>> bytes_in_words(1_610_612_736)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < _KB:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= _KB
+    return f"{number:.1f} TiB"
+
+
+def _choose(selector: Selector) -> str:
+    if isinstance(selector, Prioritized):
+        return f"an item with probability ~ priority ** {selector.exponent:g}"
+    return _NEXT[selector]
