@@ -59,16 +59,18 @@ class Watch:
         """Return the sides that have stood still since the last look, in the order of the tables."""
         before, self._last = self._last, info
         since: dict[tuple[str, Side], float] = {}
-        found = []
+        found: list[Standstill] = []
         if before is not None and before.state_id == info.state_id:
             for name in info.tables.keys() & before.tables.keys():
                 for side in _WAITING:
                     if _stood_still(before.tables[name], info.tables[name], side):
                         since[name, side] = self._since.get((name, side), before.at)
-            for name, table in info.tables.items():
-                for side in _WAITING:
-                    if (name, side) in since:
-                        found.append(Standstill(name, side, info.at - since[name, side], *reason(table, side)))
+            found = [
+                Standstill(name, side, info.at - since[name, side], *reason(table, side))
+                for name, table in info.tables.items()
+                for side in _WAITING
+                if (name, side) in since
+            ]
         self._since = since
         return found
 

@@ -38,10 +38,9 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     lines = [f"memory of table `{one.table}`: {_needs(one)}" for one in estimates]
     total = sum(one.total_bytes or 0 for one in estimates)
     excess = total > available
-    lines.append(
-        f"memory in all: {bytes_in_words(total)} at most{'' if _all_known(estimates) else ' for the tables that are known'}, "
-        f"of {bytes_in_words(available)}{': more than there is. Lower max_size or raise the limit' if excess else ''}"
-    )
+    which = "" if _all_known(estimates) else " for the tables that are known"
+    verdict = ": more than there is. Lower max_size or raise the limit" if excess else ""
+    lines.append(f"memory in all: {bytes_in_words(total)} at most{which}, of {bytes_in_words(available)}{verdict}")
     return lines, excess
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ipaddress
 import os
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from reverb_writer.errors import SpecError
 
 __all__ = ["make_certificates"]
 
-_ALLOWANCE = datetime.timedelta(minutes=5)  # for clocks that are not quite right
+_ALLOWANCE = dt.timedelta(minutes=5)  # for clocks that are not quite right
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
-    """Write `ca.crt`, `server.pem` (certificate and key, as HAProxy wants it) and a certificate and key for each client.
+    """Write `ca.crt`, `server.pem` (certificate and key, as HAProxy wants it), and both for each client.
 
     An authority that is there already is used again, so that clients can be added later. The authority's key is written
     too: keep it off the machines that need but the certificates.
@@ -108,7 +108,7 @@ def _signed(
 
 
 def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.timezone.utc)
+    now = dt.datetime.now(dt.timezone.utc)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -116,7 +116,7 @@ def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - _ALLOWANCE)
-        .not_valid_after(now + datetime.timedelta(days=days))
+        .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
 
@@ -144,6 +144,6 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _write(path: Path, content: bytes, written: list[Path]) -> None:
     """Write a file that only its owner can read."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
     written.append(path)

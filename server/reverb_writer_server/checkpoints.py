@@ -123,7 +123,7 @@ class CheckpointFolder:
                 new.append(self._keep_one(path))
                 self._adopted.add(path.name)
         if new:
-            for old in [one for one in self._complete()][self._keep :]:
+            for old in list(self._complete())[self._keep :]:
                 shutil.rmtree(old.path)
         return new
 

@@ -117,8 +117,8 @@ def inspect(path: Path) -> None:
     for table in contents.tables:
         ratio, min_size, low, high = table.limiter
         click.echo(
-            f"table `{table.name}`: {contents.items[table.name]:,} of {table.max_size:,} items; sampler {table.sampler}, remover "
-            f"{table.remover}, max_times_sampled {table.max_times_sampled}\n"
+            f"table `{table.name}`: {contents.items[table.name]:,} of {table.max_size:,} items\n"
+            f"  sampler {table.sampler}, remover {table.remover}, max_times_sampled {table.max_times_sampled}\n"
             f"  {table.inserts:,} inserts, {table.samples:,} samples, {table.deletes:,} deletes\n"
             f"  samples_per_insert {ratio:g}, min_size {min_size:,}, min_diff {low:g}, max_diff {high:g}\n"
             f"  signature: {table.signature}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import (
     MinSize,
@@ -28,6 +27,7 @@ _SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
 _LIMITERS = ("min_size", "ratio", "queue", "stack")
 _MAX_COUNT = 2**31 - 1
 _PORT = count(0, 65535)
+_Values: TypeAlias = Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -165,19 +165,22 @@ def load(
     given: tuple[ServedTable, ...] = ()
     if path is not None and path.suffix in textproto.SUFFIXES:
         port, tables = textproto.read(path)
-        given = tuple(_checked(table, str(path)) for table in tables)
+        given = tuple(ServedTable(table, advice=tuple(limits.advice(table))) for table in tables)
         if port:
             settings.set(("port",), port, str(path))
     elif path is not None:
         settings.read_file(path)
     settings.read_environment(environment)
-    for key, value in (flags or {}).items():
-        settings.set(key, value, "command line")
+    for key, flag in (flags or {}).items():
+        settings.set(key, flag, "command line")
     named = tuple(_table(settings, name) for name in settings.names("tables"))
     twice = {table.config.name for table in given} & {table.config.name for table in named}
     if twice:
         raise ConfigError(f"{path}: table `{min(twice)}` cannot be changed from outside: textproto sets all of it.")
-    value = lambda key: settings.get(*key.split("."), default=KEYS[key].default)  # noqa: E731  # a name for nine look-ups
+
+    def value(key: str) -> Any:
+        return settings.get(*key.split("."), default=KEYS[key].default)
+
     directory = value("checkpoints.directory")
     return ServerConfig(
         port=value("port"),
@@ -191,12 +194,14 @@ def load(
         log_format=value("log.format"),
         log_level=value("log.level"),
         log_figures_every_s=value("log.figures_every_s"),
-        tables=given + named or (_checked(TableConfig("replay"), "default"),),
+        tables=given + named or (ServedTable(TableConfig("replay")),),
     )
 
 
 def _table(settings: Settings, name: str) -> ServedTable:
-    value = lambda key: settings.get("tables", name, key, default=KEYS[f"tables.*.{key}"].default)  # noqa: E731  # as above
+    def value(key: str) -> Any:
+        return settings.get("tables", name, key, default=KEYS[f"tables.*.{key}"].default)
+
     origin = settings.origin("tables", name)
     length = value("sequence_length")
     try:
@@ -205,15 +210,16 @@ def _table(settings: Settings, name: str) -> ServedTable:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             config = _table_config(settings, name, leaves, value)
+        limits.check(config, value("samples_in_flight"))
     except ConfigError:
         raise
     except SpecError as error:
         raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
-    table = ServedTable(config, length, value("stride_length"), tuple(str(warning.message) for warning in caught))
-    return _checked(table, origin, value("samples_in_flight"))
+    advice = (*(str(warning.message) for warning in caught), *limits.advice(config))
+    return ServedTable(config, length, value("stride_length"), advice)
 
 
-def _table_config(settings: Settings, name: str, signature: Any, value: Any) -> TableConfig:
+def _table_config(settings: Settings, name: str, signature: Any, value: _Values) -> TableConfig:
     kind = value("rate_limiter")
     if kind in ("queue", "stack"):
         for key in ("sampler", "remover", "max_times_sampled", "min_size", "samples_per_insert", "error_buffer"):
@@ -230,22 +236,20 @@ def _table_config(settings: Settings, name: str, signature: Any, value: Any) -> 
     )
 
 
-def _rate_limiter(settings: Settings, name: str, kind: str, value: Any) -> RateLimiter:
+def _rate_limiter(settings: Settings, name: str, kind: str, value: _Values) -> RateLimiter:
     if kind == "min_size":
         for key in ("samples_per_insert", "error_buffer"):
             _needless(settings, name, key, 'set rate_limiter = "ratio" to keep a ratio')
         return MinSize(value("min_size"))
     for key in ("samples_per_insert", "error_buffer"):
         if value(key) is None:
-            origin = settings.origin("tables", name)
-            raise ConfigError(
-                f'{origin}: `tables.{name}.{key}`: got nothing, allowed: {KEYS[f"tables.*.{key}"].kind.allowed}; rate_limiter = "ratio" needs it.'
-            )
-    buffer = value("error_buffer")
-    return SampleToInsertRatio(value("samples_per_insert"), value("min_size"), buffer)
+            allowed = KEYS[f"tables.*.{key}"].kind.allowed
+            where = f"{settings.origin('tables', name)}: `tables.{name}.{key}`"
+            raise ConfigError(f'{where}: got nothing, allowed: {allowed}; rate_limiter = "ratio" needs it.')
+    return SampleToInsertRatio(value("samples_per_insert"), value("min_size"), value("error_buffer"))
 
 
-def _selector(settings: Settings, name: str, role: str, value: Any) -> Selector:
+def _selector(settings: Settings, name: str, role: str, value: _Values) -> Selector:
     chosen = value(role)
     if chosen == "prioritized":
         return Prioritized(value(f"{role}_exponent"))
@@ -259,16 +263,3 @@ def _needless(settings: Settings, name: str, key: str, reason: str) -> None:
         origin = settings.origin("tables", name, key)
         got = settings.get("tables", name, key)
         raise ConfigError(f"{origin}: `tables.{name}.{key}`: got {got}, allowed: nothing here; {reason}.")
-
-
-def _checked(table: ServedTable | TableConfig, origin: str, samples_in_flight: int = 0) -> ServedTable:
-    if isinstance(table, TableConfig):
-        table = ServedTable(table)
-    try:
-        integer("samples_in_flight", samples_in_flight, minimum=0)
-        limits.check(table.config, samples_in_flight)
-    except SpecError as error:
-        raise ConfigError(f"{origin}: {error}") from error
-    return ServedTable(
-        table.config, table.sequence_length, table.stride_length, (*table.advice, *limits.advice(table.config))
-    )

@@ -12,6 +12,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Collection, Iterator
+from pathlib import Path
 
 __all__ = ["connections_to", "shut"]
 
@@ -44,10 +45,10 @@ def shut(port: int, keep: Collection[int]) -> int:
 
 def _sockets() -> Iterator[tuple[int, int, int | None]]:
     """Yield descriptor, local port and remote port, None of a listener, of the TCP sockets of this process."""
-    for name in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(name))) as one:
+            if str(entry.readlink()).startswith("socket:"):
+                with socket.socket(fileno=os.dup(int(entry.name))) as one:
                     if one.family in _INTERNET and one.type == socket.SOCK_STREAM:
                         listens = one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                        yield int(name), one.getsockname()[1], None if listens else one.getpeername()[1]
+                        yield int(entry.name), one.getsockname()[1], None if listens else one.getpeername()[1]

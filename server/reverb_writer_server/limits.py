@@ -26,18 +26,18 @@ def check(table: TableConfig, samples_in_flight: int) -> None:
     """
     balance = table.rate_limiter.balance
     room = balance.max_diff - balance.min_diff
+    fetches = f"table `{table.name}`: a learner fetches {samples_in_flight} samples before it goes on"
     if samples_in_flight > room:
         raise SpecError(
-            f"table `{table.name}`: a learner fetches {samples_in_flight} samples before it goes on, and the rate limiter "
-            f"never lets out more than max_diff - min_diff = {balance.max_diff:g} - {balance.min_diff:g} = {room:g} without "
-            f"an insert between. If its actor waits for it, both wait for ever. Fetch fewer, or widen `error_buffer` to "
-            f"{samples_in_flight / 2:g} or more."
+            f"{fetches}, and without an insert between the rate limiter lets out at most max_diff - min_diff = "
+            f"{balance.max_diff:g} - {balance.min_diff:g} = {room:g}. If its actor waits for it, both wait for ever. "
+            f"Fetch fewer, or widen `error_buffer` to {samples_in_flight / 2:g}."
         )
     stored = table.max_size * table.max_times_sampled
     if table.max_times_sampled and samples_in_flight > stored:
         raise SpecError(
-            f"table `{table.name}`: a learner fetches {samples_in_flight} samples before it goes on, and the table holds "
-            f"{table.max_size} items x {table.max_times_sampled} times sampled = {stored}. Raise `max_size`."
+            f"{fetches}, and the table gives {table.max_size} items x {table.max_times_sampled} times sampled = "
+            f"{stored}. Raise `max_size`."
         )
 
 
@@ -49,9 +49,10 @@ def advice(table: TableConfig) -> list[str]:
         return []
     grows = balance.samples_per_insert - times
     inserts = math.floor(balance.max_diff / grows)
-    return [
-        f"table `{table.name}`: samples_per_insert {balance.samples_per_insert:g} is out of reach, as an item goes after "
-        f"{times} samples: each insert leaves {grows:g} behind, and after {inserts} inserts the limiter lets in only what "
-        f"keeps the table below min_size {balance.min_size}. Raise max_times_sampled to "
+    sentence = (
+        f"table `{table.name}`: samples_per_insert {balance.samples_per_insert:g} is out of reach, as an item goes "
+        f"after {times} samples: each insert leaves {grows:g} behind, and after {inserts} inserts the limiter lets in "
+        f"only what keeps the table at min_size {balance.min_size} or below. Raise max_times_sampled to "
         f"{math.ceil(balance.samples_per_insert)}."
-    ]
+    )
+    return [sentence]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-from typing import Literal
+from datetime import datetime, timezone
 
 __all__ = ["set_up"]
 
@@ -13,11 +12,9 @@ __all__ = ["set_up"]
 class _Json(logging.Formatter):
     """One JSON object a line: time (UTC), level, logger, message, and what was given as `extra={"fields": ...}`."""
 
-    converter = time.gmtime
-
     def format(self, record: logging.LogRecord) -> str:
         entry = {
-            "time": f"{self.formatTime(record, '%Y-%m-%dT%H:%M:%S')}.{record.msecs:03.0f}Z",
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -28,7 +25,7 @@ class _Json(logging.Formatter):
         return json.dumps(entry, default=str)
 
 
-def set_up(form: Literal["text", "json"] | str, level: str) -> None:
+def set_up(form: str, level: str) -> None:
     """Send the log of this process to standard error.
 
     Args:

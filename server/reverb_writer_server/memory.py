@@ -84,7 +84,7 @@ def _leaf_bytes(spec: Any) -> int | None:
     """Return the bytes of a leaf of one step; None if its shape is unknown or it holds objects."""
     if spec.shape is None or None in spec.shape[1:] or spec.dtype.hasobject:
         return None
-    return math.prod(spec.shape[1:]) * int(spec.dtype.itemsize)
+    return int(math.prod(spec.shape[1:]) * spec.dtype.itemsize)
 
 
 def _number(path: Path) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,7 +20,9 @@ __all__ = ["CONTENT_TYPE", "exposition"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_GAUGES = {
+_Figure: TypeAlias = Callable[[TableInfo], float]
+
+_GAUGES: dict[str, tuple[str, _Figure]] = {
     "size": ("items in the table", lambda table: table.current_size),
     "max_size": ("items that the table holds at most", lambda table: table.max_size),
     "fill_ratio": ("size / max_size", lambda table: table.current_size / table.max_size),
@@ -35,7 +38,7 @@ _GAUGES = {
     "sample_room": ("samples before something must be inserted", sample_room),
     "episodes": ("episodes that its items come from", lambda table: table.num_episodes),
 }
-_COUNTERS = {
+_COUNTERS: dict[str, tuple[str, _Figure]] = {
     "inserts": ("items inserted", lambda table: table.rate_limiter.num_inserts),
     "samples": ("items handed to samplers, those fetched ahead included", lambda table: table.rate_limiter.num_samples),
     "unique_samples": ("items sampled at least once", lambda table: table.num_unique_samples),
@@ -103,5 +106,5 @@ def _blocked(view: View) -> Iterator[Metric]:
     )
     for name in view.tables:
         for side in ("inserts", "samples"):
-            gauge.add_metric([name, side], math.ceil(seconds.get((name, side), 0.0)))  # type: ignore[arg-type]  # a Side
+            gauge.add_metric([name, side], math.ceil(seconds.get((name, side), 0.0)))
     yield gauge

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import threading
 from collections import deque
@@ -85,7 +86,7 @@ class Monitor:
                 "blocked": [dataclasses.asdict(one) for one in now.standstills if one.table == name],
                 "history": [
                     [round(after.at - now.at, 1), *(round(rate, 1) for rate in _rates(before, after, name))]
-                    for before, after in zip(views, views[1:], strict=False)
+                    for before, after in itertools.pairwise(views)
                     if name in before.tables
                 ],
             }

@@ -1,4 +1,4 @@
-"""A checkpoint fitted to other tables than those that it was made of. Runs beside dm-reverb, which brings TensorFlow."""
+"""A checkpoint fitted to other tables than those that it was made of; for the process that has TensorFlow."""
 
 from __future__ import annotations
 

@@ -137,8 +137,9 @@ class ReverbProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_POLL_S)
         self._listener.join(_POLL_S)
+        code = self._process.poll()
         return ReverbProcessError(
-            f"the Reverb process has ended with code {self._process.poll()}. Its last words:\n{self.last_words() or 'none'}"
+            f"the Reverb process has ended with code {code}. Its last words:\n{self.last_words()}"
         )
 
     def _listen(self) -> None:

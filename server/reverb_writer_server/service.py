@@ -119,8 +119,8 @@ class Service:
         start = Start(
             tables,
             config.port or None,
-            self._folder and self._folder.incoming,
-            restore and restore.path,
+            self._folder.incoming if self._folder else None,
+            restore.path if restore else None,
             fit,
         )
         try:

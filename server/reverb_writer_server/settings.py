@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,6 +96,7 @@ class Settings:
         """Know no value yet."""
         self._kinds = kinds
         self._values: dict[tuple[str, ...], tuple[Any, str]] = {}
+        self._sections: dict[tuple[str, ...], str] = {}  # a table of defaults alone has no values
 
     def read_file(self, path: Path) -> None:
         """Take over a TOML file.
@@ -112,7 +113,7 @@ class Settings:
             ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: is no TOML: {error}.") from error
-        for key, value in self._flatten((), document):
+        for key, value in self._flatten((), document, str(path)):
             self.set(key, value, str(path))
 
     def read_environment(self, environment: Mapping[str, str]) -> None:
@@ -133,7 +134,7 @@ class Settings:
                     value = tomllib.loads(f"value = {raw}")["value"]
                 except tomllib.TOMLDecodeError:
                     value = raw
-            for leaf, inner in self._flatten(key, value) if isinstance(value, dict) else [(key, value)]:
+            for leaf, inner in self._flatten(key, value, origin) if isinstance(value, dict) else [(key, value)]:
                 self.set(leaf, inner, origin)
 
     def set(self, key: tuple[str, ...], value: Any, origin: str) -> None:
@@ -155,56 +156,57 @@ class Settings:
 
     def origin(self, *key: str) -> str:
         """Return where a value, or the first one under `key`, was set."""
-        return next((origin for known, (_, origin) in self._values.items() if known[: len(key)] == key), "default")
+        found = next((origin for known, (_, origin) in self._values.items() if known[: len(key)] == key), None)
+        return found or self._sections.get(key, "default")
 
     def names(self, *key: str) -> list[str]:
         """Return the names right under `key`, in the order in which they were first set."""
-        return list(dict.fromkeys(known[len(key)] for known in self._values if known[: len(key)] == key))
+        known = [*self._sections, *self._values]
+        return list(dict.fromkeys(one[len(key)] for one in known if len(one) > len(key) and one[: len(key)] == key))
 
     def _kind(self, key: tuple[str, ...], origin: str) -> Kind:
         for pattern, kind in self._kinds.items():
             parts = pattern.split(".")
-            if len(parts) == len(key) and all(part in ("*", name) for part, name in zip(parts, key, strict=True)):
+            if len(parts) == len(key) and _begins(parts, key):
                 return kind
         raise self._no_key(key, origin)
 
     def _no_key(self, key: Iterable[str], origin: str) -> ConfigError:
         *section, name = key
+        patterns = [pattern.split(".") for pattern in self._kinds]
         siblings = [
-            parts[-1]
-            for parts in (pattern.split(".") for pattern in self._kinds)
-            if len(parts) == len(section) + 1
-            and all(part in ("*", given) for part, given in zip(parts, section, strict=False))
+            parts[len(section)] for parts in patterns if len(parts) > len(section) and _begins(parts, tuple(section))
         ]
+        siblings = list(dict.fromkeys(siblings))
         close = difflib.get_close_matches(name, siblings, 1)
         hint = f" Did you mean `{close[0]}`?" if close else ""
         where = f" in [{'.'.join(section)}]" if section else ""
-        return ConfigError(
-            f"{origin}: `{'.'.join([*section, name])}` is no key.{hint} Allowed{where}: {', '.join(siblings) or 'nothing'}."
-        )
+        allowed = ", ".join(siblings) or "nothing"
+        return ConfigError(f"{origin}: `{'.'.join([*section, name])}` is no key.{hint} Allowed{where}: {allowed}.")
 
-    def _flatten(self, key: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield the values of a document under the keys that there are; the rest is an error of `set`."""
-        if isinstance(value, dict) and not self._is_leaf(key):
+    def _flatten(self, key: tuple[str, ...], value: Any, origin: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+        """Yield the values of a document by key, and remember its sections; what is no key is an error of `set`."""
+        if isinstance(value, dict) and not self._matches(key, whole=True):
+            if key and not self._matches(key, whole=False):
+                raise self._no_key(key, origin)
+            self._sections.setdefault(key, origin)
             for name, inner in value.items():
-                yield from self._flatten((*key, name), inner)
+                yield from self._flatten((*key, name), inner, origin)
         else:
             yield key, value
 
-    def _is_leaf(self, key: tuple[str, ...]) -> bool:
-        return any(
-            len(parts) == len(key) and all(part in ("*", name) for part, name in zip(parts, key, strict=True))
-            for parts in (pattern.split(".") for pattern in self._kinds)
-        )
+    def _matches(self, key: tuple[str, ...], *, whole: bool) -> bool:
+        """Return whether `key` is a key, or with `whole` unset the beginning of one."""
+        patterns = (pattern.split(".") for pattern in self._kinds)
+        return any(_begins(parts, key) and (len(parts) == len(key) or not whole) for parts in patterns)
 
     def _key_of(self, parts: list[str], origin: str) -> tuple[str, ...]:
         """Return the key that the parts of a variable's name stand for."""
         found: list[str] = []
         for index, part in enumerate(parts):
+            patterns = (pattern.split(".") for pattern in self._kinds)
             candidates = dict.fromkeys(
-                pattern.split(".")[index]
-                for pattern in self._kinds
-                if len(pattern.split(".")) == len(parts) and self._starts(pattern.split("."), found)
+                one[index] for one in patterns if len(one) == len(parts) and _begins(one, tuple(found))
             )
             known = self.names(*found) if "*" in candidates else [name for name in candidates if name != "*"]
             match = next((name for name in known if _variable(name) == part.upper()), None)
@@ -213,8 +215,10 @@ class Settings:
             found.append(match or part.lower())
         return tuple(found)
 
-    def _starts(self, parts: list[str], found: list[str]) -> bool:
-        return all(part in ("*", name) for part, name in zip(parts, found, strict=False))
+
+def _begins(parts: Sequence[str], key: tuple[str, ...]) -> bool:
+    """Return whether a pattern begins with a key."""
+    return len(key) <= len(parts) and all(part in ("*", name) for part, name in zip(parts, key, strict=False))
 
 
 def _variable(name: str) -> str:

@@ -46,11 +46,11 @@ def describe(table: TableConfig) -> list[str]:
     )
     if high:
         sentences.append(
-            f"blocks inserts when {diff} would rise above {balance.max_diff:,g}, once it holds {balance.min_size:,} items"
+            f"blocks inserts when {diff} would rise above {balance.max_diff:,g}, once it holds {balance.min_size:,}"
         )
-        run_ahead = math.floor((balance.max_diff - balance.min_diff) / balance.samples_per_insert)
+        behind = math.floor((balance.max_diff - balance.min_diff) / balance.samples_per_insert)
         sentences.append(
-            f"so a learner takes {balance.samples_per_insert:g} samples an insert, and may fall {run_ahead:,} inserts behind"
+            f"so a learner takes {balance.samples_per_insert:g} samples an insert; it may fall {behind:,} inserts behind"
         )
     else:
         sentences.append("never blocks inserts")

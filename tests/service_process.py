@@ -1,0 +1,129 @@
+"""The server's command in a process of its own, with all that surrounds it: configuration, HTTP, log, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from server_process import SERVER_PYTHON, START_TIMEOUT_S
+
+import reverb_writer as rw
+
+_PATIENCE_S = 60.0
+_PAUSE_S = 0.05
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+    return port
+
+
+def run_command(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `reverb-writer-server` to its end."""
+    return subprocess.run(
+        [SERVER_PYTHON, "-m", "reverb_writer_server", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=START_TIMEOUT_S,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """Return the first true value of `condition`, within a minute."""
+    end = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(_PAUSE_S)
+    raise AssertionError(f"it did not come true within {_PATIENCE_S:g} s: {what}")
+
+
+class ServiceProcess:
+    """`reverb-writer-server serve` on free ports."""
+
+    def __init__(self, folder: Path, configuration: str, *arguments: str) -> None:
+        """Start it; `configuration` is TOML without the ports."""
+        self.port, self.http_port = free_port(), free_port()
+        self.address = f"localhost:{self.port}"
+        file = folder / "server.toml"
+        file.write_text(configuration)
+        self._log = (folder / "server.log").open("a+")
+        ports = {"REVERB_WRITER__PORT": self.port, "REVERB_WRITER__HTTP__PORT": self.http_port}
+        self.process = subprocess.Popen(
+            [SERVER_PYTHON, "-m", "reverb_writer_server", "serve", "--config", str(file), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **{name: str(port) for name, port in ports.items()}},
+        )
+
+    def wait_ready(self) -> None:
+        """Wait for the line that says that it serves."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line.startswith(f"reverb_writer_server: ready at {self.address}, tables: "), self.log()
+
+    def log(self) -> str:
+        """Return its log so far."""
+        return Path(self._log.name).read_text()
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return status and body of its answer over HTTP; 0 if nothing listens."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=_PATIENCE_S) as reply:  # noqa: S310
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def status(self) -> dict[str, Any]:
+        """Return what the status page shows."""
+        value: dict[str, Any] = json.loads(self.get("/status.json")[1])
+        return value
+
+    def child(self) -> int:
+        """Return the number of the process that has Reverb in it."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0])
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, wait for the end and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(_PATIENCE_S)
+
+    def close(self) -> None:
+        """End it for good, whatever it does."""
+        self.process.kill()
+        self.process.communicate()
+        self._log.close()
+
+
+@contextlib.contextmanager
+def service(folder: Path, configuration: str, *arguments: str) -> Iterator[ServiceProcess]:
+    """Start a service that is ready, and end it."""
+    with contextlib.closing(ServiceProcess(folder, configuration, *arguments)) as process:
+        process.wait_ready()
+        yield process
+
+
+def sizes(address: str) -> dict[str, int]:
+    """Return how many items each table has."""
+    with rw.Client(address) as client:
+        return {name: info.current_size for name, info in client.server_info().items()}

@@ -1,0 +1,319 @@
+"""The server's configuration: precedence, errors that name all there is to know, and tables in words."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
+from reverb_writer.wire.signatures import ArraySpec
+
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+
+from reverb_writer_server.config import KEYS, ServedTable, ServerConfig, load
+from reverb_writer_server.memory import available_bytes, estimate
+from reverb_writer_server.settings import ConfigError
+from reverb_writer_server.words import describe
+
+ITEM_BYTES = 1_000
+
+
+def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
+    file = tmp_path / "server.toml"
+    file.write_text(text)
+    return load(file, environment or {}, {tuple(name.split("__")): value for name, value in flags.items()})
+
+
+def tables(tmp_path: Path, text: str, environment: dict[str, str] | None = None) -> dict[str, TableConfig]:
+    return {table.config.name: table.config for table in read(tmp_path, text, environment).tables}
+
+
+# What is configured.
+
+
+def test_without_anything_there_is_one_table_and_the_defaults() -> None:
+    config = load(None, {})
+    assert config.tables == (ServedTable(TableConfig("replay")),)
+    assert (config.port, config.http_port, config.checkpoints.directory) == (8000, 0, None)
+    assert (config.checkpoints.keep, config.checkpoints.restore, config.checkpoints.on_mismatch) == (3, "latest", "refuse")
+
+
+def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path) -> None:
+    text = """
+        [tables.plain]
+        [tables.heap]
+        sampler = "max_heap"
+        remover = "min_heap"
+        min_size = 7
+        max_size = 70
+        max_times_sampled = 2
+        [tables.weighted]
+        sampler = "prioritized"
+        sampler_exponent = 0.6
+        remover = "lifo"
+        rate_limiter = "ratio"
+        samples_per_insert = 8
+        min_size = 100
+        error_buffer = 200
+        [tables.bounded]
+        sampler = "fifo"
+        remover = "uniform"
+        rate_limiter = "ratio"
+        samples_per_insert = 2.5
+        error_buffer = [-10, 40]
+        [tables.queue]
+        rate_limiter = "queue"
+        max_size = 9
+        [tables.stack]
+        rate_limiter = "stack"
+        max_size = 8
+    """
+    assert tables(tmp_path, text) == {
+        "plain": TableConfig("plain"),
+        "heap": TableConfig("heap", 70, "max_heap", "min_heap", MinSize(7), 2),
+        "weighted": TableConfig(
+            "weighted", 1_000_000, Prioritized(0.6), "lifo", SampleToInsertRatio(8, 100, 200)
+        ),
+        "bounded": TableConfig("bounded", 1_000_000, "fifo", "uniform", SampleToInsertRatio(2.5, 1, (-10, 40))),
+        "queue": TableConfig("queue", 9, "fifo", "fifo", Queue(9), 1),
+        "stack": TableConfig("stack", 8, "lifo", "lifo", Stack(8), 1),
+    }
+
+
+def test_signature_is_told_by_leaf_and_gets_the_steps_of_an_item(tmp_path: Path) -> None:
+    text = """
+        [tables.replay]
+        sequence_length = 20
+        [tables.replay.signature]
+        reward = "float32"
+        text = "string"
+        parts = ["int64[?, 3]", "bool"]
+        observation.rgb = "uint8[84, 84, 4]"
+    """
+    assert tables(tmp_path, text)["replay"].signature == {
+        "reward": ArraySpec((20,), np.dtype(np.float32), "reward"),
+        "text": ArraySpec((20,), np.dtype(object), "text"),
+        "parts": [ArraySpec((20, None, 3), np.dtype(np.int64), "0"), ArraySpec((20,), np.dtype(bool), "1")],
+        "observation": {"rgb": ArraySpec((20, 84, 84, 4), np.dtype(np.uint8), "rgb")},
+    }
+
+
+def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = "port = 1\nhttp.port = 1\ncheckpoints.keep = 1"
+    environment = {"REVERB_WRITER__PORT": "2", "REVERB_WRITER__HTTP__PORT": "2"}
+    config = read(tmp_path, file, environment, port=3)
+    assert (config.port, config.http_port, config.checkpoints.keep, config.http_host) == (3, 2, 1, "127.0.0.1")
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if not key.startswith("tables.")])
+def test_every_key_can_be_set_by_a_variable(key: str) -> None:
+    kind = KEYS[key].kind
+    value = kind.options[-1] if kind.options else {bool: "false", int: "7", float: "7", str: "text"}[kind.types[-1]]
+    load(None, {f"REVERB_WRITER__{key.upper().replace('.', '__')}": value})
+
+
+def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) -> None:
+    environment = {
+        "REVERB_WRITER__TABLES__MY_TABLE__MAX_SIZE": "5",
+        "REVERB_WRITER__TABLES__NEW__SIGNATURE": '{obs = "uint8[3]"}',
+        "REVERB_WRITER__TABLES__NEW__RATE_LIMITER": "ratio",
+        "REVERB_WRITER__TABLES__NEW__SAMPLES_PER_INSERT": "2",
+        "REVERB_WRITER__TABLES__NEW__ERROR_BUFFER": "[0, 10]",
+    }
+    made = tables(tmp_path, "[tables.My-Table]\nmin_size = 2", environment)
+    assert made["My-Table"] == TableConfig("My-Table", 5, rate_limiter=MinSize(2))
+    assert made["new"].rate_limiter == SampleToInsertRatio(2, 1, (0, 10))
+    assert made["new"].signature == {"obs": ArraySpec((None, 3), np.dtype(np.uint8), "obs")}
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = 70000", r"`port`: got 70000 (integer), allowed: an integer from 0 to 65535."),
+        ('port = "8000"', r'`port`: got "8000" (text), allowed: an integer from 0 to 65535.'),
+        ("port = true", r"`port`: got true (boolean), allowed: an integer from 0 to 65535."),
+        ("port =", r"is no TOML:"),
+        ("prot = 1", r"`prot` is no key. Did you mean `port`? Allowed: port"),
+        ("[http]\nprot = 1", r"`http.prot` is no key. Did you mean `port`? Allowed in [http]: port, host."),
+        ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (text), allowed: "uniform" or "fifo"'),
+        ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
+        ("tables.a = 3", r"`tables.a` is no key."),
+        ("[tables.a]\nmin_size = 9\nmax_size = 3", r"`min_size` must be <= `max_size`, got 9 > 3"),
+        ("tables.a.samples_per_insert = 3", r'allowed: nothing here; set rate_limiter = "ratio" to keep a ratio.'),
+        ("tables.a.sampler_exponent = 3", r'it belongs to sampler = "prioritized".'),
+        ("tables.a.rate_limiter = 'ratio'", r"`tables.a.samples_per_insert`: got nothing, allowed: a number >= 0"),
+        ("[tables.a]\nrate_limiter = 'queue'\nmin_size = 3", r"a queue sets it itself."),
+        (
+            "[tables.a]\nrate_limiter = 'ratio'\nsamples_per_insert = 8\nerror_buffer = 3",
+            r"`error_buffer` must be >= max(1, `samples_per_insert`) = 8, got 3",
+        ),
+        ("tables.a.signature.obs = 'uint9[3]'", r"`signature.obs`: got 'uint9[3]', allowed: a dtype and a shape"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read(tmp_path, text)
+    assert str(refusal.value).startswith(f"{tmp_path / 'server.toml'}: ")
+    assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("REVERB_WRITER__PROT", "1", "`prot` is no key. Did you mean `port`?"),
+        ("REVERB_WRITER__CHECKPOINTS__KEEP", "many", '`checkpoints.keep`: got "many" (text), allowed: an integer from 1'),
+        ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "`tables.a.maxsize` is no key. Did you mean `max_size`?"),
+    ],
+)
+def test_variable_that_cannot_work_is_refused_by_name(variable: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(None, {variable: value})
+    assert str(refusal.value).startswith(f"environment variable {variable}: ")
+    assert message in str(refusal.value)
+
+
+def test_other_variables_of_the_project_are_nothing_to_the_server() -> None:
+    assert load(None, {"REVERB_WRITER_SERVER_PYTHON": "x", "HOME": "y"}) == load(None, {})
+
+
+def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read \(No such file or directory\)"):
+        load(tmp_path / "none.toml", {})
+
+
+# Deadlocks. The numbers: 256 samples in 3 batches in flight against a buffer of 200 to either side.
+
+RATIO = "[tables.a]\nrate_limiter = 'ratio'\nsamples_per_insert = 8\nmin_size = 100\nerror_buffer = 200\n"
+
+
+def test_learner_that_fetches_more_than_the_limiter_lets_out_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        read(tmp_path, f"{RATIO}samples_in_flight = 768")
+    assert "a learner fetches 768 samples before it goes on" in str(refusal.value)
+    assert "max_diff - min_diff = 1000 - 600 = 400" in str(refusal.value)
+    assert "widen `error_buffer` to 384" in str(refusal.value)
+    read(tmp_path, f"{RATIO}samples_in_flight = 400")
+
+
+def test_learner_that_fetches_more_than_a_queue_holds_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="11 samples before it goes on"):
+        read(tmp_path, "[tables.a]\nrate_limiter = 'queue'\nmax_size = 10\nsamples_in_flight = 11")
+
+
+def test_ratio_out_of_reach_is_told(tmp_path: Path) -> None:
+    (table,) = read(tmp_path, f"{RATIO}max_times_sampled = 3").tables
+    # Each insert leaves 8 - 3 = 5 behind, and 1000 / 5 = 200.
+    assert ["each insert leaves 5 behind, and after 200 inserts" in sentence for sentence in table.advice] == [True]
+
+
+def test_what_a_table_warns_of_is_told_and_no_python_warning(tmp_path: Path) -> None:
+    text = "[tables.a]\nrate_limiter = 'ratio'\nsamples_per_insert = 1\nmin_size = 100\nerror_buffer = [0, 50]\n"
+    (table,) = read(tmp_path, text).tables
+    assert len(table.advice) == 1
+    assert "max_diff 50 is below" in table.advice[0]
+
+
+# In words.
+
+
+def test_ratio_is_told_in_words() -> None:
+    table = TableConfig("a", 5000, "lifo", "uniform", SampleToInsertRatio(8, 100, 200), 4)
+    assert describe(table) == [
+        "holds up to 5,000 items; one more, and any item, all equally likely goes",
+        "samples the newest item, each 4 times at most",
+        "blocks samples while it holds fewer than 100 items, or when inserts x 8 - samples would fall below 600",
+        "blocks inserts when inserts x 8 - samples would rise above 1,000, once it holds 100",
+        "so a learner takes 8 samples an insert; it may fall 50 inserts behind",
+    ]
+
+
+def test_min_size_never_blocks_inserts() -> None:
+    assert describe(TableConfig("a", rate_limiter=MinSize(5)))[2:] == [
+        "blocks samples while it holds fewer than 5 items",
+        "never blocks inserts",
+    ]
+
+
+# Reverb's textproto.
+
+TEXTPROTO = """
+port: 8008
+tables { table_name: "uniform" max_size: 100 max_times_sampled: 0
+  sampler { uniform: true } remover { fifo: true }
+  rate_limiter { samples_per_insert: 1 min_size_to_sample: 10
+                 min_diff: -1.7976931348623157e+308 max_diff: 1.7976931348623157e+308 } }
+tables { table_name: "weighted" max_size: 50
+  sampler { prioritized { priority_exponent: 0.8 } } remover { heap { min_heap: true } }
+  rate_limiter { samples_per_insert: 4 min_size_to_sample: 5 min_diff: 0 max_diff: 40 } }
+tables { table_name: "queue" max_size: 3 max_times_sampled: 1
+  sampler { fifo: true } remover { fifo: true }
+  rate_limiter { samples_per_insert: 1 min_size_to_sample: 1 min_diff: 0 max_diff: 3 } }
+"""
+
+
+def test_textproto_of_reverb_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "server.textproto"
+    file.write_text(TEXTPROTO)
+    config = load(file, {"REVERB_WRITER__HTTP__PORT": "1"})
+    assert (config.port, config.http_port) == (8008, 1)
+    assert [table.config for table in config.tables] == [
+        TableConfig("uniform", 100, rate_limiter=MinSize(10)),
+        TableConfig("weighted", 50, Prioritized(0.8), "min_heap", SampleToInsertRatio(4, 5, (0, 40))),
+        TableConfig.queue("queue", 3),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("max_size: 50", "max_sice: 50", "line 7"),
+        ("max_diff: 40", "max_diff: 3", "must span >= 2 x"),
+        ("sampler { uniform: true }", "", "a selector must be fifo, lifo, uniform, heap or prioritized, got none"),
+    ],
+)
+def test_textproto_that_cannot_work_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    file = tmp_path / "server.pbtxt"
+    file.write_text(TEXTPROTO.replace(old, new))
+    with pytest.raises(ConfigError, match=message) as refusal:
+        load(file, {})
+    assert str(file) in str(refusal.value)
+
+
+# Memory. A step of 84 x 84 x 4 bytes and a float32 has 28,228 bytes.
+
+SIGNATURE = {"rgb": ArraySpec((20, 84, 84, 4), np.dtype(np.uint8)), "reward": ArraySpec((20,), np.dtype(np.float32))}
+
+
+@pytest.mark.parametrize(
+    ("remover", "stride", "steps"),
+    [("fifo", 1, 1000 + 19), ("fifo", 5, 5000 + 15), ("fifo", 30, 20_000), ("uniform", 1, 20_000)],
+)
+def test_overlapping_windows_share_their_steps_where_the_oldest_goes_first(
+    remover: Any, stride: int, steps: int
+) -> None:
+    config = TableConfig("a", 1000, remover=remover, signature=SIGNATURE)
+    one = estimate(ServedTable(config, 20, stride))
+    assert (one.steps, one.step_bytes) == (steps, 84 * 84 * 4 + 4)
+    assert one.total_bytes == steps * 28_228 + 1000 * ITEM_BYTES
+
+
+def test_memory_of_what_is_not_described_is_unknown() -> None:
+    assert estimate(ServedTable(TableConfig("a"))).total_bytes is None
+    unknown = {"x": ArraySpec((5, None), np.dtype(np.uint8))}
+    assert estimate(ServedTable(TableConfig("a", signature=unknown))).total_bytes is None
+
+
+@pytest.mark.parametrize(("name", "text", "limit"), [("memory.max", "1048576\n", 2**20), ("memory.max", "max\n", math.inf)])
+def test_limit_of_the_container_counts_if_there_is_one(tmp_path: Path, name: str, text: str, limit: float) -> None:
+    machine = available_bytes(tmp_path)
+    (tmp_path / name).write_text(text)
+    assert available_bytes(tmp_path) == min(machine, limit)
