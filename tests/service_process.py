@@ -85,7 +85,7 @@ class ServiceProcess:
     def get(self, path: str) -> tuple[int, str]:
         """Return status and body of its answer over HTTP; 0 if nothing listens."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=_PATIENCE_S) as reply:  # noqa: S310
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=_PATIENCE_S) as reply:
                 return reply.status, reply.read().decode()
         except urllib.error.HTTPError as error:
             with error:

@@ -51,6 +51,9 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
     failed.
     """
+    from reverb_writer_server import endings
+
+    endings.block()
     from reverb_writer_server import config as configuration
     from reverb_writer_server import logs
     from reverb_writer_server.service import Service

@@ -6,12 +6,15 @@ import contextlib
 import os
 import tempfile
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 
-import reverb
-from reverb.platform.default.checkpointers import DefaultCheckpointer
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # dm-reverb asks distutils for TensorFlow's version
+    import reverb
+    from reverb.platform.default.checkpointers import DefaultCheckpointer
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import reverb_writer as rw
-from reverb_writer_server import banner
+from reverb_writer_server import banner, endings
 from reverb_writer_server.checkpoint import Checkpoint, TableState, differences, tables_of
 from reverb_writer_server.checkpoints import CheckpointError, CheckpointFolder, choose
 from reverb_writer_server.config import ServerConfig
@@ -37,8 +36,8 @@ __all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED = 0, 1, 3, 4, 5
 
 _logger = logging.getLogger(__name__)
-_ENDINGS = {signal.SIGTERM, signal.SIGINT}
 _TICK_S = 1.0
+_PAUSE_S = 0.1
 _CHECKPOINT_WITHIN_S = 3600.0
 _STOP_WITHIN_S = 10.0
 _PROGRESS_EVERY_S = 5.0
@@ -51,9 +50,9 @@ class RestoreError(rw.ReverbWriterError):
 class _StoppedAtOnceError(Exception):
     """A signal that leaves no time."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self, ending: int) -> None:
+        super().__init__(ending)
+        self.ending = ending
 
 
 class Service:
@@ -71,7 +70,6 @@ class Service:
         self._state = State()
         self._folder: CheckpointFolder | None = None
         self._saving: threading.Thread | None = None
-        self._last_failed = False
         self._adopting = threading.Lock()
         self._port = 0
 
@@ -81,8 +79,6 @@ class Service:
         Raises:
             ReverbWriterError, OSError: it cannot start as configured.
         """
-        # Blocked and waited for: no handler runs at a moment that nothing here expects.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
         with contextlib.ExitStack() as open_things:
             try:
                 process = self._start(open_things)
@@ -90,7 +86,7 @@ class Service:
                 _logger.error("%s", error)  # noqa: TRY400  # it says what to do; a traceback would hide that
                 return CANNOT_RESTORE
             except _StoppedAtOnceError as stop:
-                return 128 + stop.number
+                return 128 + stop.ending
             return self._serve(process)
 
     # Start.
@@ -196,9 +192,9 @@ class Service:
 
         def waiting(bytes_read: int) -> None:
             nonlocal told
-            number = signal.sigtimedwait(_ENDINGS, 0)
-            if number is not None:
-                raise _StoppedAtOnceError(number.si_signo)  # nothing is served yet, so nothing is lost
+            ending = endings.wait(0)
+            if ending is not None:
+                raise _StoppedAtOnceError(ending)  # nothing is served yet, so nothing is lost
             if restore is None:
                 return
             now = time.monotonic()
@@ -225,9 +221,10 @@ class Service:
         }
         due = {what: time.monotonic() + seconds for what, seconds in every.items() if seconds}
         while True:
-            number = signal.sigtimedwait(_ENDINGS, _TICK_S)
-            if number is not None:
-                return self._end(process, number.si_signo)
+            ending = endings.wait(_TICK_S)
+            if ending is not None:
+                _logger.info("%s: taking no more work; a second signal stops at once", ending.name)
+                return self._end(process)
             if not process.alive():
                 _logger.error("the Reverb process has died; its last words:\n%s", process.last_words())
                 return DIED
@@ -243,46 +240,38 @@ class Service:
 
     # Stop.
 
-    def _end(self, process: ReverbProcess, number: int) -> int:
-        state, wanted = self._state, self._config.checkpoints
-        assert state.monitor is not None  # noqa: S101  # the server runs
-        state.phase = "draining"
-        _logger.info("%s: taking no more work; a second signal stops at once", signal.Signals(number).name)
+    def _end(self, process: ReverbProcess) -> int:
+        self._state.phase = "draining"
+        outcome: list[int] = []
+        last = threading.Thread(target=lambda: outcome.append(self._finish(process)), name="end", daemon=True)
+        last.start()
+        while last.is_alive():
+            again = endings.wait(_PAUSE_S)
+            if again is not None:
+                _logger.warning("%s again: stopped at once", again.name)
+                process.kill()
+                return 128 + again
+        _logger.info("stopped")
+        return outcome[0] if outcome else DIED
+
+    def _finish(self, process: ReverbProcess) -> int:
+        """Take no more work, write a last checkpoint and stop; return the exit code."""
+        assert self._state.monitor is not None  # noqa: S101  # the server runs
         try:
             ended = process.drain(connections_to(self._port))
-        except ReverbProcessError:
-            _logger.exception("the Reverb process does not stop taking work")
+        except ReverbProcessError as error:
+            _logger.error("%s", error)  # noqa: TRY400  # it says what happened
             return DIED
         _logger.info("%d connections ended", ended)
-        failed = False
-        if self._folder is not None and wanted.on_exit:
-            second = self._save_last()
-            if second is not None:
-                _logger.warning("%s again: stopped at once", signal.Signals(second).name)
-                process.kill()
-                return 128 + second
-            failed = self._last_failed
-        state.phase = "stopped"
-        state.monitor.close()
-        process.stop(_STOP_WITHIN_S)
-        _logger.info("stopped")
-        return LAST_CHECKPOINT_FAILED if failed else STOPPED
-
-    def _save_last(self) -> int | None:
-        """Write the last checkpoint; return the signal that did not let it finish, if one came."""
-
-        def save() -> None:
+        saved = True
+        if self._folder is not None and self._config.checkpoints.on_exit:
             if self._saving is not None:
                 self._saving.join()  # one that is under way may lack what came last
-            self._last_failed = not self._save()
-
-        saving = threading.Thread(target=save, name="last-checkpoint", daemon=True)
-        saving.start()
-        while saving.is_alive():
-            number = signal.sigtimedwait(_ENDINGS, 0.1)
-            if number is not None:
-                return number.si_signo
-        return None
+            saved = self._save()
+        self._state.phase = "stopped"
+        self._state.monitor.close()
+        process.stop(_STOP_WITHIN_S)
+        return STOPPED if saved else LAST_CHECKPOINT_FAILED
 
     # Checkpoints.
 

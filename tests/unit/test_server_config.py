@@ -39,7 +39,11 @@ def test_without_anything_there_is_one_table_and_the_defaults() -> None:
     config = load(None, {})
     assert config.tables == (ServedTable(TableConfig("replay")),)
     assert (config.port, config.http_port, config.checkpoints.directory) == (8000, 0, None)
-    assert (config.checkpoints.keep, config.checkpoints.restore, config.checkpoints.on_mismatch) == (3, "latest", "refuse")
+    assert (config.checkpoints.keep, config.checkpoints.restore, config.checkpoints.on_mismatch) == (
+        3,
+        "latest",
+        "refuse",
+    )
 
 
 def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path) -> None:
@@ -75,9 +79,7 @@ def test_every_sampler_remover_and_rate_limiter_has_a_plain_name(tmp_path: Path)
     assert tables(tmp_path, text) == {
         "plain": TableConfig("plain"),
         "heap": TableConfig("heap", 70, "max_heap", "min_heap", MinSize(7), 2),
-        "weighted": TableConfig(
-            "weighted", 1_000_000, Prioritized(0.6), "lifo", SampleToInsertRatio(8, 100, 200)
-        ),
+        "weighted": TableConfig("weighted", 1_000_000, Prioritized(0.6), "lifo", SampleToInsertRatio(8, 100, 200)),
         "bounded": TableConfig("bounded", 1_000_000, "fifo", "uniform", SampleToInsertRatio(2.5, 1, (-10, 40))),
         "queue": TableConfig("queue", 9, "fifo", "fifo", Queue(9), 1),
         "stack": TableConfig("stack", 8, "lifo", "lifo", Stack(8), 1),
@@ -170,7 +172,11 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
     ("variable", "value", "message"),
     [
         ("REVERB_WRITER__PROT", "1", "`prot` is no key. Did you mean `port`?"),
-        ("REVERB_WRITER__CHECKPOINTS__KEEP", "many", '`checkpoints.keep`: got "many" (text), allowed: an integer from 1'),
+        (
+            "REVERB_WRITER__CHECKPOINTS__KEEP",
+            "many",
+            '`checkpoints.keep`: got "many" (text), allowed: an integer from 1',
+        ),
         ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "`tables.a.maxsize` is no key. Did you mean `max_size`?"),
     ],
 )
@@ -312,7 +318,9 @@ def test_memory_of_what_is_not_described_is_unknown() -> None:
     assert estimate(ServedTable(TableConfig("a", signature=unknown))).total_bytes is None
 
 
-@pytest.mark.parametrize(("name", "text", "limit"), [("memory.max", "1048576\n", 2**20), ("memory.max", "max\n", math.inf)])
+@pytest.mark.parametrize(
+    ("name", "text", "limit"), [("memory.max", "1048576\n", 2**20), ("memory.max", "max\n", math.inf)]
+)
 def test_limit_of_the_container_counts_if_there_is_one(tmp_path: Path, name: str, text: str, limit: float) -> None:
     machine = available_bytes(tmp_path)
     (tmp_path / name).write_text(text)

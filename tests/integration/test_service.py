@@ -1,0 +1,312 @@
+"""The life of a server: it starts, restores, serves, writes a last checkpoint and stops. Real processes and signals."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from service_process import ServiceProcess, eventually, run_command, service, sizes
+
+import reverb_writer as rw
+
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+pytestmark = pytest.mark.timeout(300)  # several servers a test, and TensorFlow takes seconds to load
+
+
+def configuration(tmp_path: Path, more: str = "") -> str:
+    return f"""
+        [checkpoints]
+        directory = "{tmp_path / "checkpoints"}"
+        every_s = 0
+        keep = 2
+        [tables.replay]
+        max_size = 1000
+        {more}
+    """
+
+
+def insert(address: str, *numbers: int, table: str = "replay") -> None:
+    with rw.Client(address) as client:
+        for number in numbers:
+            client.insert(np.array([number]), {table: 1.0})
+
+
+def contents(address: str, count: int, table: str = "replay") -> set[int]:
+    with rw.Client(address) as client:
+        return {int(np.squeeze(sample.data)) for sample in client.sample(table, count)}
+
+
+def test_stopped_server_comes_back_with_its_data(tmp_path: Path) -> None:
+    text = configuration(tmp_path, 'sampler = "fifo"\nmax_times_sampled = 1')
+    with service(tmp_path, text) as server:
+        insert(server.address, *range(10))
+        assert server.end(signal.SIGTERM) == 0
+    with service(tmp_path, text) as server:
+        assert contents(server.address, 10) == set(range(10))
+        assert server.status()["starts"] == 2
+        assert server.end(signal.SIGINT) == 0
+        assert "restored checkpoint" in server.log()
+
+
+def test_killed_server_comes_back_with_its_last_checkpoint(tmp_path: Path) -> None:
+    text = configuration(tmp_path)
+    with service(tmp_path, text) as server:
+        insert(server.address, 1, 2)
+        with rw.Client(server.address) as client:
+            client.checkpoint()
+        insert(server.address, 3)
+        eventually(lambda: server.status()["checkpoints"]["kept"] == 1, "the checkpoint is kept")
+        server.end(signal.SIGKILL)
+        child_port = server.port
+    eventually(lambda: _is_free(child_port), "the Reverb process ends with the service")
+    with service(tmp_path, text) as server:
+        assert sizes(server.address) == {"replay": 2}
+
+
+def test_what_is_confirmed_before_the_end_is_in_the_last_checkpoint(tmp_path: Path) -> None:
+    text = configuration(tmp_path)
+    confirmed: list[int] = []
+    with service(tmp_path, text) as server:
+        client = rw.Client(server.address, timeout_s=1.0)
+
+        def write() -> None:
+            with contextlib.suppress(rw.ReverbWriterError):
+                while True:
+                    client.insert(np.array([len(confirmed)]), {"replay": 1.0})
+                    confirmed.append(len(confirmed))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        eventually(lambda: len(confirmed) > 20, "the writer writes")
+        assert server.end() == 0
+        writer.join()
+        with contextlib.suppress(rw.ReverbWriterError):
+            client.close()  # it says that one is unconfirmed
+    with service(tmp_path, text) as server, rw.Client(server.address) as client:
+        size = client.server_info()["replay"].current_size
+    assert len(confirmed) <= size <= len(confirmed) + 1  # the one under way may have arrived unconfirmed
+
+
+def test_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path)) as server:
+        insert(server.address, 1)
+        os.kill(server.child(), signal.SIGSTOP)  # so that no last checkpoint can be written
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: "taking no more work" in server.log(), "the first signal is heard")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_death_of_reverb_is_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path)) as server:
+        os.kill(server.child(), signal.SIGSEGV)
+        assert server.process.wait(60) == 4
+        assert "the Reverb process has died" in server.log()
+        assert "Segmentation fault" in server.log()
+
+
+def test_checkpoints_are_written_by_the_clock_and_only_the_newest_are_kept(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path).replace("every_s = 0", "every_s = 0.2")) as server:
+        insert(server.address, 1)
+        first = eventually(lambda: server.status()["checkpoints"]["name"], "a first checkpoint")
+        eventually(lambda: _kept(tmp_path) and first not in _kept(tmp_path), "the first one has gone")
+        assert len(_kept(tmp_path)) <= 3  # two, and one that is just being kept
+        assert server.end() == 0
+    assert len(_kept(tmp_path)) == 2
+
+
+def test_named_checkpoint_is_restored(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path)) as server:
+        for number in range(2):
+            insert(server.address, number)
+            with rw.Client(server.address) as client:
+                client.checkpoint()
+            eventually(lambda count=number + 1: len(_kept(tmp_path)) == count, "the checkpoint is kept")
+        server.end(signal.SIGKILL)
+    older = min(_kept(tmp_path))
+    with service(tmp_path, configuration(tmp_path), "--restore", older) as server:
+        assert sizes(server.address) == {"replay": 1}
+        server.end(signal.SIGKILL)
+    with service(tmp_path, configuration(tmp_path), "--restore", "none") as server:
+        assert sizes(server.address) == {"replay": 0}
+
+
+# Tables that differ.
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of checkpoints, the newest with items 0 to 5 in `replay` and 9 in `other`."""
+    tmp_path = tmp_path_factory.mktemp("saved")
+    text = configuration(tmp_path, 'sampler = "fifo"\n[tables.other]')
+    with service(tmp_path, text) as server:
+        insert(server.address, *range(6))
+        insert(server.address, 9, table="other")
+        assert server.end() == 0
+    return tmp_path / "checkpoints"
+
+
+OTHERS = 'sampler = "fifo"\nrate_limiter = "ratio"\nsamples_per_insert = 2\nmin_size = 3\nerror_buffer = 6'
+
+
+def test_difference_is_told_and_refused(tmp_path: Path, saved: Path) -> None:
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    text = configuration(tmp_path, OTHERS).replace("max_size = 1000", "max_size = 4")
+    with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
+        assert server.process.wait(60) == 3
+        for line in (
+            "table `other`: in the checkpoint, not configured",
+            "table `replay`: max_size is 1000 in the checkpoint, 4 in the configuration",
+            "table `replay`: samples_per_insert is 1.0 in the checkpoint, 2.0 in the configuration",
+            "Set checkpoints.on_mismatch to `checkpoint` or `config`",
+        ):
+            assert line in server.log()
+
+
+def test_tables_of_the_checkpoint_may_count(tmp_path: Path, saved: Path) -> None:
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    with service(tmp_path, configuration(tmp_path, OTHERS), "--on-mismatch", "checkpoint") as server:
+        with rw.Client(server.address) as client:
+            info = client.server_info()
+        assert {name: table.current_size for name, table in info.items()} == {"replay": 6, "other": 1}
+        assert info["replay"].rate_limiter.samples_per_insert == 1
+
+
+def test_tables_of_the_configuration_may_count(tmp_path: Path, saved: Path) -> None:
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    text = configuration(tmp_path, OTHERS).replace("max_size = 1000", "max_size = 4")
+    with service(tmp_path, text, "--on-mismatch", "config") as server:
+        with rw.Client(server.address) as client:
+            info = client.server_info()
+            limiter = info["replay"].rate_limiter
+            assert (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff) == (2, 0, 12)
+            assert limiter.min_diff <= limiter.diff <= limiter.max_diff
+            assert {name: table.current_size for name, table in info.items()} == {"replay": 4}
+            assert [int(np.squeeze(one.data)) for one in client.sample("replay", 1)] == [2]  # 0 and 1 were the oldest
+        assert "table `replay`: 2 items of the checkpoint do not fit" in server.log()
+        assert "table `other`: 1 items of the checkpoint do not fit" in server.log()
+
+
+# Without a server.
+
+
+def test_checkpoints_are_listed_inspected_and_verified_without_a_server(saved: Path) -> None:
+    listed = run_command("checkpoints", "list", str(saved))
+    (line,) = listed.stdout.splitlines()
+    name = line.split()[0]
+    assert line.endswith("complete")
+    inspected = run_command("checkpoints", "inspect", str(saved / "kept" / name)).stdout
+    assert "table `replay`: 6 of 1,000 items" in inspected
+    assert "6 inserts, 0 samples, 0 deletes" in inspected
+    assert "7 chunks, 7 steps" in inspected
+    verified = run_command("checkpoints", "verify", str(saved / "kept" / name))
+    assert (verified.returncode, verified.stdout) == (0, f"{name}: sound, 7 items in 7 chunks\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: os.truncate(path / "chunks.tfrecord", 30), "chunks.tfrecord has 30 bytes, expected"),
+        (lambda path: _flip(path / "chunks.tfrecord"), "chunks.tfrecord: is damaged"),
+        (lambda path: shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord"), "bytes, expected"),
+    ],
+)
+def test_damage_is_found(tmp_path: Path, saved: Path, damage: Any, message: str) -> None:
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    (path,) = (tmp_path / "checkpoints" / "kept").iterdir()
+    damage(path)
+    verified = run_command("checkpoints", "verify", str(path))
+    assert verified.returncode == 1
+    assert message in verified.stderr
+
+
+def test_chunk_that_is_missing_is_found(tmp_path: Path, saved: Path) -> None:
+    shutil.copytree(saved, tmp_path / "checkpoints")
+    (path,) = (tmp_path / "checkpoints" / "kept").iterdir()
+    (path / "MANIFEST.json").unlink()
+    shutil.copy(path / "tables.tfrecord", path / "chunks.tfrecord")  # sound, and of something else
+    assert run_command("checkpoints", "verify", str(path)).returncode == 1
+
+
+# Why the folder is ours alone.
+
+
+def test_reverb_deletes_its_own_checkpoint_beside_a_name_that_sorts_after_it(tmp_path: Path) -> None:
+    from reverb_writer_server import ReplayServer
+
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "1-notes").mkdir()
+    with ReplayServer([rw.TableConfig("replay")], checkpoints=tmp_path) as server, rw.Client(server.address) as client:
+        path = Path(client.checkpoint())
+    assert not path.exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["lost+found"]  # and what else was there is gone
+
+
+def test_volume_with_lost_and_found_is_refused_as_a_folder_and_fine_as_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "volume" / "lost+found").mkdir(parents=True)
+    refused = run_command("serve", "--port", "0", "--checkpoints", str(tmp_path / "volume"))
+    assert refused.returncode == 1
+    assert "must hold checkpoints and nothing else, found lost+found" in refused.stderr
+    text = configuration(tmp_path / "volume")
+    with service(tmp_path, text) as server:
+        insert(server.address, 1)
+        assert server.end() == 0
+    assert len(_kept(tmp_path / "volume")) == 1
+    assert (tmp_path / "volume" / "lost+found").is_dir()
+
+
+# Its log.
+
+
+def test_json_log_is_one_object_a_line_and_has_none_of_the_noise(tmp_path: Path) -> None:
+    text = configuration(tmp_path) + '[log]\nformat = "json"\nfigures_every_s = 0.5'
+    with service(tmp_path, text) as server:
+        insert(server.address, 1)
+        eventually(lambda: "replay 1/1,000" in server.log(), "a line of figures")
+        assert server.end() == 0
+        lines = [json.loads(line) for line in server.log().splitlines()]
+    assert {"time", "level", "logger", "message"} <= set.intersection(*(set(line) for line in lines))
+    assert not [line for line in lines if "reverb/cc" in line["message"] or line["level"] in ("warning", "error")]
+
+
+def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
+    text = configuration(tmp_path, 'sequence_length = 4\nsignature = {obs = "uint8[100]"}')
+    with service(tmp_path, text) as server:
+        log = server.log()
+    assert "blocks samples while it is empty" in log
+    # 1000 items of 4 steps, 1 apart: 1003 steps of 100 bytes, and 1000 bytes an item: 1,100,300 bytes.
+    assert "memory of table `replay`: up to 1.0 MiB (1,003 steps of 100 bytes before compression)" in log
+
+
+def test_tables_that_may_not_fit_are_refused_if_so_configured(tmp_path: Path) -> None:
+    text = 'max_size = 2000000000\nsequence_length = 4\nsignature = {obs = "uint8[1000]"}'
+    file = tmp_path / "server.toml"
+    file.write_text(f'memory.on_excess = "refuse"\n[tables.replay]\n{text}')
+    done = run_command("serve", "--config", str(file), "--port", "0")
+    assert done.returncode == 1
+    assert "more than there is" in done.stderr
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
+
+
+def _kept(tmp_path: Path) -> list[str]:
+    kept = tmp_path / "checkpoints" / "kept"
+    return [path.name for path in kept.iterdir() if not path.name.startswith(".")] if kept.is_dir() else []
+
+
+def _flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
