@@ -150,7 +150,7 @@ def _why_inserts(table: TableInfo) -> tuple[str, str]:
         f"One more would bring inserts x {limiter.samples_per_insert:g} - samples from {limiter.diff:g} above max_diff "
         f"{limiter.max_diff:g}."
     )
-    return why, f"{_count(needed, 'sample')} let the next insert in: start the learner, or raise max_diff."
+    return why, f"{_count(needed, 'sample')} the next insert in: start the learner, or raise max_diff."
 
 
 def _why_samples(table: TableInfo) -> tuple[str, str]:
@@ -158,7 +158,7 @@ def _why_samples(table: TableInfo) -> tuple[str, str]:
     missing = limiter.min_size_to_sample - table.current_size
     if missing > 0:
         why = f"The table holds {table.current_size} items; sampling starts at {limiter.min_size_to_sample}."
-        return why, f"{_count(missing, 'insert')} let sampling start: start the actors, or lower min_size."
+        return why, f"{_count(missing, 'insert')} sampling start: start the actors, or lower min_size."
     if not table.blocks_samples():
         return "The rate limiter lets samples out; the server is slow or has just begun to move.", "Look again."
     needed = max(1, math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert))
@@ -166,11 +166,12 @@ def _why_samples(table: TableInfo) -> tuple[str, str]:
         f"One more would bring inserts x {limiter.samples_per_insert:g} - samples from {limiter.diff:g} below min_diff "
         f"{limiter.min_diff:g}."
     )
-    return why, f"{_count(needed, 'insert')} let the next sample out: start the actors, or lower min_diff."
+    return why, f"{_count(needed, 'insert')} the next sample out: start the actors, or lower min_diff."
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return the subject of a sentence, and its verb."""
+    return f"{number} {noun} lets" if number == 1 else f"{number} {noun}s let"
 
 
 def _keeps_ratio(table: TableInfo) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reverb_writer.errors import ReverbWriterError
+from reverb_writer.errors import ReverbWriterError, SpecError
 from reverb_writer_server import __version__
 
 __all__ = ["main"]
@@ -71,6 +71,9 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         for name, value in given.items()
         if value is not None
     }
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SpecError(f"`tables` must have different names, got {twice} more than once.")
     for name in names or (("replay",) if max_size is not None or min_size is not None else ()):
         flags["tables", name, "max_size"] = 1_000_000 if max_size is None else max_size
         flags["tables", name, "min_size"] = 1 if min_size is None else min_size

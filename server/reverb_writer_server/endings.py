@@ -1,4 +1,4 @@
-"""The signals that end a server, waited for and never handled: nothing is interrupted at a moment that nobody expects."""
+"""The signals that end a server: waited for, never handled, so that nothing is interrupted unexpectedly."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _ENDINGS = {signal.SIGTERM, signal.SIGINT}
 def block() -> None:
     """Hold the signals back for `wait`.
 
-    Call it in the main thread before anything starts a thread, NumPy included: a thread that does not hold them back, too, would
-    let them end the process.
+    Call it in the main thread before anything starts a thread, NumPy included: a thread that does not hold them back,
+    too, would let them end the process.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
 

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,14 @@ class Monitor:
         client: its client, which others may use as well.
     """
 
-    def __init__(self, address: str) -> None:
-        """Look once and begin."""
+    def __init__(self, address: str, order: Sequence[str]) -> None:
+        """Look once and begin.
+
+        Args:
+            address: of the server.
+            order: the names of its tables, in the order in which to tell of them.
+        """
+        self._order = order
         self.client = rw.Client(address, timeout_s=_ANSWER_WITHIN_S)
         self._watch = Watch()
         self._views: deque[View] = deque(maxlen=_HISTORY)
@@ -107,7 +113,8 @@ class Monitor:
                 _logger.warning("the server does not answer its own monitor: %s", error)
 
     def _look(self, info: ServerInfo) -> None:
-        self._views.append(View(info.tables, tuple(self._watch.look(info)), info.at))
+        tables = {name: info.tables[name] for name in self._order}
+        self._views.append(View(tables, tuple(self._watch.look(info)), info.at))
 
 
 def _rates(before: View, after: View, name: str) -> tuple[float, float]:

@@ -127,7 +127,7 @@ class Service:
             _logger.warning(
                 "table `%s`: %d items of the checkpoint do not fit the configuration and are left out", name, count
             )
-        state.monitor = Monitor(f"localhost:{self._port}")
+        state.monitor = Monitor(f"localhost:{self._port}", [table.name for table in tables])
         open_things.callback(state.monitor.close)
         if restore is not None:
             held = ", ".join(f"{name} {info.current_size:,}" for name, info in state.monitor.latest().tables.items())

@@ -50,7 +50,7 @@ def describe(table: TableConfig) -> list[str]:
         )
         behind = math.floor((balance.max_diff - balance.min_diff) / balance.samples_per_insert)
         sentences.append(
-            f"so a learner takes {balance.samples_per_insert:g} samples an insert; it may fall {behind:,} inserts behind"
+            f"a learner takes {balance.samples_per_insert:g} samples an insert and may fall {behind:,} inserts behind"
         )
     else:
         sentences.append("never blocks inserts")

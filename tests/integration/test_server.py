@@ -240,7 +240,7 @@ def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
     assert process.returncode == 0
     assert ready.endswith("tables: a, b\n")
     assert rest == ""
-    assert "tensorflow" not in log.lower()
+    assert not [noise for noise in ("tensorrt", "cuda", "absl::", "[reverb/cc") if noise in log.lower()]
     assert {name: (info.max_size, info.rate_limiter.min_size_to_sample) for name, info in tables.items()} == {
         "a": (9, 2),
         "b": (9, 2),
@@ -259,7 +259,11 @@ def test_command_without_tables_serves_one_named_replay() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-size", "0"], "reverb_writer_server: `max_size` must be >= 1, got 0.\n"),
+        (
+            ["--max-size", "0"],
+            "reverb_writer_server: command line: `tables.replay.max_size`: got 0 (integer), "
+            "allowed: an integer from 1 to 2147483647.\n",
+        ),
         (
             ["--table", "a", "--table", "a"],
             "reverb_writer_server: `tables` must have different names, got a more than once.\n",

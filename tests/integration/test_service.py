@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -130,7 +131,7 @@ def test_named_checkpoint_is_restored(tmp_path: Path) -> None:
             insert(server.address, number)
             with rw.Client(server.address) as client:
                 client.checkpoint()
-            eventually(lambda count=number + 1: len(_kept(tmp_path)) == count, "the checkpoint is kept")
+            eventually(functools.partial(_are_kept, tmp_path, number + 1), "the checkpoint is kept")
         server.end(signal.SIGKILL)
     older = min(_kept(tmp_path))
     with service(tmp_path, configuration(tmp_path), "--restore", older) as server:
@@ -304,6 +305,10 @@ def _is_free(port: int) -> bool:
 def _kept(tmp_path: Path) -> list[str]:
     kept = tmp_path / "checkpoints" / "kept"
     return [path.name for path in kept.iterdir() if not path.name.startswith(".")] if kept.is_dir() else []
+
+
+def _are_kept(tmp_path: Path, count: int) -> bool:
+    return len(_kept(tmp_path)) == count
 
 
 def _flip(path: Path) -> None:

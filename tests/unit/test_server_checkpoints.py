@@ -121,7 +121,7 @@ def test_name_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) 
         written(folder.incoming, "a", at=1)
         folder.adopt()
         assert choose(tmp_path, "none") is None
-        with pytest.raises(CheckpointError, match="no checkpoint `b`; there are: 19700101T000001.000000Z"):
+        with pytest.raises(CheckpointError, match=r"no checkpoint `b`; there are: 19700101T000001\.000000Z"):
             choose(tmp_path, "b")
 
 

@@ -238,7 +238,7 @@ def test_ratio_is_told_in_words() -> None:
         "samples the newest item, each 4 times at most",
         "blocks samples while it holds fewer than 100 items, or when inserts x 8 - samples would fall below 600",
         "blocks inserts when inserts x 8 - samples would rise above 1,000, once it holds 100",
-        "so a learner takes 8 samples an insert; it may fall 50 inserts behind",
+        "a learner takes 8 samples an insert and may fall 50 inserts behind",
     ]
 
 

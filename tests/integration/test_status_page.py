@@ -1,0 +1,195 @@
+"""Health, metrics and the status page over HTTP; the page in a real browser, if there is one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from service_process import ServiceProcess, eventually, service
+
+import reverb_writer as rw
+
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+pytestmark = pytest.mark.timeout(300)
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PHONE = {"width": 360, "height": 740}
+CONFIGURATION = """
+    [checkpoints]
+    directory = "{folder}"
+    every_s = 0
+    [tables.replay]
+    rate_limiter = "ratio"
+    samples_per_insert = 4
+    min_size = 10
+    error_buffer = 40
+    max_size = 1000
+    [tables.queue]
+    rate_limiter = "queue"
+    max_size = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
+    """A server with 10 items in `replay`, 20 samples of them, and a writer that waits for room in `queue`."""
+    folder = tmp_path_factory.mktemp("service")
+    with service(folder, CONFIGURATION.format(folder=folder / "checkpoints")) as server:
+        with rw.Client(server.address) as client:
+            for _ in range(10):
+                client.insert(np.zeros(3), {"replay": 1.0})
+            assert len(list(client.sample("replay", 20))) == 20
+            client.checkpoint()
+            for _ in range(2):
+                client.insert(np.zeros(3), {"queue": 1.0})
+            waiting = threading.Thread(target=lambda: client.insert(np.zeros(3), {"queue": 1.0}, timeout_s=300))
+            waiting.start()
+            eventually(lambda: blocked(server), "the monitor sees the writer wait")
+            yield server
+            list(client.sample("queue", 1))
+            waiting.join()
+
+
+def blocked(server: ServiceProcess) -> list[Any]:
+    return [one for table in server.status()["tables"] for one in table["blocked"]]
+
+
+def metrics(server: ServiceProcess) -> dict[str, float]:
+    status, text = server.get("/metrics")
+    assert status == 200
+    rows = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in rows}
+
+
+def test_health_is_told_to_those_who_ask(served: ServiceProcess) -> None:
+    assert served.get("/livez") == (200, "alive\n")
+    assert served.get("/readyz") == (200, "serving\n")
+    assert served.get("/nowhere")[0] == 404
+
+
+def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
+    found = metrics(served)
+    # 10 inserts x 4 - 20 samples = 20, between 4 x 10 - 40 = 0 and 80.
+    expected = {
+        "size": 10, "max_size": 1000, "fill_ratio": 0.01, "inserts_total": 10, "samples_total": 20, "ratio_wanted": 4,
+        "ratio_reached": 2, "diff": 20, "min_diff": 0, "max_diff": 80, "insert_room": 15, "sample_room": 20,
+    }  # fmt: skip
+    assert {name: found[f'reverb_table_{name}{{table="replay"}}'] for name in expected} == expected
+    assert found['reverb_table_blocked_seconds{side="inserts",table="queue"}'] > 0
+    assert found['reverb_table_blocked_seconds{side="inserts",table="replay"}'] == 0
+    assert found['reverb_table_worker_seconds_total{state="waiting_for_sampling",table="queue"}'] > 0
+    assert 0 < found["reverb_memory_bytes"] < found["reverb_memory_limit_bytes"]
+    assert (found["reverb_ready"], found["reverb_starts_total"], found["reverb_checkpoints_kept"]) == (1, 1, 1)
+    assert found["reverb_checkpoint_bytes"] > 0
+    assert found["reverb_checkpoint_age_seconds"] >= 0
+
+
+def test_server_that_does_not_answer_is_alive_and_not_ready(tmp_path: Path) -> None:
+    text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
+    with service(tmp_path, text) as server:
+        child = server.child()
+        os.kill(child, signal.SIGSTOP)
+        try:
+            assert server.get("/livez")[0] == 200
+            status, words = server.get("/readyz")
+            assert (status, words) == (503, "server_info gets no answer within 2 s\n")
+        finally:
+            os.kill(child, signal.SIGCONT)
+        eventually(lambda: server.get("/readyz")[0] == 200, "it is ready again")
+
+
+def test_server_that_restores_is_alive_and_not_ready(tmp_path: Path) -> None:
+    text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
+    with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
+        eventually(lambda: server.get("/livez")[0] == 200, "it is alive")
+        status, words = server.get("/readyz")
+        server.wait_ready()
+        assert (status, words.split()[0]) in {(503, "starting"), (200, "serving")}  # it may have been quick
+        assert server.get("/readyz") == (200, "serving\n")
+
+
+def test_port_of_http_that_is_taken_is_refused(tmp_path: Path, served: ServiceProcess) -> None:
+    with contextlib.closing(ServiceProcess(tmp_path, "", "--http-port", str(served.http_port))) as server:
+        assert server.process.wait(60) == 1
+        assert f"port {served.http_port} is in use" in server.log()
+
+
+# The page.
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if BROWSER is None:
+        pytest.skip("there is no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any, served: ServiceProcess) -> Iterator[Any]:
+    """The status page on a phone; whatever it complains of or loads from elsewhere fails the test."""
+    context = browser.new_context(viewport=PHONE)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    requested: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.goto(f"http://127.0.0.1:{served.http_port}/")
+    page.wait_for_selector("section[data-table]")
+    yield page
+    context.close()
+    assert complaints == []
+    assert {url for url in requested if not url.startswith(f"http://127.0.0.1:{served.http_port}/")} <= {"data:,"}
+
+
+def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None:
+    replay, queue = page.locator("[data-table=replay]"), page.locator("[data-table=queue]")
+    assert "10 of 1,000 items" in replay.inner_text()
+    assert "2.00 of 4" in replay.inner_text()
+    assert "inserts × 4 − samples = 20" in replay.inner_text()
+    assert "Nothing stands still." in replay.inner_text()
+    sentence = queue.locator(".blocked").inner_text()
+    assert sentence.startswith("inserts blocked for ")
+    assert sentence.endswith("1 sample lets the next insert in: start the learner, or raise max_diff.")
+    assert page.locator("#phase").inner_text() == "serving, a side is blocked"
+    assert "1" in page.locator("#kept").inner_text()
+
+
+def test_page_is_live(page: Any, served: ServiceProcess) -> None:
+    with rw.Client(served.address) as client:
+        client.insert(np.zeros(3), {"replay": 1.0})
+        _shows(page, "[data-table=replay]", "11 of 1,000")
+        (sample,) = client.sample("replay", 1)
+        client.mutate_priorities("replay", deletes=[sample.info.key])
+        _shows(page, "[data-table=replay]", "10 of 1,000")
+
+
+def test_page_fits_a_phone_and_draws_its_rates(page: Any) -> None:
+    eventually(lambda: page.evaluate("document.querySelector('path.inserts').getTotalLength()") > 10, "a line is drawn")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_page_says_when_the_server_is_gone(browser: Any, tmp_path: Path) -> None:
+    with service(tmp_path, "[tables.replay]") as server:
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.http_port}/")
+        _shows(page, "#phase", "serving")
+        assert server.end() == 0
+        _shows(page, "#phase", "no answer; figures are old")
+        page.close()
+
+
+def _shows(page: Any, selector: str, text: str) -> None:
+    eventually(lambda: text in page.locator(selector).inner_text(), f"{selector} shows {text}")

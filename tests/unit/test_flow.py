@@ -1,0 +1,118 @@
+"""Who waits for whom: room, ratio, standstill and remedy. The numbers are worked by hand in the comments."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from reverb_writer.flow import Watch, figures, insert_room, reached_ratio, reason, sample_room
+from reverb_writer.wire.server_info import RateLimiterInfo, ServerInfo, TableInfo
+
+STATES = ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
+
+
+def table(
+    size: int = 100, inserts: int = 100, samples: int = 0, ratio: float = 8.0, low: float = 600, high: float = 1000
+) -> TableInfo:
+    """Return a table that keeps 8 samples an insert, samples from 100 items on."""
+    limiter = RateLimiterInfo(ratio, low, high, 100, inserts, samples)
+    return TableInfo("replay", "uniform", "fifo", 1000, 0, size, 3, 1, 40, limiter, None, dict.fromkeys(STATES, 0))
+
+
+def unbounded(size: int) -> TableInfo:
+    return table(size, size, 0, 1.0, -math.inf, math.inf)
+
+
+def at(moment: float, one: TableInfo, state_id: int = 1, **waited_ms: int) -> ServerInfo:
+    return ServerInfo(state_id, {one.name: replace(one, worker_time_ms={**one.worker_time_ms, **waited_ms})}, moment)
+
+
+@pytest.mark.parametrize(
+    ("one", "inserts", "samples"),
+    [
+        (table(size=0, inserts=0), 125, 0),  # (1000 - 0) / 8 inserts
+        (table(), 25, 200),  # diff 800: (1000 - 800) / 8 inserts, 800 - 600 samples
+        (table(inserts=125), 0, 400),  # diff 1000
+        (table(samples=200), 50, 0),  # diff 600
+        (table(size=40, inserts=200), 60, 0),  # diff 1600, but below min_size it lets in
+        (unbounded(100), math.inf, math.inf),
+        (unbounded(99), math.inf, 0),
+    ],
+)
+def test_room_is_what_the_limiter_leaves(one: TableInfo, inserts: float, samples: float) -> None:
+    assert (insert_room(one), sample_room(one)) == (inserts, samples)
+    assert one.blocks_inserts() == (inserts == 0)
+    assert one.blocks_samples() == (samples == 0)
+
+
+def test_ratio_is_samples_over_inserts() -> None:
+    assert reached_ratio(table(inserts=50, samples=20)) == 0.4
+    assert reached_ratio(table(inserts=0)) is None
+
+
+def test_figures_are_json() -> None:
+    shown = json.loads(json.dumps(figures(unbounded(100)), allow_nan=False))
+    assert (shown["fill"], shown["ratio_wanted"], shown["insert_room"], shown["max_diff"]) == (0.1, None, None, None)
+
+
+# Why, and what ends it.
+
+
+def test_blocked_inserts_need_samples() -> None:
+    why, remedy = reason(table(inserts=125), "inserts")  # one more: 1008, 8 above 1000
+    assert why == "One more would bring inserts x 8 - samples from 1000 above max_diff 1000."
+    assert remedy == "8 samples let the next insert in: start the learner, or raise max_diff."
+
+
+def test_blocked_samples_need_inserts() -> None:
+    why, remedy = reason(table(samples=200), "samples")  # one more: 599, and an insert brings 8
+    assert why == "One more would bring inserts x 8 - samples from 600 below min_diff 600."
+    assert remedy == "1 insert lets the next sample out: start the actors, or lower min_diff."
+
+
+def test_table_that_is_not_full_enough_needs_the_rest() -> None:
+    why, remedy = reason(table(size=97), "samples")
+    assert why == "The table holds 97 items; sampling starts at 100."
+    assert remedy == "3 inserts let sampling start: start the actors, or lower min_size."
+
+
+# Standing still.
+
+
+def test_side_that_waits_and_does_not_move_stands_still_and_since_when_is_kept() -> None:
+    watch, blocked = Watch(), table(inserts=125)
+    assert watch.look(at(10, blocked)) == []
+    (first,) = watch.look(at(12, blocked, waiting_for_sampling=2000))
+    (second,) = watch.look(at(15, blocked, waiting_for_sampling=5000))
+    assert (first.table, first.side, first.seconds, second.seconds) == ("replay", "inserts", 2, 5)
+    assert str(second).startswith("table `replay`: inserts blocked for 5 s. One more would bring")
+
+
+def test_side_that_moves_does_not_stand_still() -> None:
+    watch = Watch()
+    watch.look(at(10, table(samples=100)))
+    assert watch.look(at(12, table(inserts=101, samples=108), waiting_for_inserts=1900)) == []
+
+
+def test_side_that_nobody_uses_does_not_stand_still() -> None:
+    watch, blocked = Watch(), table(inserts=125)
+    watch.look(at(10, blocked))
+    assert watch.look(at(12, blocked)) == []
+
+
+def test_standstill_that_has_ended_begins_anew() -> None:
+    watch, blocked = Watch(), table(inserts=125)
+    watch.look(at(10, blocked))
+    watch.look(at(12, blocked, waiting_for_sampling=2000))
+    assert watch.look(at(14, table(inserts=126, samples=8), waiting_for_sampling=2100)) == []
+    (again,) = watch.look(at(16, table(inserts=126, samples=8), waiting_for_sampling=4100))
+    assert again.seconds == 2
+
+
+def test_restarted_server_is_looked_at_anew() -> None:
+    watch = Watch()
+    watch.look(at(10, table(inserts=125)))
+    assert watch.look(at(12, table(inserts=125), state_id=2, waiting_for_sampling=2000)) == []
