@@ -21,7 +21,10 @@ _ALLOWANCE = dt.timedelta(minutes=5)  # for clocks that are not quite right
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
-    """Write `ca.crt`, `server.pem` (certificate and key, as HAProxy wants it), and both for each client.
+    """Write the files of an authority, a server and clients.
+
+    `ca.crt` is the authority's certificate. `server.pem` has the server's certificate and key in one file, as HAProxy wants
+    it; each client has a `.crt`, a `.key`, and both in a `.pem`.
 
     An authority that is there already is used again, so that clients can be added later. The authority's key is written
     too: keep it off the machines that need but the certificates.
@@ -51,8 +54,12 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
     _write(folder / "server.pem", _pem(certificate) + _key_pem(key), written)
     for name in clients:
         certificate, key = _signed(name, ExtendedKeyUsageOID.CLIENT_AUTH, authority, authority_key, days, None)
-        _write(folder / f"{name}.crt", _pem(certificate), written)
-        _write(folder / f"{name}.key", _key_pem(key), written)
+        for suffix, content in (
+            ("crt", _pem(certificate)),
+            ("key", _key_pem(key)),
+            ("pem", _pem(certificate) + _key_pem(key)),
+        ):
+            _write(folder / f"{name}.{suffix}", content, written)
     return written
 
 
