@@ -23,8 +23,8 @@ _ALLOWANCE = dt.timedelta(minutes=5)  # for clocks that are not quite right
 def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
     """Write the files of an authority, a server and clients.
 
-    `ca.crt` is the authority's certificate. `server.pem` has the server's certificate and key in one file, as HAProxy wants
-    it; each client has a `.crt`, a `.key`, and both in a `.pem`.
+    `ca.crt` is the authority's certificate. `server.pem` has the server's certificate and key in one file, as HAProxy
+    wants it; each client has a `.crt`, a `.key`, and both in a `.pem`.
 
     An authority that is there already is used again, so that clients can be added later. The authority's key is written
     too: keep it off the machines that need but the certificates.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -166,7 +167,9 @@ def memory_address(channel: grpc.Channel, server: HostedServer) -> int:
     details = Path(f"/proc/self/fdinfo/{server.process._process}").read_text()
     process = next(int(line.split()[1]) for line in details.splitlines() if line.startswith("Pid:"))
     request = initialize_request(pid=process, table=b"replay")
-    call = channel.stream_stream("/deepmind.reverb.ReverbService/InitializeConnection")(iter([request]), timeout=30)
+    call: Any = channel.stream_stream("/deepmind.reverb.ReverbService/InitializeConnection", bytes, bytes)(
+        iter([request]), timeout=30
+    )
     reply = next(call, b"")  # a refusal has no reply
     call.cancel()
     return int.from_bytes(reply[1:], "little")  # field 1, a varint; nothing where it is 0

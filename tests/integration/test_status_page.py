@@ -42,20 +42,20 @@ CONFIGURATION = """
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServiceProcess]:
     """A server with 10 items in `replay`, 20 samples of them, and a writer that waits for room in `queue`."""
     folder = tmp_path_factory.mktemp("service")
-    with service(folder, CONFIGURATION.format(folder=folder / "checkpoints")) as server:
-        with rw.Client(server.address) as client:
-            for _ in range(10):
-                client.insert(np.zeros(3), {"replay": 1.0})
-            assert len(list(client.sample("replay", 20))) == 20
-            client.checkpoint()
-            for _ in range(2):
-                client.insert(np.zeros(3), {"queue": 1.0})
-            waiting = threading.Thread(target=lambda: client.insert(np.zeros(3), {"queue": 1.0}, timeout_s=300))
-            waiting.start()
-            eventually(lambda: blocked(server), "the monitor sees the writer wait")
-            yield server
-            list(client.sample("queue", 1))
-            waiting.join()
+    text = CONFIGURATION.format(folder=folder / "checkpoints")
+    with service(folder, text) as server, rw.Client(server.address) as client:
+        for _ in range(10):
+            client.insert(np.zeros(3), {"replay": 1.0})
+        assert len(list(client.sample("replay", 20))) == 20
+        client.checkpoint()
+        for _ in range(2):
+            client.insert(np.zeros(3), {"queue": 1.0})
+        waiting = threading.Thread(target=lambda: client.insert(np.zeros(3), {"queue": 1.0}, timeout_s=300))
+        waiting.start()
+        eventually(lambda: blocked(server) and server.status()["checkpoints"]["kept"], "the monitor has seen it all")
+        yield server
+        list(client.sample("queue", 1))
+        waiting.join()
 
 
 def blocked(server: ServiceProcess) -> list[Any]:
@@ -90,6 +90,14 @@ def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
     assert (found["reverb_ready"], found["reverb_starts_total"], found["reverb_checkpoints_kept"]) == (1, 1, 1)
     assert found["reverb_checkpoint_bytes"] > 0
     assert found["reverb_checkpoint_age_seconds"] >= 0
+
+
+def test_every_metric_is_explained_and_every_explained_one_is_told(served: ServiceProcess) -> None:
+    guide = Path(__file__).parent.parent.parent / "docs/metrics.md"
+    _, _, rows = guide.read_text().partition("## All of them")
+    explained = {row.split("`")[1] for row in rows.splitlines() if row.startswith("| `")}
+    told = {name.partition("{")[0] for name in metrics(served)}
+    assert told | {"reverb_checkpoint_duration_seconds"} == explained  # the server itself has asked for none
 
 
 def test_server_that_does_not_answer_is_alive_and_not_ready(tmp_path: Path) -> None:
@@ -158,7 +166,7 @@ def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None
     replay, queue = page.locator("[data-table=replay]"), page.locator("[data-table=queue]")
     assert "10 of 1,000 items" in replay.inner_text()
     assert "2.00 of 4" in replay.inner_text()
-    assert "inserts × 4 − samples = 20" in replay.inner_text()
+    assert "inserts \u00d7 4 \u2212 samples = 20" in replay.inner_text()
     assert "Nothing stands still." in replay.inner_text()
     sentence = queue.locator(".blocked").inner_text()
     assert sentence.startswith("inserts blocked for ")
