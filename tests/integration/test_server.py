@@ -259,8 +259,10 @@ def test_command_without_tables_serves_one_named_replay() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--max-size", "0"], "reverb_writer_server: command line: `tables.replay.max_size`: got 0 (integer), allowed:
-        "),
+        (
+            ["--max-size", "0"],
+            "reverb_writer_server: command line: `tables.replay.max_size`: got 0 (integer), allowed:",
+        ),
         (
             ["--table", "a", "--table", "a"],
             "reverb_writer_server: `tables` must have different names, got a more than once.\n",
