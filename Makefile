@@ -80,6 +80,14 @@ define test-client
 	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-$@/bin/pytest $(CLIENT_TESTS)
 endef
 
+.PHONY: docker
+docker: .venv/.made  ## the images and the compose file, with a real engine
+	.venv/bin/pytest tests/docker
+
+.PHONY: soak
+soak: .venv/.made  ## ten minutes of random kills, pauses and restarts; the books balance
+	PYTHONPATH=tests .venv/bin/python -m soak --minutes $(or $(MINUTES),10)
+
 .PHONY: lock
 lock:  ## write constraints/ anew from what the registry has today
 	$(require-311)
@@ -89,6 +97,12 @@ lock:  ## write constraints/ anew from what the registry has today
 	rm -rf .venv-lock
 	scripts/make-venv .venv-lock '$(PYTHON311)' /dev/null $(TF_AGENTS)
 	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/tf-agents.txt
+	rm -rf .venv-lock
+	scripts/make-venv .venv-lock '$(PYTHON311)' constraints/dev.txt ./server . hatchling
+	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer --exclude reverb-writer-server > constraints/server.txt
+	rm -rf .venv-lock
+	scripts/make-venv .venv-lock '$(PYTHON_NEWEST)' /dev/null '.[cli]' gymnasium hatchling
+	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer > constraints/client.txt
 	rm -rf .venv-lock
 
 .PHONY: clean

@@ -63,14 +63,14 @@ class ServiceProcess:
         file = folder / "server.toml"
         file.write_text(configuration)
         self._log = (folder / "server.log").open("a+")
-        ports = {"REVERB_WRITER__PORT": self.port, "REVERB_WRITER__HTTP__PORT": self.http_port}
-        self.process = subprocess.Popen(
-            [SERVER_PYTHON, "-m", "reverb_writer_server", "serve", "--config", str(file), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, **{name: str(port) for name, port in ports.items()}},
-        )
+        self._line = [SERVER_PYTHON, "-m", "reverb_writer_server", "serve", "--config", str(file), *arguments]
+        self.process = self._start()
+
+    def restart(self) -> None:
+        """Start it again on its ports, after its end."""
+        self.process.communicate()
+        self.process = self._start()
+        self.wait_ready()
 
     def wait_ready(self) -> None:
         """Wait for the line that says that it serves."""
@@ -102,6 +102,12 @@ class ServiceProcess:
         """Return the number of the process that has Reverb in it."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
+
+    def _start(self) -> subprocess.Popen[str]:
+        ports = {"REVERB_WRITER__PORT": str(self.port), "REVERB_WRITER__HTTP__PORT": str(self.http_port)}
+        return subprocess.Popen(
+            self._line, stdout=subprocess.PIPE, stderr=self._log, text=True, env={**os.environ, **ports}
+        )
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, wait for the end and return the exit code."""
