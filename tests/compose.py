@@ -13,18 +13,19 @@ from typing import Any
 from service_process import eventually, free_port
 
 ROOT = Path(__file__).parent.parent
+_DOCKER = shutil.which("docker") or "docker"
 _BUILD_S = 1800
 _CALL_S = 300
 
 
 def engine() -> bool:
     """Return whether there is a Docker engine."""
-    return shutil.which("docker") is not None and not _quiet(["docker", "info"])
+    return shutil.which("docker") is not None and not _quiet([_DOCKER, "info"])
 
 
 def _compose_command() -> list[str]:
     """Return Compose v2 if it is there, else docker-compose 1.29."""
-    return ["docker", "compose"] if not _quiet(["docker", "compose", "version"]) else ["docker-compose"]
+    return [_DOCKER, "compose"] if not _quiet([_DOCKER, "compose", "version"]) else ["docker-compose"]
 
 
 def _quiet(line: list[str]) -> int:
@@ -33,7 +34,7 @@ def _quiet(line: list[str]) -> int:
 
 def docker(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run docker."""
-    return subprocess.run(["docker", *arguments], capture_output=True, text=True, timeout=_CALL_S, check=check)
+    return subprocess.run([_DOCKER, *arguments], capture_output=True, text=True, timeout=_CALL_S, check=check)
 
 
 class Project:

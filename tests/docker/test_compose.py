@@ -63,7 +63,7 @@ def test_killed_server_comes_back_with_its_checkpoint_and_actors_go_on(project: 
     inserts = project.tables()["replay"]["inserts"]
     project("kill", "replay")
     project("start", "replay")
-    eventually(lambda: project.tables(), "the server is back")
+    eventually(project.tables, "the server is back")
     assert "restored checkpoint" in project("logs", "replay")
     project.wait_for("replay", "inserts", inserts + 50)
 
@@ -74,7 +74,7 @@ def test_stop_leaves_a_checkpoint_within_the_grace_period(project: Project) -> N
     state = project.inspect("replay")["State"]
     assert (state["ExitCode"], state["OOMKilled"]) == (0, False)
     project("start", "replay")
-    eventually(lambda: project.tables(), "the server is back")
+    eventually(project.tables, "the server is back")
     assert project.status()["checkpoints"]["name"] > before
     listed = project.run("replay", "reverb-writer-server", "checkpoints", "list", "/data/checkpoints").stdout
     assert all(line.endswith("complete") for line in listed.splitlines())

@@ -1,9 +1,10 @@
-"""`make soak`: a server, four actors and two learners; each is killed, paused and restarted at random, and the books balance.
+"""`make soak`: a server, four actors and two learners, killed, paused and restarted at random; the books balance.
 
     confirmed = in the table + removed by its own rule + lost with the time since the last checkpoint
 
-Each item is followed by name. It is in the last checkpoint; or older than all that are there, and the table counts as many removals; or it was
-confirmed after the checkpoint began from which the next server came back. Anything else is an error.
+Each item is followed by name. It is in the last checkpoint; or older than all that are there, and the table counts as
+many removals; or it was confirmed after the checkpoint began from which the next server came back. Anything else is an
+error.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from reverb_writer_server.checkpoint import Checkpoint, inspect
 from reverb_writer_server.checkpoints import checkpoints_in
 from reverb_writer_server.records import CHUNKS, ITEMS, read_records
@@ -85,13 +86,15 @@ def soak(minutes: float, seed: int, folder: Path) -> str:
     server.wait_ready()
     actors = [Worker(["actor", server.address, str(folder / f"actor-{i}"), str(i)]) for i in range(4)]
     learners = [Worker(["learner", server.address]) for _ in range(2)]
+    victims: list[ServiceProcess | Worker] = [server, *actors, *learners]
     losses: list[Loss] = []
     deeds = {"kill": 0, "pause": 0, "restart": 0}
     try:
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
             time.sleep(chance.uniform(1, 4))
-            deed, victim = chance.choice([*deeds]), chance.choice([server, *actors, *learners])
+            deed = chance.choice([*deeds])
+            victim = chance.choice(victims)
             deeds[deed] += 1
             _do(deed, victim, folder, losses)
         for worker in [*actors, *learners]:
@@ -124,8 +127,7 @@ def _do(deed: str, victim: ServiceProcess | Worker, folder: Path, losses: list[L
         killed_at = time.time()
         victim.restart()
         if deed == "kill":
-            restored = Path(_restored(victim.log(), folder))
-            losses.append(Loss(_began(restored), killed_at))
+            losses.append(Loss(_began(_restored(victim.log(), folder)), killed_at))
 
 
 def _restored(log: str, folder: Path) -> Path:
@@ -178,7 +180,7 @@ def _journal(path: Path) -> Iterator[Confirmed]:
 
 
 def _numbers(checkpoint: Checkpoint) -> Iterator[int]:
-    chunks: dict[int, np.ndarray] = {}
+    chunks: dict[int, Any] = {}
     for record in read_records(checkpoint.path / CHUNKS):
         chunk = messages.ChunkData.FromString(record)
         chunks[chunk.chunk_key] = tensors.decode(chunk.data.tensors[0])
@@ -191,7 +193,7 @@ def _numbers(checkpoint: Checkpoint) -> Iterator[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kill, pause and restart server, actors and learners at random.")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))
+    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     arguments = parser.parse_args()
     print(f"soak: seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The workers of the soak: an actor that writes down what was confirmed, and a learner that samples. SIGTERM ends either.
+"""The soak's workers: an actor that writes down what was confirmed, and a learner. SIGTERM ends either.
 
     python -m soak.worker actor ADDRESS JOURNAL NUMBER
     python -m soak.worker learner ADDRESS
