@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import reverb_writer as rw
 BATCH = 20
 PAUSE_S = 0.02
 PATIENCE_S = 60.0
+_ended = threading.Event()
 
 
 def act(address: str, journal: Path, number: int) -> None:
@@ -29,7 +31,7 @@ def act(address: str, journal: Path, number: int) -> None:
     first = (number << 56) | (int(time.time() * 1000) << 12)
     with journal.open("a", buffering=1) as lines, rw.Client(address, timeout_s=PATIENCE_S) as client:
         observer = rw.TrajectoryObserver(client, "replay", sequence_length=1)
-        while not _stopped():
+        while not _ended.is_set():
             for count in range(BATCH):
                 observer({"number": np.int64(first + count)})
             observer.flush()
@@ -42,18 +44,14 @@ def act(address: str, journal: Path, number: int) -> None:
 def learn(address: str) -> None:
     """Sample for ever, whatever happens to the server."""
     with rw.Client(address, timeout_s=PATIENCE_S) as client:
-        while not _stopped():
+        while not _ended.is_set():
             with contextlib.suppress(rw.ReplayTimeoutError, rw.ServerUnavailableError):
                 for _ in client.sample("replay", 10 * BATCH, timeout_s=5.0):
                     pass
 
 
-def _stopped() -> bool:
-    return signal.sigtimedwait({signal.SIGTERM}, 0) is not None
-
-
 def main() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGTERM, lambda *_: _ended.set())
     role, address, *rest = sys.argv[1:]
     if role == "actor":
         act(address, Path(rest[0]), int(rest[1]))
