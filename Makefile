@@ -16,7 +16,7 @@ PYTHON311 ?= $(shell scripts/find-python 3.11)
 PYTHON310 ?= $(shell scripts/find-python 3.10)
 PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
-DEV := --editable '.[dev,demo,bench]' --editable server
+DEV := --editable '.[dev,demo,bench,page]' --editable server
 TF_AGENTS := --editable '.[conformance,bench]' --editable server
 RLLIB := --editable '.[rllib]'
 CLIENT := --upgrade --upgrade-strategy eager '.[test]'

@@ -42,12 +42,13 @@ class Project:
 
     def __init__(self, name: str, **environment: str) -> None:
         """Choose ports; nothing is started."""
-        self.http_port, self.port = free_port(), free_port()
+        self.http_port, self.port, self.gateway_port = free_port(), free_port(), free_port()
         self._name = name
         self._environment = {
             **os.environ,
             "REPLAY_PORT": str(self.port),
             "REPLAY_HTTP_PORT": str(self.http_port),
+            "GATEWAY_PORT": str(self.gateway_port),
             **environment,
         }
         self._command = _compose_command()

@@ -38,6 +38,8 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     lines = [f"memory of table `{one.table}`: {_needs(one)}" for one in estimates]
     total = sum(one.total_bytes or 0 for one in estimates)
     excess = total > available
+    if not any(one.total_bytes for one in estimates):
+        return [*lines, f"memory in all: unknown, of {bytes_in_words(available)}"], False
     which = "" if _all_known(estimates) else " for the tables that are known"
     verdict = ": more than there is. Lower max_size or raise the limit" if excess else ""
     lines.append(f"memory in all: {bytes_in_words(total)} at most{which}, of {bytes_in_words(available)}{verdict}")

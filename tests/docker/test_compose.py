@@ -6,10 +6,13 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from compose import Project, docker, engine
-from service_process import eventually
+from service_process import eventually, run_command
+
+import reverb_writer as rw
 
 pytestmark = [
     pytest.mark.timeout(1800),
@@ -18,9 +21,19 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def project() -> Iterator[Project]:
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates that the user of the gateway may read."""
+    folder = tmp_path_factory.mktemp("certificates")
+    assert run_command("certs", str(folder), "--days", "2").returncode == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def project(certificates: Path) -> Iterator[Project]:
     """Server, two actors and a learner; the learner has sampled."""
-    project = Project(f"reverb-writer-test-{os.getpid()}")
+    project = Project(
+        f"reverb-writer-test-{os.getpid()}", CERTIFICATES=str(certificates), GATEWAY_USER=str(os.getuid())
+    )
     project.build("replay", "actor")
     with contextlib.closing(project):
         project("up", "--detach", "--scale", "actor=2", "actor", "learner")  # in any order: these come first
@@ -78,6 +91,16 @@ def test_stop_leaves_a_checkpoint_within_the_grace_period(project: Project) -> N
     assert project.status()["checkpoints"]["name"] > before
     listed = project.run("replay", "reverb-writer-server", "checkpoints", "list", "/data/checkpoints").stdout
     assert all(line.endswith("complete") for line in listed.splitlines())
+
+
+def test_gateway_lets_in_who_has_a_certificate(project: Project, certificates: Path) -> None:
+    project("--profile", "tls", "up", "--detach", "--build", "--no-recreate", "--scale", "actor=2", timeout_s=600)
+    address = f"localhost:{project.gateway_port}"
+    tls = rw.TLS(certificates / "ca.crt", certificates / "client.crt", certificates / "client.key")
+    with rw.Client(address, tls) as client:
+        assert len(list(client.sample("replay", 10))) == 10
+    with rw.Client(address, rw.TLS(certificates / "ca.crt")) as client, pytest.raises(rw.ReverbWriterError):
+        client.server_info(timeout_s=2.0)
 
 
 # Two containers in one network namespace, and a client with the process number of the server.
