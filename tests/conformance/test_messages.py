@@ -10,6 +10,8 @@ from google.protobuf import timestamp_pb2
 from reverb_writer.wire import messages
 
 schema_pb2 = pytest.importorskip("reverb.cc.schema_pb2")
+checkpoint_pb2 = pytest.importorskip("reverb.cc.checkpointing.checkpoint_pb2")
+reverb_config_pb2 = pytest.importorskip("reverb.server_executable.reverb_config_pb2")
 tensor_pb2 = pytest.importorskip("tensorflow.core.framework.tensor_pb2")
 tensor_shape_pb2 = pytest.importorskip("tensorflow.core.framework.tensor_shape_pb2")
 types_pb2 = pytest.importorskip("tensorflow.core.framework.types_pb2")
@@ -31,7 +33,8 @@ def messages_of(*files: Any) -> dict[str, Any]:
 
 # dm-reverb ships no Python module for the service itself; whatever talks to a server tests those messages.
 THEIRS = messages_of(
-    *(file.DESCRIPTOR for file in (schema_pb2, tensor_pb2, tensor_shape_pb2, struct_pb2, timestamp_pb2))
+    *(file.DESCRIPTOR for file in (schema_pb2, checkpoint_pb2, reverb_config_pb2)),
+    *(file.DESCRIPTOR for file in (tensor_pb2, tensor_shape_pb2, struct_pb2, timestamp_pb2)),
 )
 OURS = messages_of(
     *(message.DESCRIPTOR.file for message in (messages.ChunkData, messages.TensorProto, messages.Timestamp))

@@ -99,7 +99,7 @@ def soak(minutes: float, seed: int, folder: Path) -> str:
             _do(deed, victim, folder, losses)
         for worker in [*actors, *learners]:
             worker.end(signal.SIGTERM)
-            if worker.process.returncode != 0:
+            if worker.process.returncode not in (0, -signal.SIGTERM):  # the latter if it had only just been started
                 raise RuntimeError(f"{worker.line} ended with {worker.process.returncode}")
         if server.end() != 0:
             raise RuntimeError(f"the server ended with {server.process.returncode}:\n{server.log()}")
