@@ -32,6 +32,7 @@ from reverb_writer.wire import messages, tensors
 
 MAX_SIZE = 20_000
 CHECKPOINT_EVERY_S = 5
+SLACK_S = 5  # from a confirmation to the line that says so, in an actor that may be paused between
 END_WITHIN_S = 120
 HERE = Path(__file__).parent.parent
 CONFIGURATION = """
@@ -86,7 +87,7 @@ def soak(minutes: float, seed: int, folder: Path) -> str:
     server.wait_ready()
     actors = [Worker(["actor", server.address, str(folder / f"actor-{i}"), str(i)]) for i in range(4)]
     learners = [Worker(["learner", server.address]) for _ in range(2)]
-    victims: list[ServiceProcess | Worker] = [server, *actors, *learners]
+    victims: list[ServiceProcess | Worker] = [server, server, server, *actors, *learners]
     losses: list[Loss] = []
     deeds = {"kill": 0, "pause": 0, "restart": 0}
     try:
@@ -139,10 +140,9 @@ def _restored(log: str, folder: Path) -> Path:
 
 
 def _began(checkpoint: Path) -> float:
-    """Return when a checkpoint began: its first file is as old as that. A folder without one lost everything."""
-    tables = checkpoint / "tables.tfrecord"
-    # A batch is written down after it was confirmed; an actor that is paused in between does so later.
-    return tables.stat().st_mtime - CHECKPOINT_EVERY_S if tables.exists() else 0.0
+    """Return when the tables of a checkpoint were captured, or a little earlier; a folder without one lost everything."""
+    tables = checkpoint / "tables.tfrecord"  # finished just after
+    return tables.stat().st_mtime - SLACK_S if tables.exists() else 0.0
 
 
 def _books(folder: Path, losses: Sequence[Loss]) -> str:
@@ -157,9 +157,9 @@ def _books(folder: Path, losses: Sequence[Loss]) -> str:
         for number in batch.numbers:
             if number in there:
                 held += 1
-            elif any(loss.since <= batch.at <= loss.until + CHECKPOINT_EVERY_S for loss in losses):
+            elif any(loss.since <= batch.at <= loss.until + SLACK_S for loss in losses):
                 lost += 1
-            elif batch.at <= oldest_at + CHECKPOINT_EVERY_S:
+            elif batch.at <= oldest_at + SLACK_S:
                 removed += 1
             else:
                 raise RuntimeError(f"item {number}, confirmed at {batch.at}, is neither there, nor removed, nor lost")
