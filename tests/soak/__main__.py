@@ -140,7 +140,7 @@ def _restored(log: str, folder: Path) -> Path:
 
 
 def _began(checkpoint: Path) -> float:
-    """Return when the tables of a checkpoint were captured, or a little earlier; a folder without one lost everything."""
+    """Return when the tables of a checkpoint were captured, or a little earlier; 0 for a folder without one."""
     tables = checkpoint / "tables.tfrecord"  # finished just after
     return tables.stat().st_mtime - SLACK_S if tables.exists() else 0.0
 
