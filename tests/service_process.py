@@ -101,6 +101,7 @@ class ServiceProcess:
     def child(self) -> int:
         """Return the number of the process that has Reverb in it."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert children, f"the server has lost its child:\n{self.log()}"
         return int(children[0])
 
     def _start(self) -> subprocess.Popen[str]:

@@ -53,7 +53,7 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
     """
     from reverb_writer_server import endings
 
-    endings.block()
+    endings.note()
     from reverb_writer_server import config as configuration
     from reverb_writer_server import logs
     from reverb_writer_server.service import Service

@@ -1,24 +1,28 @@
-"""The signals that end a server: waited for, never handled, so that nothing is interrupted unexpectedly."""
+"""The signals that end a server: noted when they come, heeded when there is time.
+
+Not `signal.sigtimedwait`: in CPython 3.11 it makes up a signal when the process is stopped and continued (SIGSTOP, a
+debugger, a frozen container) for longer than its time-out.
+"""
 
 from __future__ import annotations
 
+import queue
 import signal
 
-__all__ = ["block", "wait"]
+__all__ = ["note", "wait"]
 
-_ENDINGS = {signal.SIGTERM, signal.SIGINT}
+_came: queue.SimpleQueue[int] = queue.SimpleQueue()  # may be put to while it is read, by the same thread too
 
 
-def block() -> None:
-    """Hold the signals back for `wait`.
-
-    Call it in the main thread before anything starts a thread, NumPy included: a thread that does not hold them back,
-    too, would let them end the process.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDINGS)
+def note() -> None:
+    """Note SIGTERM and SIGINT for `wait`, instead of ending; call it in the main thread."""
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda number, _: _came.put(number))
 
 
 def wait(timeout_s: float) -> signal.Signals | None:
     """Return the next signal; None if none comes within `timeout_s` seconds."""
-    info = signal.sigtimedwait(_ENDINGS, timeout_s)
-    return None if info is None else signal.Signals(info.si_signo)
+    try:
+        return signal.Signals(_came.get(timeout=timeout_s))
+    except queue.Empty:
+        return None

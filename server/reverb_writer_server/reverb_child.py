@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import shutil
-import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -44,9 +43,6 @@ class Start:
 
 def main(line: Connection) -> None:
     """Carry out requests until the line closes."""
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, ()
-    )  # the service waits for signals and has them blocked; so would its child
     faulthandler.enable()
     from reverb_writer_server.replay_server import ReplayServer  # noqa: PLC0415  # seconds, with a crash reported
 

@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         eventually(lambda: "taking no more work" in server.log(), "the first signal is heard")
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_server_that_was_stopped_and_continued_goes_on(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path)) as server:
+        server.process.send_signal(signal.SIGSTOP)
+        time.sleep(2.5)  # longer than any of its time-outs between two signals
+        server.process.send_signal(signal.SIGCONT)
+        insert(server.address, 1)
+        eventually(lambda: server.get("/readyz")[0] == 200, "it serves")
+        assert server.end() == 0
 
 
 def test_death_of_reverb_is_an_exit_code_of_its_own(tmp_path: Path) -> None:
