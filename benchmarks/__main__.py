@@ -15,6 +15,7 @@ from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
 from benchmarks.endurance import endurance
 from benchmarks.episodes import episode_getters, episode_steps
 from benchmarks.footprint import footprint
+from benchmarks.gateway import gateway
 from benchmarks.in_flight import in_flight
 from benchmarks.read import (
     learner_processes,
@@ -52,6 +53,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         chunk_length_small,
         chunk_length_frames,
         in_flight,
+        gateway,
         episode_steps,
         episode_getters,
         accumulator_add,

@@ -10,6 +10,7 @@ __all__ = ["main"]
 _MODULE_OF = {
     "export": "export_rollouts",
     "import": "import_rollouts",
+    "status": "status",
 }
 
 

@@ -43,6 +43,7 @@ LAYERS = [
     "wire.specs",
     "shard",
     "client",
+    "flow",
     "accumulator",
     "targets",
     "chunks",
