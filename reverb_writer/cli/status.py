@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -18,6 +18,7 @@ from rich.text import Text
 from reverb_writer.client import Client
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.flow import Standstill, Watch, figures, reason
+from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.wire.channel import TLS
 from reverb_writer.wire.server_info import ServerInfo, TableInfo
 
@@ -93,15 +94,21 @@ def command(
 
 def _looks(client: Client, interval_s: float, *, endless: bool) -> Iterator[Look]:
     watch = Watch()
-    before = client.request_info()
+    before = _tables_of_users(client)
     watch.look(before)
     while True:
         time.sleep(interval_s)
-        now = client.request_info()
+        now = _tables_of_users(client)
         yield Look(before, now, watch.look(now))
         before = now
         if not endless:
             return
+
+
+def _tables_of_users(client: Client) -> ServerInfo:
+    """Return the server's tables but for the one that it keeps for itself."""
+    info = client.request_info()
+    return replace(info, tables={name: table for name, table in info.tables.items() if name != SPECS_TABLE})
 
 
 def _unreachable(address: str, reason: str, *, as_json: bool) -> int:

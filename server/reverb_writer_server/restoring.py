@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 from reverb_writer.wire import messages, signatures
 from reverb_writer_server.records import CHUNKS, DONE, ITEMS, TABLES, read_records
@@ -29,18 +30,21 @@ def fit(checkpoint: Path, target: Path, tables: Sequence[TableConfig]) -> dict[s
         FormatError: the checkpoint is damaged.
     """
     wanted = {table.name: table for table in tables}
+    kept = {*wanted, SPECS_TABLE}
     held = Counter(_item(record).table for record in read_records(checkpoint / ITEMS))
     surplus = {
         name: count - wanted[name].max_size if name in wanted else count
         for name, count in held.items()
-        if name not in wanted or count > wanted[name].max_size
+        if name not in kept or (name in wanted and count > wanted[name].max_size)
     }
     left_out: Counter[str] = Counter()
     target.mkdir()
     with _writer(target / TABLES) as out:
         for record in read_records(checkpoint / TABLES):
             saved = messages.PriorityTableCheckpoint.FromString(record)
-            if saved.table_name in wanted:
+            if saved.table_name == SPECS_TABLE:
+                out.write(record)
+            elif saved.table_name in wanted:
                 out.write(_fitted(saved, wanted[saved.table_name]).SerializeToString())
     with _writer(target / ITEMS) as out:
         for record in read_records(checkpoint / ITEMS):

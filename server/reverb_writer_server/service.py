@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import reverb_writer as rw
+from reverb_writer.structure import SPECS_TABLE
 from reverb_writer_server import banner, endings
 from reverb_writer_server.checkpoint import Checkpoint, TableState, differences, tables_of
 from reverb_writer_server.checkpoints import CheckpointError, CheckpointFolder, choose
@@ -150,7 +151,7 @@ class Service:
         self._tell_checkpoints()
         try:
             chosen = choose(wanted.directory, wanted.restore)
-            saved = tables_of(chosen) if chosen else ()
+            saved = tuple(table for table in tables_of(chosen) if table.name != SPECS_TABLE) if chosen else ()
         except (CheckpointError, rw.FormatError) as error:
             raise RestoreError(str(error)) from error
         if chosen is None:
