@@ -147,7 +147,8 @@ def test_stream_that_is_silent_for_longer_than_every_time_out_survives(
             blocked = threading.Thread(target=observer.flush)
             blocked.start()
             time.sleep(4)  # the silence: four times the time-outs
-            assert [int(np.squeeze(sample.data)) for sample in client.sample("queue", 2, timeout_s=30)] == [0, 1]
+            samples = client.sample("queue", 2, timeout_s=30)
+            assert [int(np.squeeze(sample.data["obs"])) for sample in samples] == [0, 1]
             blocked.join()
             assert observer.stats().reconnects == 0
             observer.close()

@@ -208,6 +208,17 @@ def test_tables_of_the_configuration_may_count(tmp_path: Path, saved: Path) -> N
         assert "table `other`: 1 items of the checkpoint do not fit" in server.log()
 
 
+def test_structure_of_the_items_comes_back_with_them(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path)) as server:
+        with rw.TrajectoryObserver(server.address, "replay", sequence_length=1) as observer:
+            observer({"obs": np.array([3]), "reward": np.float32(1)})
+        assert server.end() == 0
+    text = configuration(tmp_path).replace("max_size = 1000", "max_size = 4")
+    with service(tmp_path, text, "--on-mismatch", "config") as server, rw.Client(server.address) as client:
+        (sample,) = client.sample("replay", 1)
+        assert set(sample.data) == {"obs", "reward"}
+
+
 # Without a server.
 
 
