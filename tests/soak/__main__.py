@@ -148,7 +148,7 @@ def _began(checkpoint: Path) -> float:
 def _books(folder: Path, losses: Sequence[Loss]) -> str:
     newest = checkpoints_in(folder / "checkpoints")[0]
     contents = inspect(newest)
-    (table,) = contents.tables
+    (table,) = (table for table in contents.tables if table.name == "replay")
     there = set(_numbers(newest))
     confirmed = [batch for journal in folder.glob("actor-*") for batch in _journal(journal)]
     oldest_at = min(batch.at for batch in confirmed if not there.isdisjoint(batch.numbers))
@@ -185,8 +185,8 @@ def _numbers(checkpoint: Checkpoint) -> Iterator[int]:
         chunk = messages.ChunkData.FromString(record)
         chunks[chunk.chunk_key] = tensors.decode(chunk.data.tensors[0])
     for record in read_records(checkpoint.path / ITEMS):
-        (column,) = messages.PrioritizedItem.FromString(record).flat_trajectory.columns
-        for part in column.chunk_slices:
+        item = messages.PrioritizedItem.FromString(record)
+        for part in item.flat_trajectory.columns[0].chunk_slices if item.table == "replay" else ():
             yield from chunks[part.chunk_key][part.offset : part.offset + part.length].ravel().tolist()
 
 
