@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.accumulate import accumulator_add
+from benchmarks.allocator import allocator
 from benchmarks.arena import Effort
 from benchmarks.call_times import call_times
 from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
@@ -53,6 +54,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         chunk_length_small,
         chunk_length_frames,
         in_flight,
+        allocator,
         gateway,
         episode_steps,
         episode_getters,

@@ -18,6 +18,8 @@ COPY server /build/server
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /build /build/server
 
 FROM python:3.11-slim-bookworm
+# Reverb takes half the time for an item with it: docs/decisions/allocator.md.
+RUN apt-get update && apt-get install --yes --no-install-recommends libjemalloc2 && rm -rf /var/lib/apt/lists/*
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin replay \
     && install -d -o replay -g replay /data
 COPY --from=build /opt/venv /opt/venv

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer_server.allocator import with_jemalloc
 from reverb_writer_server.reverb_child import Start
 
 __all__ = ["ReverbProcess", "ReverbProcessError"]
@@ -42,6 +44,7 @@ class ReverbProcess:
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
                 [sys.executable, "-m", "reverb_writer_server.reverb_child", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                env=with_jemalloc(os.environ),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
