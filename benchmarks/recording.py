@@ -11,27 +11,32 @@ import reverb_writer as rw
 from benchmarks.actors import ours
 from benchmarks.workloads import Workload
 from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.messages import INSERT_STREAM
 
 __all__ = ["record"]
 
 
 class _Tap(Channel):
-    """A connection that keeps the messages of all streams."""
+    """A connection that keeps the messages of its insert streams."""
 
     def __init__(self, address: str) -> None:
         """Prepare the connection."""
         super().__init__(address)
-        self.messages: list[bytes] = []
+        self.streams: list[list[bytes]] = []
 
     def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Any:
-        """Open a stream of requests, each kept before it goes out."""
+        """Open a stream; keep the requests of an insert stream before they go out."""
+        if method != INSERT_STREAM:
+            return super().stream(method, requests, timeout_s=timeout_s)
+        kept: list[bytes] = []
+        self.streams.append(kept)
 
-        def kept() -> Iterator[bytes]:
+        def tapped() -> Iterator[bytes]:
             for request in requests:
-                self.messages.append(request)
+                kept.append(request)
                 yield request
 
-        return super().stream(method, kept(), timeout_s=timeout_s)
+        return super().stream(method, tapped(), timeout_s=timeout_s)
 
 
 def record(address: str, workload: Workload, num_steps: int, **options: Any) -> list[bytes]:
@@ -41,4 +46,4 @@ def record(address: str, workload: Workload, num_steps: int, **options: Any) -> 
         actor = ours(client, workload, **options)
         actor.write(math.inf, num_steps)
         actor.close()
-        return tap.messages
+        return tap.streams[-1]  # before it there is one for the table's structure
