@@ -57,6 +57,7 @@ class Arena:
         self.row_bytes = sum((dtype.itemsize) * math.prod(shape) for dtype, shape in self.dtypes_and_shapes)
         self.max_rows = max_sample_bytes // max(self.row_bytes, 1)
         self._max_bytes, self._before_loss = max_bytes, before_loss
+        self._has_strings = any(dtype.kind == "O" for dtype, _ in dtypes_and_shapes)
         self._kind: Kind | None = None  # of the chunk that was asked for last, among those that are right
         self._segment = self._next = self._segment_stop = 0
         self._allocate(0, 0)
@@ -89,7 +90,7 @@ class Arena:
         ):
             self._enter((self._segment + 1) % len(self._keys))
         start, stop = self._next, self._next + chunk.length
-        chunk.decode_into([column[start:stop] for column in self.columns])
+        chunk.decode_into(self.columns, self._stored, start)
         self._next = stop
         self._used[self._segment] += chunk.num_bytes
         self.spans[key] = start, stop
@@ -108,6 +109,7 @@ class Arena:
         self._segment_bytes = max(self._max_bytes // num_segments, self._segment_rows * self.row_bytes, min_bytes)
         capacity = num_segments * self._segment_rows
         self.columns = [np.empty((capacity, *shape), dtype) for dtype, shape in self.dtypes_and_shapes]
+        self._stored = [] if self._has_strings else [_as_bytes(column) for column in self.columns]
         self.spans: dict[int, tuple[int, int]] = {}
         self._keys: list[list[int]] = [[] for _ in range(num_segments)]
         self._used = [0] * num_segments
@@ -126,3 +128,8 @@ class Arena:
             for column in self.columns:
                 if column.dtype.kind == "O":
                     column[self._next : self._segment_stop] = None
+
+
+def _as_bytes(column: Array) -> Array:
+    """Return the same memory as [rows, row bytes], uint8."""
+    return column.reshape(len(column), math.prod(column.shape[1:])).view(np.uint8)

@@ -190,12 +190,11 @@ class Assembly:
         # Dtypes, shapes and sizes are checked before anything is decoded, and what is decoded is stored only if it is
         # good: a bad sample changes nothing.
         chunks = SentChunks(sent, self._max_sample_bytes)
-        if shelf and not all(
-            key in arena.spans or arena.holds(chunks.get(key, group.tensors))
-            for group, arena, slices in zip(layout.groups, shelf.arenas, slices_of, strict=True)
-            for key, _, _ in slices
-        ):
-            shelf = None
+        if shelf:
+            for group, arena, slices in zip(layout.groups, shelf.arenas, slices_of, strict=True):
+                for key, _, _ in slices:
+                    if key not in arena.spans and not arena.holds(chunks.get(key, group.tensors)):
+                        shelf = None
         found = shelf or self._new_shelf(
             layout,
             [chunks.get(slices[0][0], group.tensors) for group, slices in zip(layout.groups, slices_of, strict=True)],

@@ -280,6 +280,17 @@ _SCHEMA: Final = {
           priority: double = 5
           times_sampled: int32 = 6
           flat_trajectory: bytes = 8        # a FlatTrajectory
+        Chunk                               # a ChunkData
+          chunk_key: uint64 = 1
+          delta_encoded: bool = 4
+          data: Data = 5
+        Data
+          tensors: repeated Tensor = 1
+        Tensor
+          dtype: int32 = 1
+          tensor_shape: bytes = 2           # a TensorShapeProto
+          tensor_content: bytes = 4
+          string_val: repeated bytes = 8
     """,
 }
 
@@ -358,6 +369,7 @@ SampleStreamRequest = _CLASSES["deepmind.reverb.SampleStreamRequest"]
 SampleStreamResponse = _CLASSES["deepmind.reverb.SampleStreamResponse"]
 SampleInfo = _CLASSES["deepmind.reverb.SampleInfo"]
 SampledResponse = _CLASSES["reverb_writer.sampled.Response"]
+SampledChunk = _CLASSES["reverb_writer.sampled.Chunk"]
 MutatePrioritiesRequest = _CLASSES["deepmind.reverb.MutatePrioritiesRequest"]
 MutatePrioritiesResponse = _CLASSES["deepmind.reverb.MutatePrioritiesResponse"]
 KeyWithPriority = _CLASSES["deepmind.reverb.KeyWithPriority"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,33 +21,56 @@ Array = npt.NDArray[Any]
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
 _CHUNK_KEY = b"\x08"  # field 1, a varint
-_MAX_SHARED_COLUMNS = 256
+_MAX_SHARED_COLUMNS, _MAX_SHARED_BYTES = 256, 8192
+
+
+_Head = tuple[int, bytes]
+"""A tensor's dtype, as a number, and its shape, as a TensorShapeProto."""
 
 
 class Kind:
     """What chunks of one kind have in common. They share theirs: is it the same object, they are alike.
 
     Attributes:
+        heads: of each column.
         dtypes_and_shapes: of each column, without the time dimension.
         length: rows that all columns have. What only some have no good item names.
         num_bytes: what they occupy decoded, without the characters of strings.
         has_strings: whether there are strings.
-        is_even: whether all columns have so many rows.
+        is_plain: whether what is stored are the bytes of `length` rows of each column, as they are in memory.
+        booleans: which columns are.
     """
 
-    def __init__(self, heads: Sequence[tensors.Head]) -> None:
+    def __init__(self, heads: Sequence[_Head]) -> None:
         """Compare the columns; a FormatError if one has no rows."""
-        if not all(head.shape and head.shape[0] for head in heads):
+        self.heads = [tensors.head_of(*head) for head in heads]
+        if not all(head.shape and head.shape[0] for head in self.heads):
             raise FormatError("a tensor of a chunk has no rows.")
-        self.dtypes_and_shapes = [(head.dtype, head.shape[1:]) for head in heads]
-        self.length = min([head.shape[0] for head in heads])
-        self.is_even = all(head.shape[0] == self.length for head in heads)
-        self.num_bytes = sum([head.num_bytes for head in heads])
-        self.has_strings = any(head.dtype.kind == "O" for head in heads)
+        self.dtypes_and_shapes = [(head.dtype, head.shape[1:]) for head in self.heads]
+        self.length = min([head.shape[0] for head in self.heads])
+        self.num_bytes = sum([head.num_bytes for head in self.heads])
+        self.has_strings = any(head.dtype.kind == "O" for head in self.heads)
+        is_even = all(head.shape[0] == self.length for head in self.heads)
+        self.is_plain = is_even and not self.has_strings and sys.byteorder == "little"
+        self.booleans = [number for number, head in enumerate(self.heads) if head.dtype.kind == "b"]
+        self._starts = [(head.announced, head.min_content) for head in self.heads]
+
+    def is_likely(self, contents: Sequence[bytes]) -> bool:
+        """Return whether snappy blocks announce the sizes that they should, and may hold as much.
+
+        If not they need not be wrong: a size can be written in more than one way.
+        """
+        return all(
+            [  # noqa: C419  # twice as fast as one by one
+                content.startswith(announced) and len(content) >= least
+                for content, (announced, least) in zip(contents, self._starts, strict=True)
+            ]
+        )
 
 
-def _kind_of(heads: tuple[tensors.Head, ...]) -> Kind:
-    return _shared_kind(heads) if len(heads) <= _MAX_SHARED_COLUMNS else Kind(heads)
+def _kind_of(heads: tuple[_Head, ...]) -> Kind:
+    is_shared = len(heads) <= _MAX_SHARED_COLUMNS and sum([len(shape) for _, shape in heads]) <= _MAX_SHARED_BYTES
+    return _shared_kind(heads) if is_shared else Kind(heads)
 
 
 _shared_kind = functools.lru_cache(maxsize=256)(Kind)
@@ -64,17 +88,22 @@ class SentChunk:
     def __init__(self, chunk: Any, indices: Sequence[int], max_bytes: int) -> None:
         """Look at the tensors; see `SentChunks`."""
         self._delta_encoded = chunk.delta_encoded
-        encoded = chunk.data.tensors
-        if max(indices) >= len(encoded):
-            raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(encoded)}.")
-        self._tensors = [tensors.parse(encoded[index], max_bytes) for index in indices]
-        self.kind = _kind_of(tuple([tensor.head for tensor in self._tensors]))
-        self.length = self.kind.length
-        self.num_bytes = self.kind.num_bytes
-        if self.kind.has_strings:
+        sent = chunk.data.tensors
+        if max(indices) >= len(sent):
+            raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(sent)}.")
+        named = [sent[index] for index in indices]
+        kind = self.kind = _kind_of(tuple([(tensor.dtype, tensor.tensor_shape) for tensor in named]))
+        self._contents = [tensor.tensor_content for tensor in named]
+        self._strings = [list(tensor.string_val) for tensor in named] if kind.has_strings else [()] * len(named)
+        if kind.has_strings or not kind.is_likely(self._contents):
+            for tensor in self._tensors():
+                tensor.check(max_bytes)
+        self.length = kind.length
+        self.num_bytes = kind.num_bytes
+        if kind.has_strings:
             self.num_bytes += sum(
                 len(tensor.content) + sum(map(len, tensor.strings))
-                for tensor in self._tensors
+                for tensor in self._tensors()
                 if tensor.head.dtype.kind == "O"
             )
         if self.num_bytes > max_bytes:
@@ -83,19 +112,33 @@ class SentChunk:
                 "`max_sample_bytes` if you trust the writer."
             )
 
-    def decode_into(self, columns: Sequence[Array]) -> None:
-        """Decode into arrays [length, ...] of these dtypes and shapes, in C order.
+    def decode_into(self, columns: Sequence[Array], stored: Sequence[Array], start: int) -> None:
+        """Decode into the rows from `start` on of columns [capacity, ...] of these dtypes and shapes, in C order.
+
+        Args:
+            columns: where to.
+            stored: the same memory as bytes [capacity, row bytes], uint8; empty if the columns have strings.
+            start: first row.
 
         Raises:
             FormatError: a tensor is damaged.
         """
-        for tensor, column in zip(self._tensors, columns, strict=True):
-            if self.kind.is_even or tensor.head.shape[0] == self.length:
-                tensor.decode_into(column, delta_encoded=self._delta_encoded)
+        stop = start + self.length
+        if self.kind.is_plain and not self._delta_encoded:
+            tensors.decompress_into(self._contents, [of_column[start:stop] for of_column in stored])
+            for number in self.kind.booleans:  # 0 or 1, whatever was stored
+                np.not_equal(stored[number][start:stop], 0, out=stored[number][start:stop].view(np.bool_))
+            return
+        for tensor, column in zip(self._tensors(), columns, strict=True):
+            if tensor.head.shape[0] == self.length:
+                tensor.decode_into(column[start:stop], delta_encoded=self._delta_encoded)
             else:
                 whole = np.empty(tensor.head.shape, tensor.head.dtype)
                 tensor.decode_into(whole, delta_encoded=self._delta_encoded)
-                column[...] = whole[: self.length]
+                column[start:stop] = whole[: self.length]
+
+    def _tensors(self) -> Iterator[tensors.Tensor]:
+        return map(tensors.Tensor, self.kind.heads, self._contents, self._strings)
 
 
 class SentChunks:
@@ -134,7 +177,7 @@ class SentChunks:
         likely = [sent for sent in self._sent if sent.startswith(start)]
         try:
             for sent in likely or self._sent:
-                chunk = messages.ChunkData.FromString(sent)
+                chunk = messages.SampledChunk.FromString(sent)
                 self._parsed[chunk.chunk_key] = chunk
         except DecodeError as error:
             raise FormatError(f"a chunk that cannot be read ({error}).") from None

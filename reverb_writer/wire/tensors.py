@@ -17,17 +17,20 @@ Source: Reverb 0.14 (`tensor_compression.cc`), TensorFlow 2.15 (`Tensor::AsProto
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import cramjam
 import numpy as np
+from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
+from reverb_writer.wire import strings
 from reverb_writer.wire.messages import DataType, TensorProto, TensorShapeProto
+from reverb_writer.wire.strings import damaged
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -36,11 +39,12 @@ __all__ = [
     "Head",
     "Tensor",
     "decode",
+    "decompress_into",
     "dtype_number",
     "dtype_of",
     "encode",
+    "head_of",
     "layout",
-    "parse",
     "varint",
 ]
 
@@ -204,10 +208,10 @@ def _swapped_content(array: Array) -> Any:
 
 def _string_content(array: Array) -> bytes:
     try:
-        strings = [_as_bytes(element) for element in array.flat]
+        elements = [_as_bytes(element) for element in array.flat]
     except UnicodeEncodeError as error:
         raise StructureError(f"string {error.object!r} is not Unicode: {error.reason}. Store it as bytes.") from None
-    return b"".join([*(varint(len(string)) for string in strings), *strings])
+    return b"".join([*(varint(len(element)) for element in elements), *elements])
 
 
 def _as_bytes(element: object) -> bytes:
@@ -257,22 +261,33 @@ def decode(proto: Any, *, delta_encoded: bool = False, max_bytes: int = MAX_TENS
 
     Thread safety: any thread; the decompression releases the GIL.
     """
-    tensor = parse(proto, max_bytes)
+    head = head_of(proto.dtype, proto.tensor_shape.SerializeToString())
+    tensor = Tensor(head, proto.tensor_content, proto.string_val)
+    tensor.check(max_bytes)
     array = np.empty(tensor.head.shape, tensor.head.dtype)
     tensor.decode_into(array, delta_encoded=delta_encoded)
     return array
 
 
-class Head(NamedTuple):
-    """What a tensor says of the array that it will be. Tensors of one dtype and shape share theirs."""
+@dataclass(frozen=True, eq=False)
+class Head:
+    """What a tensor says of the array that it will be. Tensors of one dtype and shape share theirs: the same object.
+
+    Attributes:
+        num_bytes: of the array.
+        announced: what a snappy block of so many bytes begins with.
+        min_content: bytes that such a block has at least.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     num_bytes: int
+    announced: bytes
+    min_content: int
 
 
 class Tensor(NamedTuple):
-    """A tensor whose dtype, shape and size are known to agree, and whose content is not decoded.
+    """A tensor whose content is not decoded.
 
     Attributes:
         head: dtype, shape and size of the array that it will be.
@@ -284,6 +299,36 @@ class Tensor(NamedTuple):
     content: bytes
     strings: Sequence[bytes] = ()
 
+    def check(self, max_bytes: int) -> None:
+        """Make sure that head and content agree; nothing is decoded, and no memory taken for it.
+
+        Raises:
+            UnsafeDataError: the array would be larger than `max_bytes`.
+            FormatError: they contradict each other.
+        """
+        head, content = self.head, self.content
+        if head.num_bytes > max_bytes:
+            raise UnsafeDataError(
+                f"tensor {head.dtype} {head.shape}: {head.num_bytes} bytes, expected at most {max_bytes}. "
+                "Raise `max_bytes` if you trust the writer."
+            )
+        if head.dtype.kind == "O":
+            count = math.prod(head.shape)
+            if count > max(len(content), len(self.strings)):
+                raise damaged(f"{len(self.strings)} strings or {len(content)} bytes, too few for shape {head.shape}")
+            return
+        if not content.startswith(head.announced):
+            try:
+                announced = cramjam.snappy.decompress_raw_len(content)
+            except cramjam.DecompressionError as error:
+                raise damaged(f"snappy block that cannot be decompressed: {error}") from None
+            if announced != head.num_bytes:
+                raise damaged(f"snappy block of {announced} bytes, expected {head.num_bytes} from dtype and shape")
+        if len(content) < head.min_content:
+            raise damaged(
+                f"snappy block of {len(content)} bytes, which cannot hold the {head.num_bytes} that it announces"
+            )
+
     def decode_into(self, array: Array, *, delta_encoded: bool = False) -> None:
         """Decode into an array of its dtype and shape, in C order; see `decode`.
 
@@ -292,13 +337,11 @@ class Tensor(NamedTuple):
         """
         kind = self.head.dtype.kind
         if kind == "O":
-            array[...] = _strings_of(self)
+            count = math.prod(self.head.shape)
+            array[...] = strings.decode(self.content, self.strings, count).reshape(self.head.shape)
             return
         stored = array.reshape(-1).view(np.uint8)
-        try:
-            cramjam.snappy.decompress_raw_into(self.content, stored.data)
-        except cramjam.DecompressionError as error:
-            raise _damaged(f"snappy block that cannot be decompressed: {error}") from None
+        decompress_into([self.content], [stored])
         if kind == "b":
             np.not_equal(stored, 0, out=stored.view(np.bool_))
         if sys.byteorder == "big":
@@ -309,85 +352,43 @@ class Tensor(NamedTuple):
             np.cumsum(steps, axis=0, dtype=steps.dtype, out=steps)
 
 
-def parse(proto: Any, max_bytes: int) -> Tensor:
-    """Return the tensor that a TensorProto from anyone is; nothing is decoded, and no memory taken for it.
+def decompress_into(contents: Iterable[bytes], arrays: Iterable[Array]) -> None:
+    """Decompress snappy blocks that are checked, each into an array of uint8 of its size, in C order.
 
     Raises:
-        UnsafeDataError: the dtype is not on the allow-list, or the array would be larger than `max_bytes`.
-        FormatError: its parts contradict each other.
+        FormatError: a block is damaged; then so is its array.
     """
-    shape = proto.tensor_shape.SerializeToString()
-    head = (_head_of if len(shape) <= _LONGEST_SHAPE else _head_of.__wrapped__)(proto.dtype, shape)
-    content = proto.tensor_content
-    num_bytes = head.num_bytes
-    if num_bytes > max_bytes:
-        raise UnsafeDataError(
-            f"tensor {head.dtype} {head.shape}: {num_bytes} bytes, expected at most {max_bytes}. "
-            "Raise `max_bytes` if you trust the writer."
-        )
-    if head.dtype.kind == "O":
-        strings = list(proto.string_val)
-        count = math.prod(head.shape)
-        if count > max(len(content), len(strings)):
-            raise _damaged(f"{len(strings)} strings or {len(content)} bytes, too few for shape {head.shape}")
-        return Tensor(head, content, strings)
+    decompress: Callable[[Any, Any], int] = cramjam.snappy.decompress_raw_into  # NumPy 1 types no array as a buffer
     try:
-        announced = cramjam.snappy.decompress_raw_len(content)
+        for content, array in zip(contents, arrays, strict=True):
+            decompress(content, array)
     except cramjam.DecompressionError as error:
-        raise _damaged(f"snappy block that cannot be decompressed: {error}") from None
-    if announced != num_bytes:
-        raise _damaged(f"snappy block of {announced} bytes, expected {num_bytes} from dtype and shape")
-    if num_bytes > _MAX_SNAPPY_RATIO * len(content):
-        raise _damaged(f"snappy block of {len(content)} bytes, which cannot hold the {num_bytes} that it announces")
-    return Tensor(head, content)
+        raise damaged(f"snappy block that cannot be decompressed: {error}") from None
+
+
+def head_of(dtype_number: int, encoded_shape: bytes) -> Head:
+    """Return what a tensor from anyone says of its array, given the number and the TensorShapeProto in it.
+
+    Raises:
+        UnsafeDataError: the dtype is not on the allow-list.
+        FormatError: no array can have that shape.
+    """
+    return (_head_of if len(encoded_shape) <= _LONGEST_SHAPE else _head_of.__wrapped__)(dtype_number, encoded_shape)
 
 
 @functools.lru_cache(maxsize=1024)
 def _head_of(dtype_number: int, encoded_shape: bytes) -> Head:
     dtype = dtype_of(dtype_number)
-    proto = TensorShapeProto.FromString(encoded_shape)
+    try:
+        proto = TensorShapeProto.FromString(encoded_shape)
+    except DecodeError as error:
+        raise damaged(f"tensor of a shape that cannot be read ({error})") from None
     shape = tuple([dim.size for dim in proto.dim])
     if proto.unknown_rank:
-        raise _damaged("tensor of unknown shape")
+        raise damaged("tensor of unknown shape")
     if len(shape) > _MAX_DIMS:
-        raise _damaged(f"tensor with {len(shape)} dimensions, expected at most {_MAX_DIMS}")
+        raise damaged(f"tensor with {len(shape)} dimensions, expected at most {_MAX_DIMS}")
     if min(shape, default=0) < 0 or (0 in shape and math.prod(size or 1 for size in shape) > _MAX_EXTENT):
-        raise _damaged(f"tensor of shape {shape}, which no array can have")
-    return Head(dtype, shape, math.prod(shape) * dtype.itemsize)
-
-
-def _strings_of(tensor: Tensor) -> Array:
-    count = math.prod(tensor.head.shape)
-    strings = _split(tensor.content, count) if tensor.content else list(tensor.strings)
-    if len(strings) != count:
-        raise _damaged(f"{len(strings)} strings, expected {count} from shape {tensor.head.shape}")
-    array = np.empty(count, np.object_)
-    array[:] = strings
-    return array.reshape(tensor.head.shape)
-
-
-def _split(content: bytes, count: int) -> list[bytes]:
-    """Take strings out of their lengths, as varints of up to 32 bits, followed by their bytes."""
-    lengths: list[int] = []
-    position = 0
-    while len(lengths) < count:
-        length = 0
-        for shift in range(0, 32, 7):
-            if position == len(content):
-                raise _damaged(f"{count} strings, {len(content)} bytes of which do not even hold the lengths")
-            byte = content[position]
-            position += 1
-            length |= byte % _MORE << shift
-            if byte < _MORE:
-                break
-        else:
-            raise _damaged("string with a length of more than 32 bits")
-        lengths.append(length)
-    ends = list(itertools.accumulate(lengths, initial=position))
-    if ends[-1] != len(content):
-        raise _damaged(f"{count} strings that end at byte {ends[-1]}, expected {len(content)}")
-    return [content[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def _damaged(what: str) -> FormatError:
-    return FormatError(f"{what}. The data is damaged, or was not written by a Reverb client.")
+        raise damaged(f"tensor of shape {shape}, which no array can have")
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return Head(dtype, shape, num_bytes, varint(num_bytes), -(-num_bytes // _MAX_SNAPPY_RATIO))

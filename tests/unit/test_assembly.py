@@ -85,6 +85,19 @@ def test_delta_encoded_squeezed_and_string_columns() -> None:
         assert info.key == 1
 
 
+def test_booleans_empty_rows_and_sizes_in_more_bytes_than_needed() -> None:
+    made = chunk(1, [[True, False, True], np.zeros((3, 0)), [7, 8, 9]])
+    booleans, _, numbers = made.data.tensors
+    assert booleans.tensor_content == b"\x03\x08\x01\x00\x01"  # a block of 3 bytes, given as they are
+    booleans.tensor_content = b"\x03\x08\xff\x00\x02"  # another writer's
+    assert numbers.tensor_content[0] == 24
+    numbers.tensor_content = b"\x98\x00" + numbers.tensor_content[1:]  # 24, too
+    columns, _ = assembled(response((together(1, [1], [(0, 3)], 3), [made])))
+    assert columns[0].rows.view(np.uint8).tolist() == [1, 0, 1]  # type: ignore[union-attr]  # one dtype: an array
+    assert columns[1].rows.shape == (3, 0)  # type: ignore[union-attr]  # likewise
+    assert columns[2].rows.tolist() == [7, 8, 9]  # type: ignore[union-attr]  # likewise
+
+
 @given(st.data())
 def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) -> None:
     """A cache of a few rows evicts all the time, also within a sample."""

@@ -20,6 +20,7 @@ LAYERS = [
     "episode",
     "timescale",
     "wire.messages",
+    "wire.strings",
     "wire.tensors",
     "wire.signatures",
     "wire.items",

@@ -1,0 +1,66 @@
+"""Strings of a tensor: their lengths as varints of up to 32 bits, then all bytes; or one field each.
+
+Source: TensorFlow 2.15 (`tensor_coding.cc`, EncodeStringList).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.errors import FormatError
+
+__all__ = ["damaged", "decode"]
+
+_MORE = 0x80  # marks a byte of a varint that is not its last
+
+
+def decode(content: bytes, strings: Sequence[bytes], count: int) -> npt.NDArray[Any]:
+    """Return so many strings as an object array of `bytes`.
+
+    Args:
+        content: lengths and bytes; if it is empty, `strings` are taken.
+        strings: the fields.
+        count: how many there must be.
+
+    Raises:
+        FormatError: there are more or fewer.
+    """
+    found = _split(content, count) if content else list(strings)
+    if len(found) != count:
+        raise damaged(f"{len(found)} strings, expected {count} from their shape")
+    array = np.empty(count, np.object_)
+    array[:] = found
+    return array
+
+
+def damaged(what: str) -> FormatError:
+    """Return the error that says that a tensor is not what a client writes."""
+    return FormatError(f"{what}. The data is damaged, or was not written by a Reverb client.")
+
+
+def _split(content: bytes, count: int) -> list[bytes]:
+    """Take strings out of their lengths, as varints of up to 32 bits, followed by their bytes."""
+    lengths: list[int] = []
+    position = 0
+    while len(lengths) < count:
+        length = 0
+        for shift in range(0, 32, 7):
+            if position == len(content):
+                raise damaged(f"{count} strings, {len(content)} bytes of which do not even hold the lengths")
+            byte = content[position]
+            position += 1
+            length |= byte % _MORE << shift
+            if byte < _MORE:
+                break
+        else:
+            raise damaged("string with a length of more than 32 bits")
+        lengths.append(length)
+    ends = list(itertools.accumulate(lengths, initial=position))
+    if ends[-1] != len(content):
+        raise damaged(f"{count} strings that end at byte {ends[-1]}, expected {len(content)}")
+    return [content[start:end] for start, end in itertools.pairwise(ends)]
