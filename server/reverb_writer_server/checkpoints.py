@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from reverb_writer_server.records import DONE, FILES
 
 __all__ = ["CheckpointError", "CheckpointFolder", "checkpoints_in", "choose"]
 
+_logger = logging.getLogger(__name__)
 _OWNER, _INCOMING, _KEPT = "OWNER.json", "incoming", "kept"
 _PARTIAL = ".partial-"
 
@@ -60,7 +62,12 @@ def choose(directory: Path, restore: str) -> Checkpoint | None:
     if restore == "none":
         return None
     if restore == "latest":
-        return next((one for one in there if one.fault() is None), None)
+        for one in there:
+            fault = one.fault()
+            if fault is None:
+                return one
+            _logger.warning("checkpoint %s is not restored: %s. It is incomplete.", one.name, fault)
+        return None
     named = next((one for one in there if one.name == restore), None)
     if named is None:
         names = ", ".join(one.name for one in there) or "none"

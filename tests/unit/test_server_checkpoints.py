@@ -94,7 +94,9 @@ def test_folder_has_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", FILES)
-def test_checkpoint_that_lacks_a_file_is_incomplete(tmp_path: Path, missing: str) -> None:
+def test_checkpoint_that_lacks_a_file_is_incomplete(
+    tmp_path: Path, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         for second in (1, 2):
             written(folder.incoming, str(second), at=second)
@@ -103,6 +105,7 @@ def test_checkpoint_that_lacks_a_file_is_incomplete(tmp_path: Path, missing: str
         (newer.path / missing).unlink()
         assert newer.fault() == f"{missing} missing"
         assert choose(tmp_path, "latest") == older
+        assert f"{newer.name} is not restored: {missing} missing" in caplog.text
         with pytest.raises(CheckpointError, match=f"{missing} missing. It is incomplete"):
             choose(tmp_path, newer.name)
 
