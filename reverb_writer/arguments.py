@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 
 from reverb_writer.errors import SpecError
 
@@ -66,7 +67,7 @@ def number(name: str, value: object) -> float:
 
 
 def check_timeout(timeout_s: float) -> float:
-    """Return a time-out as a float.
+    """Return a time-out as a float; infinity as the longest time that locks can wait, some 292 years.
 
     Raises:
         SpecError: it is no number > 0.
@@ -77,4 +78,4 @@ def check_timeout(timeout_s: float) -> float:
         seconds = 0.0
     if not seconds > 0:
         raise SpecError(f"`timeout_s` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
-    return seconds
+    return min(seconds, threading.TIMEOUT_MAX)

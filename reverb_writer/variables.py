@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tree
 
+from reverb_writer.arguments import check_timeout
 from reverb_writer.client import as_client
 from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.structure import decode_spec, encode_spec
@@ -102,8 +103,10 @@ class Variables:
             ReplayTimeoutError: nothing was published in time.
             FormatError: what is in the table was not written by `publish`.
         """
-        version = self._version()
-        (sample,) = self._client.sample(self._table, 1, self._timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        version = self._version_in(self._client.request_info(timeout_s))
+        (sample,) = self._client.sample(self._table, 1, max(deadline - time.monotonic(), 0.001))
         structure, *leaves = tree.flatten(sample.data)
         if structure.shape != (1,) or not isinstance(structure[0], bytes):
             raise FormatError(
@@ -137,11 +140,8 @@ class Variables:
         version = self._version_in(parse_server_info(question.result(), now))
         return default if version == self._seen or not version[1] else self.latest()
 
-    def _version(self) -> tuple[int, int]:
-        """Return what changes with every `publish`, and with a restart of the server."""
-        return self._version_in(self._client.request_info(self._timeout_s))
-
     def _version_in(self, info: ServerInfo) -> tuple[int, int]:
+        """Return what changes with every `publish`, and with a restart of the server."""
         unknown_table([self._table], info, self._client.address)
         return info.state_id, info.tables[self._table].rate_limiter.num_inserts
 

@@ -123,6 +123,8 @@ class ContiguousDataset:
         num_members = len(tables) * len(self._client.shards)
         self._members: list[_Member] = []
         self._ended = False
+        self._missing: list[int] = []  # slices that the batch under way needs of each member
+        self._parts: list[tuple[int, SliceBatch, SampleInfos]] = []  # of it; they outlast a time-out
         try:
             self._weights = _checked_weights(weights, num_members)
             draw = _Draw(self._sampler, self._rng, replacement, row_priority_fn)
@@ -149,19 +151,19 @@ class ContiguousDataset:
             IncompleteError: for the whole time-out only trajectories came that are too short, or of priority 0.
             ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
         """
-        parts: list[SliceBatch] = []
-        numbers: list[int] = []
-        infos: list[SampleInfos] = []
-        if not self._ended:
-            for number, share in enumerate(allot(self._sampler.num_slices, self._weights, self._rng).tolist()):
-                for part, info in self._members[number].take(share):
-                    parts.append(part)
-                    numbers.append(number)
-                    infos.append(info)
-                self._ended = self._ended or self._members[number].has_ended
+        if not self._missing and not self._ended:
+            self._missing = allot(self._sampler.num_slices, self._weights, self._rng).tolist()
+        for number, share in enumerate(self._missing):
+            for part, info in self._members[number].take(share):
+                self._parts.append((number, part, info))
+                self._missing[number] -= len(info.keys)
+            self._ended = self._ended or self._members[number].has_ended
+        self._missing = []
+        parts, self._parts = self._parts, []
         if not parts:
             raise StopIteration
-        joined = concatenate_batches(parts, numbers)
+        numbers, batches, infos = zip(*parts, strict=True)
+        joined = concatenate_batches(batches, numbers)
         given = {field.name: getattr(joined, field.name) for field in dataclasses.fields(SliceBatch)}
         if len(self._members) == 1:
             given["members"] = None

@@ -112,6 +112,7 @@ class Prefetch:
         self._stats = PrefetchStats()
         self._changed = threading.Event()  # there is more room, or the end has come
         self._closed = threading.Event()
+        self._ended = False
         self._why_gone = ""
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
         self._thread.start()
@@ -153,7 +154,7 @@ class Prefetch:
     @property
     def has_ended(self) -> bool:
         """Whether nothing will come any more."""
-        return not self._thread.is_alive()
+        return self._ended
 
     def why_waiting(self) -> str:
         """Say what keeps samples from coming."""
@@ -220,6 +221,7 @@ class Prefetch:
             _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
             raise
         finally:
+            self._ended = True  # before the reader wakes: the thread is alive for a moment more
             self._wake()
 
     def _fetch(self) -> None:

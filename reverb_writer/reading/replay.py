@@ -11,6 +11,7 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import types
@@ -135,6 +136,7 @@ class ReplayDataset:
                 self._client.close()
             raise
         self._pack: Any = None
+        self._unpacked: Fetched | None = None
         self._ended = self._closed = False
         self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
         self._stats = DatasetStats()
@@ -187,12 +189,16 @@ class ReplayDataset:
         start = time.monotonic()
         for prefetch in self._turns.prefetches:
             prefetch.check_usable()
-        fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
+        fetched = self._unpacked
+        if fetched is None:
+            fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
         if fetched is None:
             raise StopIteration
         now = time.monotonic()
         if self._pack is None:
-            self._pack = self._find_pack()
+            self._unpacked = fetched  # for the next call, should the server not tell the structure now
+            self._pack = self._find_pack(self.timeout_s)
+        self._unpacked = None
         stats = self._stats
         stats.batches += 1
         stats.samples += len(fetched.infos.keys)
@@ -201,9 +207,9 @@ class ReplayDataset:
         server = self._turns.prefetches[self._turns.latest].address
         return make_batch(fetched.columns, fetched.infos, self._pack, self._collate, server)
 
-    def _find_pack(self) -> Any:
+    def _find_pack(self, timeout_s: float) -> Any:
         """Return what makes nests. The table's structure is known once it has items: before, nobody has told it."""
-        return packer(self._client.shards[self._turns.latest].spec_of(self.table, self.timeout_s))
+        return packer(self._client.shards[self._turns.latest].spec_of(self.table, timeout_s))
 
     def _next_fetched(self, start: float) -> Fetched | None:
         """Return the next batch of samples, or the last one; None at the end."""
@@ -250,7 +256,7 @@ class ReplayDataset:
         self._updates.put(keys, priorities)
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Return when all priorities given so far are set.
+        """Return when all priorities given so far are set, or counted in `stats().failed_priority_updates`.
 
         Raises:
             ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.
@@ -311,7 +317,8 @@ class ReplayDataset:
             for field in fields(PrefetchStats):
                 setattr(stats, field.name, getattr(stats, field.name) + getattr(of_one, field.name))
         stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
-        stats.undelivered_samples = stats.ready_samples if self._closed else 0
+        if self._closed:
+            stats.undelivered_samples = stats.ready_samples + (len(self._unpacked.infos.keys) if self._unpacked else 0)
         return stats
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -322,8 +329,10 @@ class ReplayDataset:
         read first.
 
         Args:
-            timeout_s: how long priorities are waited for at most, seconds; None for the dataset's.
+            timeout_s: how long priorities are waited for at most, and the table's structure if it is not known yet,
+                seconds; None for the dataset's.
         """
+        timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
         if self._closed or not self._finalizer.detach():
             return
         self._closed = True
@@ -331,12 +340,14 @@ class ReplayDataset:
             return
         for prefetch in self._turns.prefetches:
             prefetch.close(_DRAIN_S)
-        self._updates.close(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+        deadline = time.monotonic() + timeout_s
+        self._updates.close(timeout_s)
         if self._pack is None:
-            try:
-                self._pack = self._find_pack()
-            except (ReplayTimeoutError, ServerUnavailableError):
-                self._pack = packer(None)
+            self._pack = packer(None)
+            left_s = deadline - time.monotonic()
+            if left_s > 0 and (self._unpacked or self._pieces is not None or self.stats().ready_samples):
+                with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+                    self._pack = self._find_pack(left_s)
         if self._owns_client:
             self._client.close()
 

@@ -393,6 +393,36 @@ def test_paused_server_is_named(lone_server: StartServer) -> None:
         server.process.resume()
 
 
+def test_batch_outlasts_a_server_that_cannot_tell_its_structure(lone_server: StartServer) -> None:
+    server = lone_server(QUEUE)
+    insert_numbers(server.address, "queue", [1, 2])
+    with rw.ReplayDataset(server.address, "queue", 2, timeout_s=1.0) as dataset:
+        assert eventually(lambda: dataset.stats().ready_samples == 2)
+        server.process.kill()
+        with pytest.raises(rw.ServerUnavailableError):
+            next(dataset)
+        server.process.restart()
+        dataset.timeout_s = 30.0
+        assert first_numbers(next(dataset)) == [1, 2]
+
+
+def test_infinite_time_out_waits(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.ReplayDataset(server.address, "queue", 2, timeout_s=float("inf")) as dataset:
+        actor = threading.Timer(0.3, insert_numbers, args=[server.address, "queue", [1, 2]])
+        actor.start()
+        assert first_numbers(next(dataset)) == [1, 2]
+        actor.join()
+
+
+def test_close_waits_for_no_server_that_is_gone(lone_server: StartServer) -> None:
+    server = lone_server(QUEUE)
+    dataset = rw.ReplayDataset(server.address, "queue", 2, timeout_s=float("inf"))
+    server.process.kill()
+    dataset.close()
+    assert list(dataset) == []
+
+
 def test_two_servers_are_sampled_in_turn_and_updates_go_to_the_owner(replay_server: StartServer) -> None:
     config = rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0))
     servers = [replay_server(config), replay_server(config)]
@@ -442,62 +472,3 @@ def test_priorities_are_set_without_waiting(replay_server: StartServer) -> None:
                 dataset.update_priorities(keys, priorities)
     with pytest.raises(rw.ClosedError):
         dataset.update_priorities([1], [1.0])
-
-
-# Weights for the actors.
-
-
-def test_variables_come_as_they_were_published(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1), rw.TableConfig("replay"))
-    nest = {"layers": [(np.ones((2, 3), np.float32), np.zeros(3))], "step": 7}
-    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
-        with pytest.raises(rw.ReplayTimeoutError):
-            actor.latest(timeout_s=0.2)
-        learner.publish(nest)
-        found = actor.latest()
-        assert isinstance(found["layers"], list)
-        np.testing.assert_array_equal(found["layers"][0][0], np.ones((2, 3)))
-        assert found["step"] == 7
-        learner.publish({"step": np.float32(8)})
-        assert actor.latest() == {"step": 8}
-    with pytest.raises(rw.StructureError, match=r"expected 1"):
-        rw.Variables(server.address, "replay")
-
-
-def test_poll_gives_each_version_once(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
-    with (
-        rw.Variables(server.address, "weights") as learner,
-        rw.Variables(server.address, "weights", interval_s=0.001) as actor,
-    ):
-        found = []
-
-        def polled() -> bool:
-            found.extend(actor.poll([]))
-            return bool(found)
-
-        assert not any(actor.poll() for _ in range(100))
-        learner.publish([np.arange(3)])
-        assert eventually(polled)
-        actor.latest()
-        assert not any(actor.poll() for _ in range(100))
-        learner.publish([np.arange(4)])
-        found.clear()
-        assert eventually(polled)
-        assert [array.tolist() for array in found] == [[0, 1, 2, 3]]
-
-
-def test_poll_of_a_server_that_is_gone_finds_nothing_new(lone_server: StartServer) -> None:
-    server = lone_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights", interval_s=0.001) as actor:
-        server.process.kill()
-        assert [actor.poll("old") for _ in range(200)] == ["old"] * 200
-
-
-def test_variables_can_be_waited_for(replay_server: StartServer) -> None:
-    server = replay_server(rw.TableConfig("weights", 1))
-    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
-        timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
-        timer.start()
-        assert actor.latest()[0].tolist() == [0, 1, 2]
-        timer.join()

@@ -1,0 +1,79 @@
+"""Weights for the actors: what the learner publishes comes as it was, and a poll does not wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from reading import eventually
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+StartServer = Callable[..., HostedServer]
+
+
+def test_variables_come_as_they_were_published(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("weights", 1), rw.TableConfig("replay"))
+    nest = {"layers": [(np.ones((2, 3), np.float32), np.zeros(3))], "step": 7}
+    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
+        with pytest.raises(rw.ReplayTimeoutError):
+            actor.latest(timeout_s=0.2)
+        learner.publish(nest)
+        found = actor.latest()
+        assert isinstance(found["layers"], list)
+        np.testing.assert_array_equal(found["layers"][0][0], np.ones((2, 3)))
+        assert found["step"] == 7
+        learner.publish({"step": np.float32(8)})
+        assert actor.latest() == {"step": 8}
+    with pytest.raises(rw.StructureError, match=r"expected 1"):
+        rw.Variables(server.address, "replay")
+
+
+def test_poll_gives_each_version_once(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("weights", 1))
+    with (
+        rw.Variables(server.address, "weights") as learner,
+        rw.Variables(server.address, "weights", interval_s=0.001) as actor,
+    ):
+        found = []
+
+        def polled() -> bool:
+            found.extend(actor.poll([]))
+            return bool(found)
+
+        assert not any(actor.poll() for _ in range(100))
+        learner.publish([np.arange(3)])
+        assert eventually(polled)
+        actor.latest()
+        assert not any(actor.poll() for _ in range(100))
+        learner.publish([np.arange(4)])
+        found.clear()
+        assert eventually(polled)
+        assert [array.tolist() for array in found] == [[0, 1, 2, 3]]
+
+
+def test_poll_of_a_server_that_is_gone_finds_nothing_new(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights", interval_s=0.001) as actor:
+        server.process.kill()
+        assert [actor.poll("old") for _ in range(200)] == ["old"] * 200
+
+
+def test_variables_can_be_waited_for(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
+        timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
+        timer.start()
+        assert actor.latest()[0].tolist() == [0, 1, 2]
+        timer.join()
+
+
+def test_latest_waits_for_its_own_time_out_only(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights", timeout_s=float("inf")) as actor:
+        server.process.kill()
+        with pytest.raises(rw.ServerUnavailableError, match=r"within 0.3 s"):
+            actor.latest(timeout_s=0.3)
