@@ -177,7 +177,7 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
     tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
     server = replay_server(*tables)
     write_episodes(server.address, "a", [3])
-    with rw.ContiguousDataset(server.address, ["a", "b"], 2, 5, pool_size=1, timeout_s=1.0) as dataset:
+    with rw.ContiguousDataset(server.address, ["a", "b"], 2, 5, pool_size=1, timeout_s=5.0) as dataset:
         with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
             next(dataset)
         write_episodes(server.address, "b", [2], actor=1)

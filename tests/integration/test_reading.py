@@ -370,9 +370,10 @@ def test_arguments_that_can_never_work_are_refused(
 def test_restart_of_the_server_is_survived(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     insert_numbers(server.address, "queue", [1, 2])
-    with rw.ReplayDataset(server.address, "queue", 2, timeout_s=1.0) as dataset:
+    with rw.ReplayDataset(server.address, "queue", 2) as dataset:
         assert first_numbers(next(dataset)) == [1, 2]
         server.process.kill()
+        dataset.timeout_s = 1.0
         with pytest.raises(rw.ServerUnavailableError, match=r"has been gone for"):
             next(dataset)
         server.process.restart()
@@ -396,9 +397,10 @@ def test_paused_server_is_named(lone_server: StartServer) -> None:
 def test_batch_outlasts_a_server_that_cannot_tell_its_structure(lone_server: StartServer) -> None:
     server = lone_server(QUEUE)
     insert_numbers(server.address, "queue", [1, 2])
-    with rw.ReplayDataset(server.address, "queue", 2, timeout_s=1.0) as dataset:
+    with rw.ReplayDataset(server.address, "queue", 2) as dataset:
         assert eventually(lambda: dataset.stats().ready_samples == 2)
         server.process.kill()
+        dataset.timeout_s = 1.0
         with pytest.raises(rw.ServerUnavailableError):
             next(dataset)
         server.process.restart()
