@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tree
+
 from reverb_writer.errors import IncompleteError, SpecError, UnknownKeyError
 from reverb_writer.timescale import Timescale
 
@@ -147,7 +149,8 @@ class TrajectoryAccumulator:
         """Write what was added as one item, and start anew when the server has it.
 
         Columns are the leaves, in the order of dm-tree: N rows for a buffered timescale, a single value without time
-        for a single item, one row if its leaves are [1, ...]. A table with `signature` for its own gives the nest back.
+        for a single item, one row if its leaves are [1, ...]. Learners get the nest back, by the table's signature or,
+        where it has none, by the spec that is stored beside it; what was None in the example is an empty tuple then.
 
         Args:
             client: an `rw.Client`; an address or a `reverb.Client` costs a new connection with each call.
@@ -161,15 +164,20 @@ class TrajectoryAccumulator:
             ReplayTimeoutError: not confirmed in time. The data is still there; called again, it may arrive twice.
             StructureError, SpecError, ServerUnavailableError: as for `Client.insert`. Nothing changed.
         """
-        from reverb_writer.client import as_client  # noqa: PLC0415  # brings gRPC, which accumulating does not need
+        # They bring gRPC and protobuf, which accumulating does not need.
+        from reverb_writer.client import as_client  # noqa: PLC0415
+        from reverb_writer.wire.signatures import ArraySpec  # noqa: PLC0415
 
         self._check(partial=partial)
         data = {name: timescale.pack(none=()) for name, timescale in self._timescales.items()}
         squeeze = {name: timescale.squeezed() for name, timescale in self._timescales.items()}
+        spec = tree.map_structure(
+            lambda column, bare: ArraySpec(column.shape[0 if bare else 1 :], column.dtype), data, squeeze
+        )
         tables = (table,) if isinstance(table, str) else table
         client, owned = as_client(client, timeout_s)
         try:
-            client.insert(data, dict.fromkeys(tables, priority), timeout_s, squeeze=squeeze)
+            client.insert(data, dict.fromkeys(tables, priority), timeout_s, squeeze=squeeze, spec=spec)
         finally:
             if owned:
                 client.close()

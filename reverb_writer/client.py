@@ -113,7 +113,13 @@ class Client:
         return self._only().request_info(timeout_s)
 
     def insert(
-        self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None, *, squeeze: Any = None
+        self,
+        data: Any,
+        priorities: Mapping[str, float],
+        timeout_s: float | None = None,
+        *,
+        squeeze: Any = None,
+        spec: Any = None,
     ) -> None:
         """Write one item, and return when the server has it.
 
@@ -123,13 +129,16 @@ class Client:
             timeout_s: None for the client's.
             squeeze: nest of booleans like `data`: which leaves are one value, [...] without time, here and when it is
                 sampled; None for none of them.
+            spec: nest of `ArraySpec` like `data`, to be kept beside the tables as `store_spec` does, so that samples
+                are nests; None to keep none.
 
         Raises:
             SpecError: no table, or a priority that is none.
-            StructureError: an unknown table, no leaf, or a leaf without steps.
+            StructureError: an unknown table, no leaf, a leaf without steps, or a table that was first written with
+                another spec.
             ReplayTimeoutError: not confirmed in time; says why. The item may still arrive.
         """
-        self._next().insert(data, priorities, timeout_s, squeeze=squeeze)
+        self._next().insert(data, priorities, timeout_s, squeeze=squeeze, spec=spec)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.

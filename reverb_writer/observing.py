@@ -13,7 +13,7 @@ import tree
 from reverb_writer.arguments import check_timeout
 from reverb_writer.episode import Episode
 from reverb_writer.episode.steps import rows
-from reverb_writer.errors import SpecError
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.session import Columns, ObserverStats, StreamOptions, WriteSession
 from reverb_writer.steps import StepStructure
 from reverb_writer.targets import Target
@@ -121,10 +121,17 @@ class SingleObserver(Observer):
             steps: nest with leaves [T, ...]; copied.
 
         Raises:
-            StructureError, ReplayTimeoutError, ClosedError: as for a call; the steps before are written.
+            StructureError, ReplayTimeoutError, ClosedError: as for a call; the steps before are written. None is if the
+                leaves differ in T.
         """
         session = self._session
         leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
+        lengths = {leaf.shape[:1] for leaf in leaves}
+        if len(lengths) != 1 or () in lengths:
+            raise StructureError(
+                f"`steps` must have leaves [T, ...] of one length T, got shapes {[leaf.shape for leaf in leaves]}. For "
+                "a single step call the observer."
+            )
         num_steps, at = len(leaves[0]), 0
         if self._writer is None and num_steps:
             session.wait_for_room()
@@ -139,8 +146,8 @@ class SingleObserver(Observer):
                     break
                 at += count
                 session.num_steps += count
-        for row in range(at, num_steps):
-            self(tree.map_structure(lambda leaf, row=row: leaf[row], steps), end_of_episode=False)
+        for step in rows(tree.map_structure(lambda leaf: leaf[at:], steps)):
+            self(step, end_of_episode=False)
 
     def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
         """Return whether these steps are such as need not be looked at one by one."""
@@ -208,8 +215,8 @@ class SingleObserver(Observer):
                 f"the observer is in the middle of an episode, at step {self._writer.num_steps}. Call `reset` first."
             )
         try:
-            for number, step in enumerate(rows(steps)):
-                self(step, end_of_episode=number == len(episode))
+            self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
+            self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
         except Exception:
             self._end_episode(discard=True)
             raise

@@ -73,7 +73,13 @@ class Shard:
         return request_server_info(self.channel, self._timeout(timeout_s))
 
     def insert(
-        self, data: Any, priorities: Mapping[str, float], timeout_s: float | None = None, *, squeeze: Any = None
+        self,
+        data: Any,
+        priorities: Mapping[str, float],
+        timeout_s: float | None = None,
+        *,
+        squeeze: Any = None,
+        spec: Any = None,
     ) -> None:
         """Write one item, and return when the server has it."""
         timeout_s = self._timeout(timeout_s)
@@ -93,7 +99,11 @@ class Shard:
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
         stream = self._insert_stream()
-        unknown_table(checked, self.request_info(timeout_s), self.address)
+        info = self.request_info(timeout_s)
+        unknown_table(checked, info, self.address)
+        if spec is not None:
+            for table in checked:
+                self._store_spec(info, table, spec, timeout_s)
         stream.wait_for_room(timeout_s)
         request = one_item(columns, squeezed, checked)
         stream.write(request)
@@ -124,8 +134,7 @@ class Shard:
     def store_spec(self, table: str, spec: Any, timeout_s: float | None = None) -> None:
         """Keep the step spec of a table that is going to be written; what is there already must be the same."""
         timeout_s = self._timeout(timeout_s)
-        info = self.request_info(timeout_s)
-        store_spec(self.channel, self.open_stream, info, table, spec, timeout_s)
+        self._store_spec(self.request_info(timeout_s), table, spec, timeout_s)
 
     def mutate_priorities(
         self,
@@ -167,6 +176,10 @@ class Shard:
                 inserts.close(self._timeout(timeout_s))
         finally:
             self.channel.close()
+
+    def _store_spec(self, info: ServerInfo, table: str, spec: Any, timeout_s: float) -> None:
+        stored = self._spec_of(info, table, timeout_s)
+        store_spec(self.channel, self.open_stream, info, table, spec, stored, timeout_s)
 
     def _spec_of(self, info: ServerInfo, table: str, timeout_s: float) -> Any:
         """Return a table's spec; the server is asked again only after specs were stored or forgotten."""

@@ -45,16 +45,16 @@ def store_spec(
     info: ServerInfo,
     table: str,
     spec: Any,
+    stored: Any,
     timeout_s: float,
 ) -> None:
-    """Keep the step spec of a table that is going to be written; what is there already must be the same.
+    """Keep the step spec of a table that is going to be written; what is `stored` of it already must be the same.
 
     Raises:
         StructureError: the table was first written with another structure; names the leaf.
     """
     if SPECS_TABLE not in info.tables or table not in info.tables or info.tables[table].signature is not None:
         return
-    stored = _stored_spec(channel, info, table, timeout_s)
     if stored is None:
         try:
             encoded = encode_spec(spec)

@@ -58,10 +58,36 @@ def test_a_rollout_comes_back_as_the_nest_of_the_tables_signature(replay_server:
                 assert_equal(sample.data, ITEM)
 
 
-def test_without_a_signature_the_columns_come_back_in_order(place: Place) -> None:
-    filled().insert(place.client, "a", 1.0)
-    (sample,) = read(place.client, "a")
-    assert_equal(sample.data, tuple(tree.flatten(ITEM)))
+def test_a_rollout_comes_back_as_the_same_nest_without_a_signature(place: Place) -> None:
+    expected = {**ITEM, "episode": {**ITEM["episode"], "nothing": ()}}
+    for table in ("a", ["a", "b"]):
+        filled().insert(place.client, table)
+    for table, count in (("a", 2), ("b", 1)):
+        for sample in place.client.sample(table, count):
+            assert_equal(sample.data, expected)
+
+
+def test_another_structure_is_refused_until_the_table_is_reset(place: Place) -> None:
+    filled().insert(place.client, "a")
+    accumulator = rw.TrajectoryAccumulator({"pair": (np.zeros((1, 3)), [np.zeros(1)])})
+    accumulator.add("pair", (np.arange(3.0), [5]))
+    with pytest.raises(rw.StructureError, match="leaf `pair/0`: table `a` was first written with"):
+        accumulator.insert(place.client, "a")
+    assert accumulator.is_full
+    place.client.reset("a")
+    accumulator.insert(place.client, "a")
+    (sample,) = place.client.sample("a")
+    assert_equal(sample.data, {"pair": (np.arange(3.0)[None], [np.array([5.0])])})
+
+
+def test_a_batch_of_rollouts_has_the_nest(place: Place) -> None:
+    for _ in range(2):
+        filled().insert(place.address, "a")
+    with rw.ReplayDataset(place.client, "a", batch_size=2, timeout_s=20) as dataset:
+        data = next(iter(dataset)).data
+    np.testing.assert_array_equal(data["step"]["action"], [[7, 8, 9]] * 2)
+    np.testing.assert_array_equal(data["episode"]["return"], [1 / 3] * 2)
+    np.testing.assert_array_equal(data["final"]["observation"], [[[6, 7]]] * 2)
 
 
 def test_rollouts_follow_each_other_without_a_trace(place: Place) -> None:

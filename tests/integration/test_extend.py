@@ -67,3 +67,13 @@ def test_too_long_an_episode_and_other_steps_are_refused_as_by_a_call(place: Pla
             observer.extend({"n": np.zeros(2, np.float32)})
         observer.extend({"n": np.arange(2, 3)})
     assert place.column("b") == [[0, 1], [1, 2]]
+
+
+@pytest.mark.parametrize("steps", [{"n": np.arange(3), "x": np.arange(2)}, {"n": np.int64(1), "x": np.arange(2)}, {}])
+def test_steps_of_different_lengths_are_refused_before_any_is_written(place: Place, steps: Any) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
+        with pytest.raises(rw.StructureError, match=r"leaves \[T, ...\] of one length T, got shapes"):
+            observer.extend(steps)
+        assert observer.stats().steps == 0
+        observer({"n": 1})
+    assert place.column() == [[1]]
