@@ -25,7 +25,7 @@ from typing import Any
 from reverb_writer.tables import TableConfig
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON") or sys.executable
-START_TIMEOUT_S = 60.0  # TensorFlow takes three seconds to load, more on a busy machine
+START_TIMEOUT_S = 180.0  # TensorFlow takes three seconds to load, and far more on a busy machine
 _NUMBER_BYTES = 4
 
 
