@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from reverb_writer.client import Client
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer.wire.channel import TLS
+
+if TYPE_CHECKING:
+    from reverb_writer.client import Client
 
 __all__ = ["connection_options", "ends_well", "new_client", "security_options", "timeout_option"]
 
@@ -64,6 +65,9 @@ def new_client(
     address: str, timeout: float, token: str | None, tls: bool, ca: str | None, cert: str | None, key: str | None
 ) -> Client:
     """Return a client as the options say."""
+    from reverb_writer.client import Client  # noqa: PLC0415  # commands that ask no server need no gRPC
+    from reverb_writer.wire.channel import TLS  # noqa: PLC0415  # as above
+
     certificates = TLS(ca, cert, key) if ca or cert or key else tls or None
     return Client(address, certificates, token, timeout)
 
