@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -160,7 +161,10 @@ class Client:
         num_samples = integer("num_samples", num_samples, minimum=1)
         order = [self._next() for _ in self.shards]
         counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
-        streams = [shard.sample(table, n, timeout_s) for shard, n in zip(order, counts, strict=True) if n]
+        started = time.monotonic()
+        streams = [
+            shard.sample(table, n, timeout_s, started=started) for shard, n in zip(order, counts, strict=True) if n
+        ]
         for turn in range(num_samples):
             yield next(streams[turn % len(streams)])
 
@@ -253,7 +257,9 @@ class Client:
 
     def _only(self) -> Shard:
         if len(self.shards) > 1:
-            raise SpecError(f"an observer writes to one server, got a client of {self.address}. Give it one of them.")
+            raise SpecError(
+                f"this is for a client of one server, got one of {self.address}. Use one of `client.each()`."
+            )
         return self.shards[0]
 
 

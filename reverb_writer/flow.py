@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from reverb_writer.wire.server_info import ServerInfo, TableInfo
 
-__all__ = ["Side", "Standstill", "Watch", "figures", "insert_room", "reached_ratio", "reason", "sample_room"]
+__all__ = ["Side", "Standstill", "Watch", "figures", "insert_room", "rates", "reached_ratio", "reason", "sample_room"]
 
 Side: TypeAlias = Literal["inserts", "samples"]
 _WAITING: dict[Side, str] = {"inserts": "waiting_for_sampling", "samples": "waiting_for_inserts"}
@@ -96,6 +96,17 @@ def reached_ratio(table: TableInfo) -> float | None:
     """Return samples per insert so far; None before the first insert."""
     limiter = table.rate_limiter
     return limiter.num_samples / limiter.num_inserts if limiter.num_inserts else None
+
+
+def rates(before: TableInfo, now: TableInfo, seconds: float) -> tuple[float, float]:
+    """Return inserts and samples a second from one look to the next, >= 0.
+
+    A counter that has begun anew meanwhile, by a reset or a restart, counts as 0, for nobody knows how far it had come.
+    """
+    first, last = before.rate_limiter, now.rate_limiter
+    done = (last.num_inserts - first.num_inserts, last.num_samples - first.num_samples)
+    inserts, samples = (max(count, 0) / seconds if seconds > 0 else 0.0 for count in done)
+    return inserts, samples
 
 
 def reason(table: TableInfo, side: Side) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -109,16 +110,30 @@ class Shard:
         stream.write(request)
         stream.flush(timeout_s, request)
 
-    def sample(self, table: str, num_samples: int, timeout_s: float | None = None) -> Iterator[Sample]:
-        """Sample items one after the other."""
+    def sample(
+        self, table: str, num_samples: int, timeout_s: float | None = None, *, started: float | None = None
+    ) -> Iterator[Sample]:
+        """Sample items one after the other; the time-out counts from `started`, of `time.monotonic()`, or from now."""
         timeout_s = self._timeout(timeout_s)
-        info = self.request_info(timeout_s)
+        started = time.monotonic() if started is None else started
+
+        def left_s() -> float:
+            left_s = started + timeout_s - time.monotonic()
+            if left_s <= 0:
+                raise ReplayTimeoutError(
+                    f"table `{table}`: {num_samples} samples did not come within {timeout_s:.1f} s."
+                )
+            return left_s
+
+        info = self.request_info(left_s())
         unknown_table([table], info, self.address)
-        pack = packer(self._spec_of(info, table, timeout_s))
+        pack = packer(self._spec_of(info, table, left_s()))
         with self._lock:
             assembly = self._assemblies.pop(table, None) or make_assembly()
         try:
-            for columns, sample_info in draw(self.channel, info, table, num_samples, timeout_s, assembly):
+            for columns, sample_info in draw(
+                self.channel, info, table, num_samples, timeout_s, assembly, started=started
+            ):
                 yield Sample(pack(columns), sample_info)
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             raise type(error)(f"{error} {self._why_samples_wait(table, info)}") from error

@@ -7,22 +7,26 @@ An item holds the nest's structure in its first column, so that no one needs to 
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeAlias
 
 import numpy as np
 import tree
 
-from reverb_writer.arguments import check_timeout
-from reverb_writer.client import as_client
-from reverb_writer.errors import FormatError, StructureError
+from reverb_writer.arguments import check_timeout, number
+from reverb_writer.client import Client, as_client
+from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.structure import decode_spec, encode_spec
-from reverb_writer.wire import messages
-from reverb_writer.wire.server_info import ServerInfo, TableInfo, parse_server_info, unknown_table
+from reverb_writer.wire.server_info import ServerInfo, TableInfo, look_at_server, unknown_table
 from reverb_writer.wire.signatures import ArraySpec
 
 __all__ = ["MAX_BYTES", "Variables"]
+
+_Version: TypeAlias = tuple[int, int]  # of the server's process, and the number of inserts
 
 MAX_BYTES = 1_000_000_000
 """Size of the largest nest that can be published, in bytes."""
@@ -47,24 +51,28 @@ class Variables:
         """Find the table.
 
         Args:
-            client: a `Client`, an address, or a `reverb.Client`.
+            client: a `Client` of one server, an address, or a `reverb.Client`.
             table: its name.
             timeout_s: how long a call waits at most, seconds; None for the client's.
-            interval_s: how often `poll` asks the server, seconds.
+            interval_s: how often `poll` asks the server, seconds, >= 0.
 
         Raises:
+            SpecError: several servers, or a number that is none: what one of them published the others would not have.
             StructureError: there is no such table, or it holds more than one item.
             ServerUnavailableError: no server answers within the time-out.
         """
+        self._interval_s = number("interval_s", interval_s)
+        if self._interval_s < 0:
+            raise SpecError(f"`interval_s` must be >= 0 seconds, got {interval_s!r}.")
         self._client, self._owns_client = as_client(client, timeout_s)
         self._table = table
-        self._timeout_s = self._client.timeout_s if timeout_s is None else timeout_s
-        self._interval_s = interval_s
+        self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
-        self._question: Any = None  # of `poll`, on its way
-        self._seen: tuple[int, int] | None = None
+        self._news: Future[tuple[_Version, Any] | None] | None = None  # for `poll`, on their way
+        self._seen: _Version | None = None
         self._lock = threading.Lock()
         try:
+            _check_one_server(self._client)
             info = self._client.request_info(self._timeout_s)
             unknown_table([table], info, self._client.address)
             _check_table(info.tables[table])
@@ -104,6 +112,49 @@ class Variables:
             FormatError: what is in the table was not written by `publish`.
         """
         timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        version, nest = self._newest(timeout_s)
+        with self._lock:
+            self._seen = version
+            self._news = None  # what is on its way may be older
+        return nest
+
+    def poll(self, default: Any = None) -> Any:
+        """Return the newest version if it is newer than what `latest` or `poll` has returned, else `default`.
+
+        Never waits for the server, so it may be called at every step: it has a thread ask every `interval_s` seconds,
+        and fetch what is new, for one of the next calls. While the server is gone, nothing is new.
+
+        Raises:
+            StructureError: the table is gone.
+            FormatError: what is in the table was not written by `publish`.
+        """
+        with self._lock:
+            if self._news is None:
+                now = time.monotonic()
+                if now >= self._ask_at:
+                    self._client.shards[0].channel.check_usable()
+                    self._ask_at = now + self._interval_s
+                    self._news = _in_background(functools.partial(self._newer, self._seen))
+                return default
+            if not self._news.done():
+                return default
+            news, self._news = self._news, None
+            if isinstance(news.exception(), ReplayTimeoutError | ServerUnavailableError):
+                return default
+            found = news.result()
+            if found is None:
+                return default
+            self._seen, nest = found
+            return nest
+
+    def _newer(self, seen: _Version | None) -> tuple[_Version, Any] | None:
+        """Return the newest version, unless it is the one that was seen or there is none."""
+        info = look_at_server(self._client.shards[0].channel, self._timeout_s)
+        version = None if info is None else self._version_in(info)
+        return None if version is None or version == seen or not version[1] else self._newest(self._timeout_s)
+
+    def _newest(self, timeout_s: float) -> tuple[_Version, Any]:
+        """Return what is in the table, and the version that it has at least."""
         deadline = time.monotonic() + timeout_s
         version = self._version_in(self._client.request_info(timeout_s))
         (sample,) = self._client.sample(self._table, 1, max(deadline - time.monotonic(), 0.001))
@@ -115,32 +166,9 @@ class Variables:
         spec = decode_spec(structure[0])
         if len(tree.flatten(spec)) != len(leaves):
             raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
-        with self._lock:
-            self._seen = version
-        return tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
+        return version, tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
 
-    def poll(self, default: Any = None) -> Any:
-        """Return the newest version if it is newer than what `latest` or `poll` has returned, else `default`.
-
-        Never waits for the server's answer, so it may be called at every step: it puts a question every `interval_s`
-        seconds, and looks whether it is answered. Only what is new is waited for. While the server is gone, nothing is
-        new.
-        """
-        with self._lock:
-            question, now = self._question, time.monotonic()
-            if question is None and now >= self._ask_at:
-                channel = self._client.shards[0].channel
-                self._question = channel.future(messages.SERVER_INFO, b"", self._timeout_s)
-                self._ask_at = now + self._interval_s
-            if question is None or not question.done():
-                return default
-            self._question = None
-        if question.exception() is not None:
-            return default
-        version = self._version_in(parse_server_info(question.result(), now))
-        return default if version == self._seen or not version[1] else self.latest()
-
-    def _version_in(self, info: ServerInfo) -> tuple[int, int]:
+    def _version_in(self, info: ServerInfo) -> _Version:
         """Return what changes with every `publish`, and with a restart of the server."""
         unknown_table([self._table], info, self._client.address)
         return info.state_id, info.tables[self._table].rate_limiter.num_inserts
@@ -157,6 +185,28 @@ class Variables:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+
+def _in_background(work: Callable[[], Any]) -> Future[Any]:
+    """Do something in a thread that does not keep the interpreter from ending."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="poll", daemon=True).start()
+    return future
+
+
+def _check_one_server(client: Client) -> None:
+    if len(client.shards) > 1:
+        raise SpecError(
+            f"`client` must be of one server, got one of {client.address}. Weights are kept in one place: name the "
+            "server that has them."
+        )
 
 
 def _check_table(table: TableInfo) -> None:

@@ -15,14 +15,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from reverb_writer.cli.connection import ends_well, new_client, security_options, timeout_option
 from reverb_writer.client import Client
-from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.flow import Standstill, Watch, figures, reason
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.flow import Standstill, Watch, figures, rates, reason
 from reverb_writer.structure import SPECS_TABLE
-from reverb_writer.wire.channel import TLS
 from reverb_writer.wire.server_info import ServerInfo, TableInfo
 
-HEALTHY, BLOCKED, UNREACHABLE = 0, 1, 2
+HEALTHY, BLOCKED, UNREACHABLE, CANNOT_ASK = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -43,66 +43,91 @@ class Look:
         """Return inserts and samples a second."""
         if name not in self.before.tables:
             return 0.0, 0.0
-        before, now = self.before.tables[name].rate_limiter, self.now.tables[name].rate_limiter
-        seconds = self.now.at - self.before.at
-        return (now.num_inserts - before.num_inserts) / seconds, (now.num_samples - before.num_samples) / seconds
+        return rates(self.before.tables[name], self.now.tables[name], self.now.at - self.before.at)
 
 
-@click.command("status")
+@dataclass(frozen=True)
+class Missed:
+    """A look at a server that did not answer.
+
+    Attributes:
+        reason: why, a sentence.
+    """
+
+    reason: str
+
+    def __str__(self) -> str:
+        """Say all of it."""
+        return f"unreachable: {self.reason}"
+
+
+class _Status(click.Command):
+    """A command whose wrong usage is not what it says of a server that does not answer: 2, as elsewhere."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """End with a code of its own."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.exit_code = CANNOT_ASK  # type: ignore[misc]  # typed as of the class, read from the error
+            raise
+
+
+@click.command("status", cls=_Status)
 @click.argument("address")
 @click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one line a look.")
 @click.option("--why", is_flag=True, help="Say of each side how much room it has, or why it has none.")
 @click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds of a look.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Seconds for an answer."
-)
-@click.option("--ca", type=click.Path(exists=True), help="PEM file of the authority that signed the server: use TLS.")
-@click.option("--cert", type=click.Path(exists=True), help="PEM file of the client's certificate.")
-@click.option("--key", type=click.Path(exists=True), help="PEM file of its key.")
+@timeout_option(5.0, "Seconds for an answer.")
+@security_options
 def command(
-    address: str,
-    watch: bool,
-    as_json: bool,
-    why: bool,
-    interval: float,
-    timeout: float,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
+    address: str, watch: bool, as_json: bool, why: bool, interval: float, timeout: float, **security: Any
 ) -> None:
     """Show the tables of the server at ADDRESS (host:port), and who waits for whom.
 
-    Exit code: 0 healthy, 1 a side of a table is blocked, 2 no server answers.
-    """
+    With --watch an answer that is missed is shown, and asked for again; the exit code is that of the last look.
+
+    \b
+    Exit codes:
+      0    healthy
+      1    a side of a table is blocked
+      2    unreachable: no server answers
+      3    nothing was asked: wrong arguments, certificates or token
+    """  # noqa: D301  # \b is click's mark for lines to keep
     code = HEALTHY
     show = _json_lines if as_json else _screen
-    try:
-        tls = TLS(ca, cert, key) if ca or cert or key else None
-        with Client(address, tls, timeout_s=timeout) as client, show(address, why=why, watch=watch) as tell:
-            for look in _looks(client, interval, endless=watch):
-                tell(look)
-                code = BLOCKED if look.standstills else HEALTHY
-    except (ServerUnavailableError, ReplayTimeoutError) as error:
-        code = _unreachable(address, str(error), as_json=as_json)
-    except ReverbWriterError as error:
-        raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        pass
+    with (
+        ends_well(CANNOT_ASK),
+        new_client(address, timeout, **security) as client,
+        show(address, why=why, watch=watch) as tell,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        for look in _looks(client, interval, endless=watch):
+            code = UNREACHABLE if isinstance(look, Missed) else BLOCKED if look.standstills else HEALTHY
+            tell(look)
     raise SystemExit(code)
 
 
-def _looks(client: Client, interval_s: float, *, endless: bool) -> Iterator[Look]:
+def _looks(client: Client, interval_s: float, *, endless: bool) -> Iterator[Look | Missed]:
+    """Yield a look after each interval; one, or until someone interrupts it. After a miss it goes on from before."""
     watch = Watch()
-    before = _tables_of_users(client)
-    watch.look(before)
+    before: ServerInfo | None = None
     while True:
+        try:
+            now = _tables_of_users(client)
+        except (ServerUnavailableError, ReplayTimeoutError) as error:
+            yield Missed(str(error))
+            if not endless:
+                return
+        else:
+            standstills = watch.look(now)
+            if before is not None:
+                yield Look(before, now, standstills)
+                if not endless:
+                    return
+            before = now
         time.sleep(interval_s)
-        now = _tables_of_users(client)
-        yield Look(before, now, watch.look(now))
-        before = now
-        if not endless:
-            return
 
 
 def _tables_of_users(client: Client) -> ServerInfo:
@@ -111,17 +136,12 @@ def _tables_of_users(client: Client) -> ServerInfo:
     return replace(info, tables={name: table for name, table in info.tables.items() if name != SPECS_TABLE})
 
 
-def _unreachable(address: str, reason: str, *, as_json: bool) -> int:
-    if as_json:
-        click.echo(json.dumps({"address": address, "health": "unreachable", "reason": reason}))
-    else:
-        click.echo(f"unreachable: {reason}", err=True)
-    return UNREACHABLE
-
-
 @contextlib.contextmanager
 def _json_lines(address: str, *, why: bool, watch: bool) -> Iterator[Any]:  # noqa: ARG001  # as _screen
-    def tell(look: Look) -> None:
+    def tell(look: Look | Missed) -> None:
+        if isinstance(look, Missed):
+            click.echo(json.dumps({"address": address, "health": "unreachable", "reason": look.reason}))
+            return
         tables = {}
         for name, table in look.now.tables.items():
             inserts, samples = look.rates(name)
@@ -145,13 +165,22 @@ def _json_lines(address: str, *, why: bool, watch: bool) -> Iterator[Any]:  # no
 def _screen(address: str, *, why: bool, watch: bool) -> Iterator[Any]:
     console = Console()
     if not watch or not console.is_terminal:
-        yield lambda look: console.print(_page(address, look, why=why))
+
+        def tell(look: Look | Missed) -> None:
+            if isinstance(look, Missed):
+                click.echo(str(look), err=True)
+            else:
+                console.print(_page(address, look, why=why))
+
+        yield tell
         return
     with Live(console=console, auto_refresh=False) as live:
         yield lambda look: live.update(_page(address, look, why=why), refresh=True)
 
 
-def _page(address: str, look: Look, *, why: bool) -> RenderableType:
+def _page(address: str, look: Look | Missed, *, why: bool) -> RenderableType:
+    if isinstance(look, Missed):
+        return Group(Text(address, style="bold"), Text(), Text(str(look), style="bold red"))
     grid = Table(title=address, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
     for heading in ("table", "size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample"):
         grid.add_column(heading, justify="left" if heading == "table" else "right")

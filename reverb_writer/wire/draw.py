@@ -34,6 +34,8 @@ def draw(
     num_samples: int,
     timeout_s: float,
     assembly: Assembly | None = None,
+    *,
+    started: float | None = None,
 ) -> Iterator[tuple[list[npt.NDArray[Any]], SampleInfo]]:
     """Yield the columns and the info of `num_samples` samples, which together take `timeout_s` seconds at most.
 
@@ -44,6 +46,7 @@ def draw(
         num_samples: how many.
         timeout_s: for all of them.
         assembly: one that has nothing to hand out; what it knows of the table is not decoded again.
+        started: the moment from which `timeout_s` counts, of `time.monotonic()`; None for now.
 
     Raises:
         ReplayTimeoutError: not all came in time.
@@ -51,9 +54,10 @@ def draw(
         StructureError: there is no such table.
         UnsafeDataError, FormatError: what came must not or cannot be decoded.
     """
-    deadline = time.monotonic() + timeout_s
+    now = time.monotonic()
+    deadline = (now if started is None else started) + timeout_s
     takes_out = info.tables[table].max_times_sampled > 0
-    stream = SampleStream(channel, table, deadline_s=timeout_s)
+    stream = SampleStream(channel, table, deadline_s=max(deadline - now, 0.001))
     assembly = assembly or make_assembly()
     missing = unasked = num_samples
     try:

@@ -39,17 +39,17 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
         The files written.
 
     Raises:
-        SpecError: no hosts, or a name that is no file name.
+        SpecError: no hosts, a host that is none, or a client's name that is no file name.
     """
     if not hosts:
         raise SpecError("`hosts` must name at least one host, got none: clients check it.")
     for name in clients:
         if not name or "/" in name or name in ("ca", "server"):
             raise SpecError(f"`clients`: a name must be a file name other than ca and server, got {name!r}.")
+    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     written: list[Path] = []
     authority, authority_key = _authority(folder, days, written)
-    alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
     certificate, key = _signed("server", ExtendedKeyUsageOID.SERVER_AUTH, authority, authority_key, days, alternatives)
     _write(folder / "server.pem", _pem(certificate) + _key_pem(key), written)
     for name in clients:
@@ -136,6 +136,9 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not host or not host.isascii():
+            hint = "Write it as DNS does (xn--...)."
+            raise SpecError(f"`hosts`: must be addresses, or names in ASCII, got {host!r}. {hint}") from None
         return x509.DNSName(host)
 
 

@@ -56,7 +56,7 @@ def choose(directory: Path, restore: str) -> Checkpoint | None:
     """Return the checkpoint that `restore` names: "latest", "none" or a name.
 
     Raises:
-        CheckpointError: there is none of that name, or it is incomplete.
+        CheckpointError: there is none of that name, or it is incomplete; or "latest", and all that there are is.
     """
     there = checkpoints_in(directory)
     if restore == "none":
@@ -67,6 +67,11 @@ def choose(directory: Path, restore: str) -> Checkpoint | None:
             if fault is None:
                 return one
             _logger.warning("checkpoint %s is not restored: %s. It is incomplete.", one.name, fault)
+        if there:
+            raise CheckpointError(
+                f"{directory}: all {len(there)} checkpoints are incomplete; of the newest, {there[0].name}: "
+                f'{there[0].fault()}. Bring its files back, or set checkpoints.restore = "none" to begin empty.'
+            )
         return None
     named = next((one for one in there if one.name == restore), None)
     if named is None:

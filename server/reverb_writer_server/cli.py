@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from reverb_writer.cli.connection import new_client, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError, SpecError
 from reverb_writer_server import __version__
 
@@ -153,13 +154,12 @@ def verify(paths: Sequence[Path]) -> None:
 
 @checkpoints.command()
 @click.argument("address")
-@click.option("--timeout", type=float, default=600.0, show_default=True, help="Seconds to wait for it.")
-def save(address: str, timeout: float) -> None:
+@timeout_option(600.0, "Seconds to wait for it.")
+@security_options
+def save(address: str, timeout: float, **security: Any) -> None:
     """Have the server at ADDRESS write a checkpoint now."""
-    import reverb_writer as rw
-
-    with rw.Client(address) as client:
-        click.echo(client.checkpoint(timeout))
+    with new_client(address, timeout, **security) as client:
+        click.echo(client.checkpoint())
 
 
 @commands.command()

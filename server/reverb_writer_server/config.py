@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from reverb_writer.errors import SpecError
+from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.tables import (
     MinSize,
     Prioritized,
@@ -175,6 +176,11 @@ def load(
         settings.set(key, flag, "command line")
     named = tuple(_table(settings, name) for name in settings.names("tables"))
     twice = {table.config.name for table in given} & {table.config.name for table in named}
+    if SPECS_TABLE in {table.config.name for table in given + named}:
+        raise ConfigError(
+            f"{path or 'configuration'}: `tables.{SPECS_TABLE}`: got the server's own table, allowed: any other "
+            "name; the server makes it, for the structure of the others."
+        )
     if twice:
         raise ConfigError(f"{path}: table `{min(twice)}` cannot be changed from outside: textproto sets all of it.")
 
@@ -240,6 +246,13 @@ def _rate_limiter(settings: Settings, name: str, kind: str, value: _Values) -> R
     if kind == "min_size":
         for key in ("samples_per_insert", "error_buffer"):
             _needless(settings, name, key, 'set rate_limiter = "ratio" to keep a ratio')
+        if not value("max_times_sampled"):
+            _needless(
+                settings,
+                name,
+                "samples_in_flight",
+                'it checks a rate_limiter "ratio", "queue" or "stack", or max_times_sampled',
+            )
         return MinSize(value("min_size"))
     for key in ("samples_per_insert", "error_buffer"):
         if value(key) is None:

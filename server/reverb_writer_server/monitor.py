@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import reverb_writer as rw
-from reverb_writer.flow import Standstill, Watch, figures
+from reverb_writer.flow import Standstill, Watch, figures, rates
 from reverb_writer.wire.server_info import ServerInfo, TableInfo
 
 __all__ = ["Monitor", "View"]
@@ -118,12 +118,6 @@ class Monitor:
 
 
 def _rates(before: View, after: View, name: str) -> tuple[float, float]:
-    if name not in before.tables or after.at <= before.at:
+    if name not in before.tables:
         return 0.0, 0.0
-    first, last = before.tables[name].rate_limiter, after.tables[name].rate_limiter
-    seconds = max(after.at - before.at, 1e-3)
-    # Counters begin anew when a client resets the table.
-    return (
-        max(0, last.num_inserts - first.num_inserts) / seconds,
-        max(0, last.num_samples - first.num_samples) / seconds,
-    )
+    return rates(before.tables[name], after.tables[name], after.at - before.at)

@@ -127,8 +127,8 @@ class Settings:
                 continue
             origin = f"environment variable {variable}"
             key = self._key_of(variable.removeprefix(_PREFIX).split("__"), origin)
-            kind = self._kind(key, origin)
             value: Any = raw
+            kind = self._kind(key, origin, raw)
             if kind.types != (str,):
                 try:
                     value = tomllib.loads(f"value = {raw}")["value"]
@@ -143,7 +143,7 @@ class Settings:
         Raises:
             ConfigError: there is no such key, or the value is not allowed.
         """
-        kind = self._kind(key, origin)
+        kind = self._kind(key, origin, value)
         if isinstance(value, int) and not isinstance(value, bool) and int not in kind.types and float in kind.types:
             value = float(value)
         if not kind.fits(value):
@@ -164,11 +164,17 @@ class Settings:
         known = [*self._sections, *self._values]
         return list(dict.fromkeys(one[len(key)] for one in known if len(one) > len(key) and one[: len(key)] == key))
 
-    def _kind(self, key: tuple[str, ...], origin: str) -> Kind:
+    def _kind(self, key: tuple[str, ...], origin: str, value: Any) -> Kind:
+        """Return what the value of a key may be; `value` is the one it is to have, for the error."""
         for pattern, kind in self._kinds.items():
             parts = pattern.split(".")
             if len(parts) == len(key) and _begins(parts, key):
                 return kind
+        if self._matches(key, whole=False):
+            inner = [parts[len(key)] for parts in (one.split(".") for one in self._kinds) if _begins(parts, key)]
+            keys = ", ".join("a section for each" if one == "*" else one for one in dict.fromkeys(inner))
+            dotted = ".".join(key)
+            raise ConfigError(f"{origin}: `{dotted}`: got {_shown(value)}, allowed: a section [{dotted}] with {keys}.")
         raise self._no_key(key, origin)
 
     def _no_key(self, key: Iterable[str], origin: str) -> ConfigError:

@@ -51,6 +51,12 @@ class Gateway:
         folder = self.certificates
         return rw.TLS(folder / "ca.crt", folder / "client.crt", folder / "client.key")
 
+    def options(self) -> list[str]:
+        """Return the same for a command line."""
+        folder = self.certificates
+        files = ["--ca", folder / "ca.crt", "--cert", folder / "client.crt", "--key", folder / "client.key"]
+        return [str(one) for one in files]
+
 
 @pytest.fixture
 def gateway(replay_server: StartServer, certificates: Path) -> Iterator[Gateway]:
@@ -87,10 +93,14 @@ def test_right_certificate_writes_and_samples(gateway: Gateway) -> None:
 
 def test_status_comes_in_by_certificate_too(gateway: Gateway) -> None:
     pytest.importorskip("rich", reason="the extra `cli` is not installed")
-    folder = gateway.certificates
-    files = ["--ca", folder / "ca.crt", "--cert", folder / "client.crt", "--key", folder / "client.key"]
-    line = [SERVER_PYTHON, "-m", "reverb_writer.cli", "status", gateway.address, *map(str, files)]
+    line = [SERVER_PYTHON, "-m", "reverb_writer.cli", "status", gateway.address, *gateway.options()]
     assert subprocess.run(line, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def test_checkpoint_is_asked_for_by_certificate_too(gateway: Gateway) -> None:
+    saved = run_command("checkpoints", "save", gateway.address, *gateway.options())
+    assert saved.returncode == 0, saved.stderr
+    assert Path(saved.stdout.strip()).is_dir()
 
 
 def test_client_without_a_certificate_is_refused(gateway: Gateway) -> None:

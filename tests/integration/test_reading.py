@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -449,8 +450,20 @@ def test_two_servers_are_sampled_in_turn_and_updates_go_to_the_owner(replay_serv
         assert {int(sample.data[0][0]) for sample in samples} == {0, 1}
         client.reset("table")
         assert client.server_info()["table"].current_size == 0
-        with pytest.raises(rw.SpecError, match=r"an observer writes to one server"):
+        with pytest.raises(rw.SpecError, match=r"this is for a client of one server"):
             rw.TrajectoryObserver(client, "table", 2)
+
+
+def test_samples_of_several_servers_share_one_time_out(replay_server: StartServer) -> None:
+    addresses = [replay_server(rw.TableConfig("table")).address for _ in range(2)]
+    with rw.Client(addresses) as client:
+        for _ in addresses:
+            client.insert(np.zeros(1), {"table": 1.0})
+        samples = client.sample("table", 2, timeout_s=3.0)
+        next(samples)
+        time.sleep(3.0)  # until the time is up, which began before
+        with pytest.raises(rw.ReplayTimeoutError, match=r"1 samples did not come within 3.0 s"):
+            next(samples)
 
 
 # Priorities.

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -90,7 +91,32 @@ def test_watch_goes_on_until_it_is_interrupted(replay_server: StartServer) -> No
     assert [look["health"] for look in looks] == ["healthy"] * 3
 
 
-def test_address_that_is_none_is_said_in_a_line() -> None:
-    done = status("nowhere")
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: `address` must be")
+def test_watch_outlasts_a_server_that_does_not_answer(lone_server: StartServer) -> None:
+    server = lone_server()
+    line = [*COMMAND, server.address, "--watch", "--json", "--interval", "0.1", "--timeout", "0.5"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = (json.loads(line)["health"] for line in process.stdout)
+        assert next(lines) == "healthy"
+        server.process.pause()
+        assert "unreachable" in lines  # reads up to it
+        server.process.resume()
+        assert "healthy" in lines
+        server.process.kill()
+        assert "unreachable" in lines
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 2
+
+
+def test_what_cannot_be_asked_is_exit_code_3_and_a_line(tmp_path: Path) -> None:
+    for arguments in (["nowhere"], ["localhost:1", "--no-such-option"], ["localhost:1", "--token", "secret"]):
+        done = status(*arguments)
+        assert done.returncode == 3, arguments
+        assert "Error: " in done.stderr
+        assert "Traceback" not in done.stderr
+    assert status("localhost:1", "--ca", str(tmp_path)).returncode == 3
+
+
+def test_help_tells_the_exit_codes() -> None:
+    words = " ".join(status("--help").stdout.split())
+    assert "0 healthy 1 a side of a table is blocked 2 unreachable: no server answers 3 nothing was asked" in words

@@ -77,3 +77,32 @@ def test_latest_waits_for_its_own_time_out_only(lone_server: StartServer) -> Non
         server.process.kill()
         with pytest.raises(rw.ServerUnavailableError, match=r"within 0.3 s"):
             actor.latest(timeout_s=0.3)
+
+
+def test_several_servers_are_refused_by_name(replay_server: StartServer) -> None:
+    addresses = [replay_server(rw.TableConfig("weights", 1)).address for _ in range(2)]
+    with pytest.raises(rw.SpecError, match=r"`client` must be of one server, got one of localhost:\d+,localhost:\d+"):
+        rw.Variables(addresses, "weights")
+    with rw.Client(addresses) as client, pytest.raises(rw.SpecError, match=r"Use one of `client.each\(\)`"):
+        client.request_info()
+
+
+@pytest.mark.parametrize("interval_s", [-1, float("nan"), "often"])
+def test_interval_that_is_none_is_refused(interval_s: object) -> None:
+    with pytest.raises(rw.SpecError, match="`interval_s` must be"):
+        rw.Variables("localhost:1", "weights", interval_s=interval_s)  # type: ignore[arg-type]  # what is tested
+
+
+def test_poll_does_not_wait_for_a_server_that_hangs_with_news(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig("weights", 1))
+    with (
+        rw.Variables(server.address, "weights") as learner,
+        rw.Variables(server.address, "weights", interval_s=0.0) as actor,
+    ):
+        learner.publish([np.arange(3)])
+        server.process.pause()
+        try:
+            assert [actor.poll("old") for _ in range(1000)] == ["old"] * 1000
+        finally:
+            server.process.resume()
+        assert eventually(lambda: actor.poll() is not None)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from reverb_writer.flow import Watch, figures, insert_room, reached_ratio, reason, sample_room
+from reverb_writer.flow import Watch, figures, insert_room, rates, reached_ratio, reason, sample_room
 from reverb_writer.wire.server_info import RateLimiterInfo, ServerInfo, TableInfo
 
 STATES = ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
@@ -51,6 +51,15 @@ def test_room_is_what_the_limiter_leaves(one: TableInfo, inserts: float, samples
 def test_ratio_is_samples_over_inserts() -> None:
     assert reached_ratio(table(inserts=50, samples=20)) == 0.4
     assert reached_ratio(table(inserts=0)) is None
+
+
+def test_rates_are_counts_over_seconds() -> None:
+    assert rates(table(inserts=100, samples=10), table(inserts=150, samples=20), 5.0) == (10.0, 2.0)
+
+
+def test_rates_are_not_negative_after_a_reset() -> None:
+    assert rates(table(inserts=100, samples=10), table(inserts=5, samples=20), 5.0) == (0.0, 2.0)
+    assert rates(table(), table(inserts=200), 0.0) == (0.0, 0.0)
 
 
 def test_figures_are_json() -> None:

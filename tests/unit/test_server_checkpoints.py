@@ -119,6 +119,23 @@ def test_checkpoint_that_was_cut_short_is_incomplete(tmp_path: Path) -> None:
         assert folder.latest() is None
 
 
+def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_path: Path) -> None:
+    with CheckpointFolder(tmp_path, keep=3) as folder:
+        assert choose(tmp_path, "latest") is None
+        for second in (1, 2):
+            written(folder.incoming, str(second), at=second)
+            folder.adopt()
+        newest, oldest = checkpoints_in(tmp_path)
+        os.truncate(newest.path / "chunks.tfrecord", 3)
+        (oldest.path / "DONE").unlink()
+        expected = (
+            rf"all 2 checkpoints are incomplete; .* {newest.name}: chunks.tfrecord has 3 bytes.*restore = \"none\""
+        )
+        with pytest.raises(CheckpointError, match=expected):
+            choose(tmp_path, "latest")
+        assert choose(tmp_path, "none") is None
+
+
 def test_name_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         written(folder.incoming, "a", at=1)

@@ -146,7 +146,7 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ("[http]\nprot = 1", r"`http.prot` is no key. Did you mean `port`? Allowed in [http]: port, host."),
         ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (text), allowed: "uniform" or "fifo"'),
         ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
-        ("tables.a = 3", r"`tables.a` is no key."),
+        ("tables.a = 3", r"`tables.a`: got 3 (integer), allowed: a section [tables.a] with max_size, "),
         ("[tables.a]\nmin_size = 9\nmax_size = 3", r"`min_size` must be <= `max_size`, got 9 > 3"),
         ("tables.a.samples_per_insert = 3", r'allowed: nothing here; set rate_limiter = "ratio" to keep a ratio.'),
         ("tables.a.sampler_exponent = 3", r'it belongs to sampler = "prioritized".'),
@@ -325,3 +325,27 @@ def test_limit_of_the_container_counts_if_there_is_one(tmp_path: Path, name: str
     machine = available_bytes(tmp_path)
     (tmp_path / name).write_text(text)
     assert available_bytes(tmp_path) == min(machine, limit)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "tables = 3",
+            r"server.toml: `tables`: got 3 \(integer\), allowed: a section \[tables\] with a section for each",
+        ),
+        (
+            "[tables]\nreplay = 3",
+            r"`tables.replay`: got 3 \(integer\), allowed: a section \[tables.replay\] with max_size, ",
+        ),
+        ("http = 3", r"`http`: got 3 \(integer\), allowed: a section \[http\] with port, host"),
+        (
+            "[tables.__specs__]",
+            r"server.toml: `tables.__specs__`: got the server's own table, allowed: any other",
+        ),
+        ("[tables.a]\nsamples_in_flight = 5", r"`tables.a.samples_in_flight`: got 5, allowed: nothing here; it checks"),
+    ],
+)
+def test_what_cannot_be_configured_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)
