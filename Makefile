@@ -75,7 +75,10 @@ oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 wi
 
 .PHONY: frameworks
 frameworks: .venv/.made .venv-frameworks/.made  ## what works with PyTorch, JAX and Minari, which are too big for `make test`
-	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(FRAMEWORK_TESTS)
+	$(test-frameworks) -k 'not jax and not rlax'
+	$(test-frameworks) -k 'jax or rlax'  # by itself: JAX has threads, so a process with it must not be forked
+
+test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(FRAMEWORK_TESTS)
 
 # The client as it ships: built, installed, and tested against a server of .venv.
 define test-client
