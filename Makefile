@@ -4,7 +4,7 @@
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
-#   .venv-frameworks CPython 3.11: the client beside PyTorch and JAX
+#   .venv-frameworks CPython 3.11: the client beside PyTorch, JAX, Minari, and the peers of the returns
 #   .venv-oldest     CPython 3.10: the built client alone, with the oldest releases that it promises to work with
 
 SHELL := /bin/bash
@@ -18,11 +18,14 @@ PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
 DEV := --editable '.[dev,demo,bench,page]' --editable server
 TF_AGENTS := --editable '.[conformance,bench]' --editable server
+FRAMEWORKS := --editable '.[frameworks]'
 RLLIB := --editable '.[rllib]'
 CLIENT := --upgrade --upgrade-strategy eager '.[test]'
 
 PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
 CLIENT_TESTS := tests/unit tests/properties tests/integration
+FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
+	tests/unit/test_minari.py tests/integration/test_views.py
 
 .PHONY: help
 help:  ## list the targets
@@ -71,8 +74,11 @@ oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 wi
 	$(test-client)
 
 .PHONY: frameworks
-frameworks: .venv/.made .venv-frameworks/.made  ## datasets in PyTorch and JAX; PyTorch is gigabytes, so this is not in `make test`
-	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest tests/integration/test_views.py tests/unit/test_returns.py
+frameworks: .venv/.made .venv-frameworks/.made  ## what works with PyTorch, JAX and Minari, which are too big for `make test`
+	$(test-frameworks) -k 'not jax and not rlax'
+	$(test-frameworks) -k 'jax or rlax'  # by itself: JAX has threads, so a process with it must not be forked
+
+test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(FRAMEWORK_TESTS)
 
 # The client as it ships: built, installed, and tested against a server of .venv.
 define test-client
@@ -120,9 +126,9 @@ clean:  ## remove environments, caches and builds
 	scripts/make-venv $(@D) '$(PYTHON311)' constraints/tf-agents.txt $(TF_AGENTS)
 	@touch $@
 
-.venv-frameworks/.made: $(PROJECTS)
+.venv-frameworks/.made: $(PROJECTS) constraints/frameworks.txt
 	$(require-311)
-	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null --editable '.[test,torch,jax]'
+	scripts/make-venv $(@D) '$(PYTHON311)' constraints/frameworks.txt $(FRAMEWORKS)
 	@touch $@
 
 .venv-rllib/.made: $(PROJECTS)

@@ -94,7 +94,8 @@ def test_stop_leaves_a_checkpoint_within_the_grace_period(project: Project) -> N
 
 
 def test_gateway_lets_in_who_has_a_certificate(project: Project, certificates: Path) -> None:
-    project("--profile", "tls", "up", "--detach", "--build", "--no-recreate", "--scale", "actor=2", timeout_s=600)
+    project.build("gateway")
+    project("--profile", "tls", "up", "--detach", "--no-recreate", "--scale", "actor=2")
     address = f"localhost:{project.gateway_port}"
     tls = rw.TLS(certificates / "ca.crt", certificates / "client.crt", certificates / "client.key")
     with rw.Client(address, tls) as client:
