@@ -109,15 +109,20 @@ class ContiguousDataset:
                 of `ReplayDataset`.
 
         Raises:
-            SpecError: an argument can never work.
+            SpecError: an argument can never work, or is set by the slices: `num_steps`, `collate`.
             StructureError: a table is not there; names those that are.
             ServerUnavailableError: a server does not answer within the time-out.
         """
         self._sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
+        for name in ("num_steps", "collate"):
+            if name in options:
+                raise SpecError(f"`{name}` is set by the slices, got {options[name]!r}. Leave it out.")
         if row_priority_fn is not None and self._sampler.by is not By.ROW:
             raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
-        self._rng = np.random.default_rng(seed)
-        tables = [table] if isinstance(table, str) else list(table)
+        self._rng = np.random.default_rng(None if seed is None else integer("seed", seed, minimum=0))
+        tables = [table] if isinstance(table, str) else list(table) if isinstance(table, Sequence) else []
+        if not tables or not all(isinstance(name, str) for name in tables):
+            raise SpecError(f"`table` must be the name of a table, or several, got {table!r}.")
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self._client, self._owns_client = as_client(client, options.get("timeout_s"))
         num_members = len(tables) * len(self._client.shards)
@@ -214,8 +219,8 @@ class ContiguousDataset:
 
 
 def _checked_weights(weights: Sequence[float] | None, num_members: int) -> list[float]:
-    found = [1.0] * num_members if weights is None else list(weights)
-    if len(found) != num_members or not num_members:
+    found = [1.0] * num_members if weights is None else list(weights) if np.iterable(weights) else []
+    if len(found) != num_members:
         raise SpecError(f"`weights` must be one a table of each server, {num_members}, got {weights!r}.")
     allot(0, found, np.random.default_rng())
     return found

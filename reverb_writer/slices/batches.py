@@ -154,7 +154,11 @@ def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> In
     >>> allot(16, [0, 0.75, 0.25], np.random.default_rng(0)).tolist()
     [0, 12, 4]
     """
-    number, shares = integer("number", number, minimum=0), np.asarray(weights, np.float64)
+    number = integer("number", number, minimum=0)
+    try:
+        shares = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        shares = np.empty(0)
     if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
         raise SpecError(f"`weights` must be finite numbers >= 0, one a member and not all 0, got {weights!r}.")
     edges = np.cumsum(shares) * number / shares.sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -182,3 +183,21 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
             next(dataset)
         write_episodes(server.address, "b", [2], actor=1)
         assert slices_of(next(dataset)) == [[0, 1, 2], [10_000, 10_001]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"table": 3}, "`table` must be the name of a table, or several, got 3"),
+        ({"table": []}, "`table` must be the name of a table, or several, got []"),
+        ({"table": ["a", 3]}, "`table` must be the name of a table, or several, got ['a', 3]"),
+        ({"weights": ["a"]}, "`weights` must be finite numbers >= 0, one a member and not all 0, got ['a']"),
+        ({"weights": 0.5}, "`weights` must be one a table of each server, 1, got 0.5"),
+        ({"seed": "x"}, "`seed` must be an integer, got 'x'"),
+        ({"num_steps": 4}, "`num_steps` is set by the slices, got 4"),
+        ({"collate": "pad"}, "`collate` is set by the slices, got 'pad'"),
+    ],
+)
+def test_argument_that_can_never_work_is_refused_by_name(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(rw.SpecError, match=re.escape(message)):
+        rw.ContiguousDataset("localhost:1", **{"table": "a", "num_slices": 2, "slice_len": 3, **given})
