@@ -122,6 +122,7 @@ class ReplayDataset:
         for name, value in (("max_cache_bytes", max_cache_bytes), ("max_sample_bytes", max_sample_bytes)):
             integer(name, value, minimum=1)
         self.table = table
+        self._reuses_buffers = bool(reuse_buffers)
         self._on_timeout, self._collate = on_timeout, collate
         self._client, self._owns_client = as_client(client, timeout_s)
         self.timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -277,7 +278,13 @@ class ReplayDataset:
         return TorchDataset(self._reopen, self, device)
 
     def as_jax(self, device: Any = None) -> Iterator[Batch]:
-        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default."""
+        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default.
+
+        Raises:
+            SpecError: with `reuse_buffers`: JAX's arrays on a CPU may be the batch's own memory, and change with it.
+        """
+        if self._reuses_buffers:
+            raise SpecError("`reuse_buffers` must be False for as_jax, got True: JAX's arrays may share those buffers.")
         from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
 
         return jax_batches(self, device)
