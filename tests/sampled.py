@@ -15,6 +15,7 @@ Slices = Sequence[tuple[int, int, int, int]]
 
 def chunk(key: int, columns: Sequence[Any], *, delta_encoded: bool = False) -> Any:
     made = messages.ChunkData(chunk_key=key, data_tensors_len=len(columns), delta_encoded=delta_encoded)
+    made.sequence_range.episode_id, made.sequence_range.end = 77, 4
     for column in columns:
         made.data.tensors.add().ParseFromString(tensors.encode(np.asarray(column)))
     return made

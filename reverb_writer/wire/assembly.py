@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire.arena import Arena
 from reverb_writer.wire.output import Output
 from reverb_writer.wire.samples import Column, SampleInfos
-from reverb_writer.wire.sent_chunks import SentChunk, SentChunks
+from reverb_writer.wire.sent_chunks import LikelyKinds, SentChunk, SentChunks
 from reverb_writer.wire.trajectories import Layout, Slice, parse
 
 __all__ = ["MAX_SAMPLE_BYTES", "Assembly"]
@@ -32,12 +33,12 @@ Array = npt.NDArray[Any]
 MAX_SAMPLE_BYTES = 1 << 30
 """Size of the largest sample that is decoded, unless told otherwise."""
 
-Rows = tuple[Array, ...]
-"""Which rows of its arena each group of an item's columns is."""
+Rows = tuple[tuple[int, ...], ...]
+"""Which rows of its arena each group of an item's columns is: of slice after slice, first row and their number."""
 
 _MAX_LAYOUTS = 4
 _KNOWN_SHARE = 4  # trajectories that are remembered take so much of what decoded chunks may take
-_ENTRY_BYTES = 300
+_ENTRY_BYTES, _INT_BYTES = 200, 40
 
 
 class _Shelf:
@@ -55,7 +56,7 @@ class _Shelf:
         self._known_bytes, self._max_known_bytes = 0, max_known_bytes
 
     def remember(self, trajectory: bytes, rows: Rows) -> None:
-        self._known_bytes += len(trajectory) + sum([_ENTRY_BYTES + of_group.nbytes for of_group in rows])
+        self._known_bytes += len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_group) for of_group in rows])
         if self._known_bytes > self._max_known_bytes:
             self.forget()
         self.known[trajectory] = rows
@@ -91,6 +92,7 @@ class Assembly:
         self.num_decoded_chunks = 0
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._shelves: dict[Layout, _Shelf] = {}
+        self._likely_kinds: LikelyKinds = {}
         self._current: _Shelf | None = None
         self._known: Mapping[bytes, Rows] = {}  # of the current shelf
         self._begin()
@@ -157,8 +159,7 @@ class Assembly:
         for group, arena, of_group in zip(
             self._current.layout.groups, self._current.arenas, zip(*self._rows, strict=True), strict=True
         ):
-            rows = np.concatenate(of_group)
-            lengths = np.fromiter(map(len, of_group), np.int64, len(of_group))
+            rows, lengths = _expand(of_group)
             for number, column in zip(group.columns, arena.columns, strict=True):
                 self._outputs[number].add(column, rows, lengths, self._batch_size)
         self._rows.clear()
@@ -187,9 +188,13 @@ class Assembly:
         self, layout: Layout, shelf: _Shelf | None, slices_of: Sequence[Sequence[Slice]], sent: Sequence[bytes]
     ) -> tuple[_Shelf, Rows]:
         """Decode the chunks that are not known, and return the rows of an item."""
+        if shelf:
+            found_rows = [_rows(arena, slices) for arena, slices in zip(shelf.arenas, slices_of, strict=True)]
+            if all(found_rows):
+                return shelf, tuple(found_rows)
         # Dtypes, shapes and sizes are checked before anything is decoded, and what is decoded is stored only if it is
         # good: a bad sample changes nothing.
-        chunks = SentChunks(sent, self._max_sample_bytes)
+        chunks = SentChunks(sent, self._max_sample_bytes, self._likely_kinds)
         if shelf:
             for group, arena, slices in zip(layout.groups, shelf.arenas, slices_of, strict=True):
                 for key, _, _ in slices:
@@ -271,8 +276,25 @@ def _place(arena: Arena, chunk_of: Callable[[int], SentChunk], keys: Sequence[in
     return num_decoded
 
 
-def _rows(arena: Arena, slices: Sequence[Slice]) -> Array:
-    """Return which rows of the arena slices are."""
+def _rows(arena: Arena, slices: Sequence[Slice]) -> tuple[int, ...]:
+    """Return which rows of the arena slices are; nothing if chunks are missing or do not have them, or too many."""
     spans = arena.spans
-    ranges = [np.arange(spans[key][0] + offset, spans[key][0] + offset + length) for key, offset, length in slices]
-    return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
+    rows: list[int] = []
+    num_rows = 0
+    for key, offset, length in slices:
+        span = spans.get(key)
+        if span is None or span[0] + offset + length > span[1]:
+            return ()
+        rows += (span[0] + offset, length)
+        num_rows += length
+    return tuple(rows) if num_rows <= arena.max_rows else ()  # unlike lists, of no concern to the garbage collector
+
+
+def _expand(of_samples: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """Return the rows of samples end to end, and how many each has."""
+    num_slices = np.fromiter(map(len, of_samples), np.intp, len(of_samples)) // 2
+    numbers = np.fromiter(itertools.chain.from_iterable(of_samples), np.intp, 2 * int(num_slices.sum()))
+    starts, lengths = numbers[::2], numbers[1::2]
+    stops = lengths.cumsum()
+    rows = np.arange(stops[-1]) + (starts - stops + lengths).repeat(lengths)
+    return rows, np.add.reduceat(lengths, num_slices.cumsum() - num_slices)

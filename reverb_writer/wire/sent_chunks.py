@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,17 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire import messages, tensors
+from reverb_writer.wire.plain_chunks import find_contents, find_frame, opening
 from reverb_writer.wire.tensors import varint
 
-__all__ = ["DtypesAndShapes", "SentChunk", "SentChunks"]
+__all__ = ["DtypesAndShapes", "LikelyKinds", "SentChunk", "SentChunks"]
 
 Array = npt.NDArray[Any]
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
 _CHUNK_KEY = b"\x08"  # field 1, a varint
 _MAX_SHARED_COLUMNS, _MAX_SHARED_BYTES = 256, 8192
-
+_MAX_LIKELY_KINDS = 256
 
 _Head = tuple[int, bytes]
 """A tensor's dtype, as a number, and its shape, as a TensorShapeProto."""
@@ -37,8 +38,10 @@ class Kind:
         length: rows that all columns have. What only some have no good item names.
         num_bytes: what they occupy decoded, without the characters of strings.
         has_strings: whether there are strings.
+        is_small: whether it may be kept.
         is_plain: whether what is stored are the bytes of `length` rows of each column, as they are in memory.
         booleans: which columns are.
+        expected: of each column, how its tensor is written, for `find_contents`.
     """
 
     def __init__(self, heads: Sequence[_Head]) -> None:
@@ -50,10 +53,13 @@ class Kind:
         self.length = min([head.shape[0] for head in self.heads])
         self.num_bytes = sum([head.num_bytes for head in self.heads])
         self.has_strings = any(head.dtype.kind == "O" for head in self.heads)
+        self.is_small = _is_small(heads)
         is_even = all(head.shape[0] == self.length for head in self.heads)
         self.is_plain = is_even and not self.has_strings and sys.byteorder == "little"
         self.booleans = [number for number, head in enumerate(self.heads) if head.dtype.kind == "b"]
-        self._starts = [(head.announced, head.min_content) for head in self.heads]
+        self.expected = [
+            (opening(*sent), head.announced, head.min_content) for sent, head in zip(heads, self.heads, strict=True)
+        ]
 
     def is_likely(self, contents: Sequence[bytes]) -> bool:
         """Return whether snappy blocks announce the sizes that they should, and may hold as much.
@@ -63,14 +69,17 @@ class Kind:
         return all(
             [  # noqa: C419  # twice as fast as one by one
                 content.startswith(announced) and len(content) >= least
-                for content, (announced, least) in zip(contents, self._starts, strict=True)
+                for content, (_, announced, least) in zip(contents, self.expected, strict=True)
             ]
         )
 
 
 def _kind_of(heads: tuple[_Head, ...]) -> Kind:
-    is_shared = len(heads) <= _MAX_SHARED_COLUMNS and sum([len(shape) for _, shape in heads]) <= _MAX_SHARED_BYTES
-    return _shared_kind(heads) if is_shared else Kind(heads)
+    return _shared_kind(heads) if _is_small(heads) else Kind(heads)
+
+
+def _is_small(heads: Sequence[_Head]) -> bool:
+    return len(heads) <= _MAX_SHARED_COLUMNS and sum([len(shape) for _, shape in heads]) <= _MAX_SHARED_BYTES
 
 
 _shared_kind = functools.lru_cache(maxsize=256)(Kind)
@@ -85,19 +94,18 @@ class SentChunk:
         num_bytes: what it occupies decoded, the characters of strings included.
     """
 
-    def __init__(self, chunk: Any, indices: Sequence[int], max_bytes: int) -> None:
-        """Look at the tensors; see `SentChunks`."""
-        self._delta_encoded = chunk.delta_encoded
-        sent = chunk.data.tensors
-        if max(indices) >= len(sent):
-            raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(sent)}.")
-        named = [sent[index] for index in indices]
-        kind = self.kind = _kind_of(tuple([(tensor.dtype, tensor.tensor_shape) for tensor in named]))
-        self._contents = [tensor.tensor_content for tensor in named]
-        self._strings = [list(tensor.string_val) for tensor in named] if kind.has_strings else [()] * len(named)
-        if kind.has_strings or not kind.is_likely(self._contents):
-            for tensor in self._tensors():
-                tensor.check(max_bytes)
+    __slots__ = ("_contents", "_delta_encoded", "_strings", "kind", "length", "num_bytes")
+
+    def __init__(
+        self,
+        kind: Kind,
+        contents: Sequence[bytes | memoryview],
+        strings: Sequence[Sequence[bytes]] = (),
+        *,
+        delta_encoded: bool = False,
+    ) -> None:
+        """Compare nothing; `strings` are needed if the kind has some."""
+        self.kind, self._contents, self._strings, self._delta_encoded = kind, contents, strings, delta_encoded
         self.length = kind.length
         self.num_bytes = kind.num_bytes
         if kind.has_strings:
@@ -106,11 +114,27 @@ class SentChunk:
                 for tensor in self._tensors()
                 if tensor.head.dtype.kind == "O"
             )
-        if self.num_bytes > max_bytes:
-            raise UnsafeDataError(
-                f"the chunks of a sample need {self.num_bytes} bytes, expected at most {max_bytes} more. Raise "
-                "`max_sample_bytes` if you trust the writer."
-            )
+
+    @classmethod
+    def of(cls, chunk: Any, indices: Sequence[int], max_bytes: int) -> SentChunk:
+        """Look at some tensors of a `reverb_writer.sampled.Chunk`; see `SentChunks`."""
+        sent = chunk.data.tensors
+        if max(indices) >= len(sent):
+            raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(sent)}.")
+        named = [sent[index] for index in indices]
+        kind = _kind_of(tuple([(tensor.dtype, tensor.tensor_shape) for tensor in named]))
+        contents = [tensor.tensor_content for tensor in named]
+        strings = [list(tensor.string_val) for tensor in named] if kind.has_strings else ()
+        found = cls(kind, contents, strings, delta_encoded=chunk.delta_encoded)
+        if kind.has_strings or not kind.is_likely(contents):
+            for tensor in found._tensors():
+                tensor.check(max_bytes)
+        return found
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether its contents are stored as they are, in all columns."""
+        return self.kind.is_plain and not self._delta_encoded
 
     def decode_into(self, columns: Sequence[Array], stored: Sequence[Array], start: int) -> None:
         """Decode into the rows from `start` on of columns [capacity, ...] of these dtypes and shapes, in C order.
@@ -124,7 +148,7 @@ class SentChunk:
             FormatError: a tensor is damaged.
         """
         stop = start + self.length
-        if self.kind.is_plain and not self._delta_encoded:
+        if self.is_plain:
             tensors.decompress_into(self._contents, [of_column[start:stop] for of_column in stored])
             for number in self.kind.booleans:  # 0 or 1, whatever was stored
                 np.not_equal(stored[number][start:stop], 0, out=stored[number][start:stop].view(np.bool_))
@@ -138,23 +162,30 @@ class SentChunk:
                 column[start:stop] = whole[: self.length]
 
     def _tensors(self) -> Iterator[tensors.Tensor]:
-        return map(tensors.Tensor, self.kind.heads, self._contents, self._strings)
+        strings = self._strings or [()] * len(self._contents)
+        return map(tensors.Tensor, self.kind.heads, map(bytes, self._contents), strings)
+
+
+LikelyKinds = MutableMapping[tuple[Sequence[int], bytes], Kind]
+"""What a chunk is likely to be, by the tensors that are asked for and the bytes after them."""
 
 
 class SentChunks:
     """The chunks of a sample, by key."""
 
-    def __init__(self, sent: Sequence[bytes], max_bytes: int) -> None:
+    def __init__(self, sent: Sequence[bytes], max_bytes: int, likely_kinds: LikelyKinds | None = None) -> None:
         """Parse nothing yet.
 
         Args:
             sent: the bytes of each ChunkData.
             max_bytes: bound on all tensors together that are asked for, decoded.
+            likely_kinds: what the chunks of the samples before taught; it learns from these.
         """
-        self._sent = list(sent)
+        self._sent = list(sent)  # each look into a repeated field makes a copy
         self._parsed: dict[int, Any] = {}
         self._chunks: dict[tuple[int, Sequence[int]], SentChunk] = {}
         self._max_bytes = max_bytes
+        self._likely_kinds = {} if likely_kinds is None else likely_kinds
 
     def get(self, key: int, indices: Sequence[int]) -> SentChunk:
         """Return a chunk, as far as the tensors `indices` are concerned.
@@ -165,18 +196,40 @@ class SentChunks:
         """
         found = self._chunks.get((key, indices))
         if found is None:
-            if key not in self._parsed:
-                self._parse(key)
-            found = self._chunks[key, indices] = SentChunk(self._parsed[key], indices, self._max_bytes)
+            found = self._chunks[key, indices] = self._find(key, indices)
+            if found.num_bytes > self._max_bytes:
+                del self._chunks[key, indices]
+                raise UnsafeDataError(
+                    f"the chunks of a sample need {found.num_bytes} bytes, expected at most {self._max_bytes} more. "
+                    "Raise `max_sample_bytes` if you trust the writer."
+                )
             self._max_bytes -= found.num_bytes
         return found
 
-    def _parse(self, key: int) -> None:
-        """Parse the chunk that begins with its key, as every server writes it; all of them if there is none."""
+    def _find(self, key: int, indices: Sequence[int]) -> SentChunk:
+        """Take apart the chunk that begins with its key, as every server writes it; all of them if there is none."""
         start = _CHUNK_KEY + varint(key)
         likely = [sent for sent in self._sent if sent.startswith(start)]
+        frame = find_frame(likely[0], len(start)) if len(likely) == 1 and key not in self._parsed else None
+        if frame:
+            at, stop, rest = frame
+            kind = self._likely_kinds.get((indices, rest))
+            contents = kind and find_contents(likely[0], at, stop, kind.expected)
+            if kind and contents:
+                return SentChunk(kind, contents)
+        if key not in self._parsed:
+            self._parse(key, likely or self._sent)
+        found = SentChunk.of(self._parsed[key], indices, self._max_bytes)
+        is_lasting = found.is_plain and found.kind.is_small and tuple(indices) == tuple(range(len(indices)))
+        if frame and is_lasting and find_contents(likely[0], at, stop, found.kind.expected):
+            if len(self._likely_kinds) >= _MAX_LIKELY_KINDS:
+                self._likely_kinds.clear()
+            self._likely_kinds[indices, rest] = found.kind
+        return found
+
+    def _parse(self, key: int, likely: Sequence[bytes]) -> None:
         try:
-            for sent in likely or self._sent:
+            for sent in likely:
                 chunk = messages.SampledChunk.FromString(sent)
                 self._parsed[chunk.chunk_key] = chunk
         except DecodeError as error:

@@ -234,8 +234,8 @@ def varint(number: int) -> bytes:
     """
     groups = bytearray()
     while number >= _MORE:
-        groups.append(number % _MORE | _MORE)
-        number //= _MORE
+        groups.append(number & 0x7F | _MORE)
+        number >>= 7
     groups.append(number)
     return bytes(groups)
 
@@ -352,7 +352,7 @@ class Tensor(NamedTuple):
             np.cumsum(steps, axis=0, dtype=steps.dtype, out=steps)
 
 
-def decompress_into(contents: Iterable[bytes], arrays: Iterable[Array]) -> None:
+def decompress_into(contents: Iterable[bytes | memoryview], arrays: Iterable[Array]) -> None:
     """Decompress snappy blocks that are checked, each into an array of uint8 of its size, in C order.
 
     Raises:

@@ -73,6 +73,8 @@ def _parse_alike(flat: bytes) -> tuple[Layout, list[list[Slice]]] | None:  # noq
         return None
     size, start = (flat[1], 2) if flat[1] < 0x80 else (flat[1] - 0x80 + flat[2] * 0x80, 3)  # noqa: PLR2004
     stop = start + size
+    if stop + 1 < len(flat) and flat[stop + 1] <= min(size, 0x7F):  # the next column has no room for an index
+        return None
     # The first column names tensor 0, so each of its slices is without an index. Split it where one would stand.
     slices: list[Slice] = []
     pieces = []
@@ -116,25 +118,35 @@ def _parse_any(flat: bytes) -> tuple[Layout, list[list[Slice]]]:
         trajectory = messages.FlatTrajectory.FromString(flat)
     except DecodeError as error:
         raise FormatError(f"an item whose trajectory cannot be read ({error}).") from None
-    groups: dict[tuple[Slice, ...], tuple[list[int], list[int]]] = {}
-    squeezed = []
-    for number, column in enumerate(trajectory.columns):
-        slices = tuple([(piece.chunk_key, piece.offset, piece.length) for piece in column.chunk_slices])
-        tensors = {piece.index for piece in column.chunk_slices}
-        if not slices or len(tensors) > 1 or min(tensors) < 0 or any(o < 0 or n < 1 for _, o, n in slices):
-            raise FormatError(f"column {number} of an item is made of impossible slices: {column.chunk_slices}"[:500])
-        if column.squeeze and sum(length for _, _, length in slices) != 1:
-            raise FormatError(f"column {number} of an item is squeezed, but has more than one row.")
-        columns, indices = groups.setdefault(slices, ([], []))
-        columns.append(number)
-        indices.append(tensors.pop())
+    groups: dict[tuple[Slice, ...], int] = {}
+    numbers: list[int] = []  # of each column: its group,
+    tensors: list[int] = []  # which tensor of the chunks,
+    squeezed: list[bool] = []
+    for column in trajectory.columns:
+        pieces = [(piece.chunk_key, piece.offset, piece.length, piece.index) for piece in column.chunk_slices]
+        index = pieces[0][3] if pieces else -1
+        num_rows = 0
+        for _, offset, length, its_index in pieces:
+            num_rows += length
+            if offset < 0 or length < 1 or its_index != index:
+                index = -1
+        if index < 0:
+            raise FormatError(f"column {len(numbers)} of an item is made of impossible slices: {pieces}"[:500])
+        if column.squeeze and num_rows != 1:
+            raise FormatError(f"column {len(numbers)} of an item is squeezed, but has more than one row.")
+        numbers.append(groups.setdefault(tuple([piece[:3] for piece in pieces]), len(groups)))
+        tensors.append(index)
         squeezed.append(column.squeeze)
     if not groups:
         raise FormatError("an item without columns.")
-    found = tuple([Group(tuple(columns), tuple(indices)) for columns, indices in groups.values()])
-    return _interned(Layout(found, tuple(squeezed))), [list(slices) for slices in groups]
+    return _grouped(tuple(numbers), tuple(tensors), tuple(squeezed)), [list(slices) for slices in groups]
 
 
 @functools.lru_cache(maxsize=16)  # a layout may be as large as a message
-def _interned(layout: Layout) -> Layout:
-    return layout
+def _grouped(numbers: tuple[int, ...], tensors: tuple[int, ...], squeezed: tuple[bool, ...]) -> Layout:
+    """Return the layout of columns that are in these groups and are these tensors of their chunks."""
+    members: list[list[int]] = [[] for _ in range(max(numbers) + 1)]
+    for column, number in enumerate(numbers):
+        members[number].append(column)
+    groups = [Group(tuple(columns), tuple([tensors[column] for column in columns])) for columns in members]
+    return Layout(tuple(groups), squeezed)

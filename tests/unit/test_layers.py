@@ -27,6 +27,7 @@ LAYERS = [
     "structure",
     "wire.responses",
     "wire.trajectories",
+    "wire.plain_chunks",
     "wire.sent_chunks",
     "wire.arena",
     "wire.samples",
