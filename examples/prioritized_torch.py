@@ -15,7 +15,7 @@ import torch
 
 import reverb_writer as rw
 
-NUM_CELLS, NUM_ACTIONS = 8, 2  # left, right
+NUM_CELLS, NUM_ACTIONS = 5, 2  # left, right
 NUM_STEPS, DISCOUNT = 3, 0.9
 TABLE = "replay"
 
@@ -51,6 +51,7 @@ def learn(address: str, num_batches: int) -> Any:
     """Return Q, [cells, actions], learnt from batches, with TD errors as priorities."""
     values = torch.zeros(NUM_CELLS, NUM_ACTIONS, requires_grad=True)
     optimizer = torch.optim.Adam([values], 0.05)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_batches)
     with rw.ReplayDataset(address, TABLE, batch_size=64) as dataset:
         for _, batch in zip(range(num_batches), dataset.as_torch(), strict=False):
             data = batch.data
@@ -69,7 +70,8 @@ def learn(address: str, num_batches: int) -> Any:
             optimizer.zero_grad()
             (weights * errors**2).mean().backward()
             optimizer.step()
-            dataset.update_priorities(batch.info.keys, errors.detach().abs().numpy() + 1e-3)
+            schedule.step()
+            dataset.update_priorities(batch.info.keys, (errors.detach().abs() * (weights > 0)).numpy() + 1e-3)
     return values.detach().numpy()
 
 

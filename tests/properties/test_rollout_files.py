@@ -26,7 +26,7 @@ def columns(num_steps: int) -> st.SearchStrategy[Any]:
     """Return nests of arrays [num_steps, ...]."""
     shapes = arrays.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4)
     leaves = st.tuples(DTYPES, shapes).flatmap(lambda of: arrays.arrays(of[0], (num_steps, *of[1])))
-    keys = st.text(st.characters(codec="utf-8", exclude_characters="/"), max_size=3)
+    keys = st.text(st.characters(codec="utf-8", exclude_characters="/\0"), max_size=3)
     return st.recursive(
         leaves,
         lambda inner: st.dictionaries(keys, inner, min_size=1, max_size=3) | st.tuples(inner, inner),

@@ -286,6 +286,12 @@ def test_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
         RolloutWriter(tmp_path)({"a/b": 1, "a": {"b": 2}})
 
 
+def test_leaf_that_a_zip_file_would_cut_short_is_refused(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer, pytest.raises(rw.StructureError, match=r"leaf 'a\\x00b': .* has a NUL"):
+        writer({"a\0b": 1.0}, end_of_episode=True)
+    assert list_trajectories(tmp_path) == []
+
+
 def test_rollouts_load_neither_grpc_nor_torch() -> None:
     script = (
         "import sys, reverb_writer as rw\n"

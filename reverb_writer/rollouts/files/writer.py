@@ -273,6 +273,9 @@ class RolloutWriter:
         names = _names(structure)
         if len(set(names)) != len(names):
             raise StructureError(f"leaves need different names, got {', '.join(names)}. Rename a key that has a slash.")
+        for name in names:
+            if "\0" in name:
+                raise StructureError(f"leaf {name!r}: an .npz file cannot name it. Rename the key that has a NUL.")
         for dtype in structure.dtypes:
             dtype_number(dtype)  # what Reverb cannot store could not be sent again
         dtypes, shapes = structure.dtypes, structure.shapes
