@@ -159,7 +159,7 @@ def test_prioritized_q_learning_finds_the_way(replay_server: StartServer) -> Non
     example = runpy.run_path(str(path))
     server = replay_server(rw.TableConfig("replay", 5000, sampler=rw.Prioritized(0.6)))
     example["act"](server.address, 200)
-    values = example["learn"](server.address, 500)
+    values = example["learn"](server.address, 1000)
     assert values[:-1].argmax(axis=1).tolist() == [1] * 4
     # The step into the end is worth 1.
     assert abs(values[3, 1] - 1.0) < 0.1
