@@ -175,21 +175,21 @@ class Client:
         """
         return self.shards[0].spec_of(table, timeout_s)
 
-    def store_spec(self, table: str, spec: Any, timeout_s: float | None = None) -> None:
+    def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
         """Keep the step spec of a table that is going to be written; what is there already must be the same.
 
         It is kept until `reset`. A server without a table for specs keeps none, nor is a nest kept that Reverb cannot
         describe.
 
         Args:
-            table: its name.
+            table: its name, or several; all are compared before any is kept.
             spec: nest of `ArraySpec`, without the time dimension.
             timeout_s: None for the client's.
 
         Raises:
             StructureError: the table was first written with another structure; names the leaf.
         """
-        self._only().store_spec(table, spec, timeout_s)
+        self._only().store_spec([table] if isinstance(table, str) else table, spec, timeout_s)
 
     def mutate_priorities(
         self,

@@ -202,8 +202,7 @@ class WriteSession:
         Raises:
             StructureError: names the leaf, and what the table has.
         """
-        for table in self._signatures:
-            self._client.store_spec(table, spec, self.timeout_s)
+        self._client.store_spec(list(self._signatures), spec, self.timeout_s)
 
     def add_writers(self, writers: Iterable[SequenceWriter]) -> None:
         """Count these writers' items, and send their windows when they are due."""

@@ -21,7 +21,7 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.priorities import check_priority
-from reverb_writer.structure import SPECS_TABLE, packer, spec_key
+from reverb_writer.structure import SPECS_TABLE, check_same, packer, spec_key
 from reverb_writer.wire import messages
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel, describe
@@ -30,7 +30,7 @@ from reverb_writer.wire.insert_stream import InsertStream
 from reverb_writer.wire.samples import SampleInfo
 from reverb_writer.wire.server_info import ServerInfo, request_server_info, unknown_table, why_samples_wait
 from reverb_writer.wire.single_item import column, one_item
-from reverb_writer.wire.specs import spec_of, store_spec
+from reverb_writer.wire.specs import keeps_spec, spec_of, store_spec
 
 __all__ = ["Sample", "Shard"]
 
@@ -103,8 +103,7 @@ class Shard:
         info = self.request_info(timeout_s)
         unknown_table(checked, info, self.address)
         if spec is not None:
-            for table in checked:
-                self._store_spec(info, table, spec, timeout_s)
+            self._store_spec(info, list(checked), spec, timeout_s)
         stream.wait_for_room(timeout_s)
         request = one_item(columns, squeezed, checked)
         stream.write(request)
@@ -146,10 +145,10 @@ class Shard:
         timeout_s = self._timeout(timeout_s)
         return self._spec_of(self.request_info(timeout_s), table, timeout_s)
 
-    def store_spec(self, table: str, spec: Any, timeout_s: float | None = None) -> None:
-        """Keep the step spec of a table that is going to be written; what is there already must be the same."""
+    def store_spec(self, tables: Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
+        """Keep the step spec of tables that are going to be written; what is there already must be the same."""
         timeout_s = self._timeout(timeout_s)
-        self._store_spec(self.request_info(timeout_s), table, spec, timeout_s)
+        self._store_spec(self.request_info(timeout_s), tables, spec, timeout_s)
 
     def mutate_priorities(
         self,
@@ -192,9 +191,14 @@ class Shard:
         finally:
             self.channel.close()
 
-    def _store_spec(self, info: ServerInfo, table: str, spec: Any, timeout_s: float) -> None:
-        stored = self._spec_of(info, table, timeout_s)
-        store_spec(self.channel, self.open_stream, info, table, spec, stored, timeout_s)
+    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, timeout_s: float) -> None:
+        stored = {table: self._spec_of(info, table, timeout_s) for table in tables if keeps_spec(info, table)}
+        for table, found in stored.items():  # all, before anything is kept
+            if found is not None:
+                check_same(table, found, spec)
+        for table, found in stored.items():
+            if found is None:
+                store_spec(self.channel, self.open_stream, table, spec, timeout_s)
 
     def _spec_of(self, info: ServerInfo, table: str, timeout_s: float) -> Any:
         """Return a table's spec; the server is asked again only after specs were stored or forgotten."""

@@ -24,7 +24,7 @@ from reverb_writer.wire.insert_stream import InsertStream
 from reverb_writer.wire.server_info import ServerInfo, request_server_info
 from reverb_writer.wire.single_item import one_item
 
-__all__ = ["spec_of", "store_spec"]
+__all__ = ["keeps_spec", "spec_of", "store_spec"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -39,37 +39,32 @@ def spec_of(channel: Channel, info: ServerInfo, table: str, timeout_s: float) ->
     return _stored_spec(channel, info, table, timeout_s)
 
 
+def keeps_spec(info: ServerInfo, table: str) -> bool:
+    """Return whether a spec can be kept for the table: it has no signature, and the server has a table for specs."""
+    return SPECS_TABLE in info.tables and table in info.tables and info.tables[table].signature is None
+
+
 def store_spec(
-    channel: Channel,
-    open_stream: Callable[[], InsertStream],
-    info: ServerInfo,
-    table: str,
-    spec: Any,
-    stored: Any,
-    timeout_s: float,
+    channel: Channel, open_stream: Callable[[], InsertStream], table: str, spec: Any, timeout_s: float
 ) -> None:
-    """Keep the step spec of a table that is going to be written; what is `stored` of it already must be the same.
+    """Keep the step spec of a table that has none; if another actor was first, its spec must be the same.
 
     Raises:
         StructureError: the table was first written with another structure; names the leaf.
     """
-    if SPECS_TABLE not in info.tables or table not in info.tables or info.tables[table].signature is not None:
+    try:
+        encoded = encode_spec(spec)
+    except StructureError as error:
+        _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, error)
         return
-    if stored is None:
-        try:
-            encoded = encode_spec(spec)
-        except StructureError as error:
-            _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, error)
-            return
-        request = one_item([np.array([encoded], object)], [False], {SPECS_TABLE: 1.0}, spec_key(table))
-        stream = open_stream()
-        try:
-            stream.write(request)
-            stream.flush(timeout_s)
-        finally:
-            stream.abandon()
-        # Another actor may have been first.
-        stored = _stored_spec(channel, request_server_info(channel, timeout_s), table, timeout_s)
+    request = one_item([np.array([encoded], object)], [False], {SPECS_TABLE: 1.0}, spec_key(table))
+    stream = open_stream()
+    try:
+        stream.write(request)
+        stream.flush(timeout_s)
+    finally:
+        stream.abandon()
+    stored = _stored_spec(channel, request_server_info(channel, timeout_s), table, timeout_s)
     if stored is not None:
         check_same(table, stored, spec)
 
