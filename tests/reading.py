@@ -25,6 +25,13 @@ class Place(NamedTuple):
         return read_column(self.client, table, column)
 
 
+class Pair(NamedTuple):
+    """A part of `SIGNATURE`."""
+
+    left: Any
+    right: Any
+
+
 def fifo(name: str, max_size: int = 1_000_000, **options: Any) -> rw.TableConfig:
     """Describe a table that gives each item once, oldest first, and never makes a writer wait."""
     return rw.TableConfig(name, max_size, "fifo", "fifo", max_times_sampled=1, **options)
@@ -33,6 +40,10 @@ def fifo(name: str, max_size: int = 1_000_000, **options: Any) -> rw.TableConfig
 def spec(shape: tuple[int | None, ...] | None, dtype: npt.DTypeLike) -> ArraySpec:
     """Describe a leaf."""
     return ArraySpec(shape, np.dtype(dtype))
+
+
+SIGNATURE = {"pair": Pair(spec((None, 2), np.float32), spec((None,), np.object_)), "list": [spec((3,), int)]}
+"""Of the table `signed`."""
 
 
 def read(client: rw.Client, table: str) -> list[rw.Sample]:

@@ -1,11 +1,11 @@
-"""A server for tests that only write and read: tables `a` and `b`, emptied for each test."""
+"""Servers for tests that only write and read, their tables emptied for each test: `a` and `b`, or one of each kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from reading import Place, fifo
+from reading import SIGNATURE, Place, fifo
 from server_process import HostedServer, ServerProcess
 
 import reverb_writer as rw
@@ -24,3 +24,26 @@ def place(two_tables: HostedServer) -> Iterator[Place]:
         for table in ("a", "b"):
             client.reset(table)
         yield Place(two_tables.address, client)
+
+
+@pytest.fixture(scope="session")
+def server(shared_process: ServerProcess) -> Iterator[HostedServer]:
+    started = shared_process.start(
+        fifo("a"),
+        fifo("b"),
+        fifo("late"),
+        fifo("signed", signature=SIGNATURE),
+        rw.TableConfig("replay", 1000, rw.Prioritized(1.0)),
+        rw.TableConfig("heap", 1000, "max_heap", rate_limiter=rw.MinSize(2)),
+        rw.TableConfig("pair", 1000, rate_limiter=rw.MinSize(2)),
+    )
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def client(server: HostedServer) -> Iterator[rw.Client]:
+    with rw.Client(server.address, timeout_s=20) as client:
+        for table in client.server_info():
+            client.reset(table)
+        yield client

@@ -1,0 +1,33 @@
+"""Items of known numbers, to be read in batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import reverb_writer as rw
+
+QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
+
+
+def write_steps(address: str, table: str, num_steps: int, length: int = 4, **options: Any) -> None:
+    """Write one episode of steps 0, 1, 2, ... in two leaves; the second is ten times the first."""
+    with rw.TrajectoryObserver(address, table, length, **options) as observer:
+        for step in range(num_steps):
+            observer(
+                {"a": np.int64(step), "b": np.full(2, 10 * step, np.float32)}, end_of_episode=step == num_steps - 1
+            )
+
+
+def insert_numbers(address: str, table: str, numbers: Any, length: int = 1) -> None:
+    """Insert an item a number, which holds it `length` times."""
+    with rw.Client(address) as client:
+        for number in numbers:
+            client.insert({"n": np.full(length, number, np.int64)}, {table: 1.0})
+
+
+def first_numbers(batch: rw.Batch) -> list[int]:
+    """Return the first number of each item of a batch of them."""
+    (leaf,) = batch.data
+    return [int(number) for number in leaf[:, 0]]
