@@ -135,8 +135,8 @@ class Client:
 
         Raises:
             SpecError: no table, or a priority that is none.
-            StructureError: an unknown table, no leaf, a leaf without steps, or a table that was first written with
-                another spec.
+            StructureError: an unknown table, no leaf, a leaf without steps, one that is not what a table's signature
+                says, or a table that was first written with another spec. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. The item may still arrive.
         """
         self._next().insert(data, priorities, timeout_s, squeeze=squeeze, spec=spec)

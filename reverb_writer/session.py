@@ -11,11 +11,11 @@ from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import tree
 
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.client import Client, as_client
-from reverb_writer.errors import ClosedError, SpecError, StructureError
+from reverb_writer.errors import ClosedError, SpecError
+from reverb_writer.structure import check_signature
 from reverb_writer.targets import Target
 from reverb_writer.wire.in_flight import InsertStats
 from reverb_writer.wire.insert_stream import InsertStream, OnBlock
@@ -194,7 +194,7 @@ class WriteSession:
         check_dtypes(columns.dtypes, columns.paths)
         for table, signature in self._signatures.items():
             if signature is not None:
-                _check_signature(table, tree.flatten_with_path(signature), columns)
+                check_signature(table, signature, *columns)
 
     def store_spec(self, spec: Any) -> None:
         """Keep the step spec beside the tables, or find that they are written with another one already.
@@ -282,31 +282,3 @@ def _let_go(writers: Sequence[SequenceWriter], stream: InsertStream, client: Cli
 
 def _add(one: InsertStats, other: InsertStats) -> InsertStats:
     return InsertStats(*map(operator.add, astuple(one), astuple(other)))
-
-
-def _check_signature(table: str, signature: Sequence[tuple[Any, Any]], columns: Columns) -> None:
-    expected = {"/".join(map(str, path)): spec for path, spec in signature}
-    if len(expected) != len(columns.paths):
-        raise StructureError(
-            f"table `{table}`: its signature has {len(expected)} leaves ({', '.join(expected)}), the step has "
-            f"{len(columns.paths)} ({', '.join(columns.paths)})."
-        )
-    for (name, spec), path, dtype, shape in zip(expected.items(), *columns, strict=True):
-        if spec.dtype != dtype or not _has_shape(spec.shape, shape):
-            wanted = f"{spec.dtype} {spec.shape and spec.shape[1:]}"
-            raise StructureError(
-                f"leaf `{path}`: {dtype} {shape}, but table `{table}` holds {wanted} in `{name}` (its signature). "
-                "Cast or reshape the leaf."
-            )
-
-
-def _has_shape(signature: tuple[int | None, ...] | None, shape: tuple[int, ...]) -> bool:
-    """Return whether windows of steps of this shape are what a table's signature describes.
-
-    It has the time dimension, but for tables that `reverb.TimestepDataset` reads: that wants the shape of a step.
-    """
-    if signature is None or signature == shape:
-        return True
-    return len(signature) == len(shape) + 1 and all(
-        want in (None, size) for want, size in zip(signature[1:], shape, strict=True)
-    )

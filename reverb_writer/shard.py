@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grpc
@@ -21,7 +21,8 @@ from reverb_writer.errors import (
     StructureError,
 )
 from reverb_writer.priorities import check_priority
-from reverb_writer.structure import SPECS_TABLE, check_same, packer, spec_key
+from reverb_writer.steps import stored_dtype
+from reverb_writer.structure import SPECS_TABLE, check_same, check_signature, packer, spec_key
 from reverb_writer.wire import messages
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel, describe
@@ -102,10 +103,11 @@ class Shard:
         stream = self._insert_stream()
         info = self.request_info(timeout_s)
         unknown_table(checked, info, self.address)
+        _check_signatures(info, checked, [path for path, _ in leaves], columns, squeezed)
+        request = one_item(columns, squeezed, checked)
         if spec is not None:
             self._store_spec(info, list(checked), spec, timeout_s)
         stream.wait_for_room(timeout_s)
-        request = one_item(columns, squeezed, checked)
         stream.write(request)
         stream.flush(timeout_s, request)
 
@@ -247,3 +249,19 @@ class Shard:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 unknown_table([request.table], self.request_info(timeout_s), self.address)
             raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error
+
+
+def _check_signatures(
+    info: ServerInfo, tables: Iterable[str], paths: Sequence[Any], columns: Sequence[Any], squeezed: Sequence[bool]
+) -> None:
+    for table in tables:
+        signature = info.tables[table].signature
+        if signature is not None:
+            check_signature(
+                table,
+                signature,
+                ["/".join(map(str, path)) for path in paths],
+                [stored_dtype(column.dtype) for column in columns],
+                [column.shape[1:] for column in columns],
+                [() if single else column.shape[:1] for column, single in zip(columns, squeezed, strict=True)],
+            )

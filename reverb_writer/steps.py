@@ -207,17 +207,18 @@ def _spec(leaf: Any, path: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
             raise StructureError(
                 f"spec, leaf `{path}`: shape {sizes}, expected one without unknown sizes, time left out."
             )
-        return _stored(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), tuple(sizes)
+        return stored_dtype(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), tuple(sizes)
     array = np.asarray(leaf)
     if array.dtype == object and not all(isinstance(item, str | bytes) for item in array.flat):
         raise StructureError(
             f"first step, leaf `{path}`: {type(leaf).__name__} is no array, number or string. Take it out of the step, "
             "or turn it into an array."
         )
-    return _stored(array.dtype), array.shape
+    return stored_dtype(array.dtype), array.shape
 
 
-def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype as which a leaf is stored: `object` for strings, else the same in native byte order."""
     if dtype.kind in "SUT":
         return np.dtype(object)
     return dtype if dtype.isnative else dtype.newbyteorder("=")  # the very same one is compared faster
@@ -227,7 +228,7 @@ def _as_array(leaf: Any, dtype: np.dtype[Any], shape: tuple[int, ...], where: st
     # NumPy's own strings lose NULs at their end.
     array = np.array(leaf, object) if isinstance(leaf, str | bytes) else np.asarray(leaf)
     if array.shape == shape:
-        if _stored(array.dtype) != dtype:
+        if stored_dtype(array.dtype) != dtype:
             number = _as_number(leaf, dtype)
             if number is not None:
                 return number

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tree
 from google.protobuf.message import DecodeError
 
@@ -19,7 +20,7 @@ from reverb_writer.steps import Trajectory
 from reverb_writer.wire import signatures
 from reverb_writer.wire.messages import StructuredValue
 
-__all__ = ["SPECS_TABLE", "check_same", "decode_spec", "encode_spec", "packer", "spec_key"]
+__all__ = ["SPECS_TABLE", "check_same", "check_signature", "decode_spec", "encode_spec", "packer", "spec_key"]
 
 SPECS_TABLE = "__specs__"
 """The table in which a server keeps the specs of its other tables."""
@@ -90,6 +91,56 @@ def check_same(table: str, stored: Any, own: Any) -> None:
     missing = ", ".join(f"`{path}`" for path in theirs if path not in ours)
     if missing:
         raise StructureError(f"leaf {missing}: is missing, but table `{table}` was first written with it. {_ACTION}")
+
+
+def check_signature(
+    table: str,
+    signature: Any,
+    paths: Sequence[str],
+    dtypes: Sequence[np.dtype[Any]],
+    shapes: Sequence[tuple[int, ...]],
+    times: Sequence[tuple[int | None, ...]] | None = None,
+) -> None:
+    """Refuse columns that a table's signature does not describe.
+
+    Args:
+        table: its name.
+        signature: nest of `ArraySpec`, with the time dimension.
+        paths: of the leaves, in the order of the columns.
+        dtypes: of each; `object` for strings.
+        shapes: of each, without time.
+        times: of each the size that stands before it: (T,), () where there is no time. None for windows of any length.
+
+    Raises:
+        StructureError: names the leaf, what it is, and what the table holds.
+    """
+    expected = [("/".join(map(str, path)), spec) for path, spec in tree.flatten_with_path(signature) if spec]
+    if len(expected) != len(paths):
+        names = ", ".join(name for name, _ in expected)
+        raise StructureError(
+            f"table `{table}`: its signature has {len(expected)} leaves ({names}), got {len(paths)} "
+            f"({', '.join(paths)}). Write those that it names."
+        )
+    times = [(None,)] * len(paths) if times is None else times
+    for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
+        if spec.dtype != dtype or not _has_shape(spec.shape, shape, time):
+            got, wanted = (shape, spec.shape and spec.shape[1:]) if time == (None,) else (time + shape, spec.shape)
+            raise StructureError(
+                f"leaf `{path}`: {dtype} {got}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
+                "signature). Cast or reshape the leaf."
+            )
+
+
+def _has_shape(signature: tuple[int | None, ...] | None, shape: tuple[int, ...], time: tuple[int | None, ...]) -> bool:
+    """Return whether a signature describes values of this shape with this time before it.
+
+    It has the time dimension, but for tables that `reverb.TimestepDataset` reads: that wants the shape of a step.
+    """
+    if signature is None or signature == shape:
+        return True
+    return len(signature) == len(time) + len(shape) and all(
+        size is None or want in (None, size) for want, size in zip(signature, time + shape, strict=True)
+    )
 
 
 def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from reading import Pair, read, read_column
+from reading import Pair, fifo, read, read_column, spec
 
 import reverb_writer as rw
 
@@ -136,6 +137,62 @@ def test_data_that_is_no_item_is_refused(client: rw.Client, data: Any, message: 
         client.insert(data, {"a": 1.0})
     client.insert(np.zeros(1), {"a": 1.0})
     assert read_column(client, "a") == [[0]]
+
+
+SIGNED = {"pair": Pair(np.zeros((2, 2), np.float32), np.array(["x", "yz"])), "list": [np.arange(3)]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {**SIGNED, "pair": Pair(np.zeros((2, 2), int), np.array(["x", "yz"]))},
+            "leaf `pair/left`: int64 (2, 2), but table `signed` holds float32 (None, 2) in `pair/left` (its",
+        ),
+        (
+            {**SIGNED, "pair": Pair(np.zeros((2, 3), np.float32), np.array(["x", "yz"]))},
+            "leaf `pair/left`: float32 (2, 3), but table `signed` holds float32 (None, 2) in `pair/left`",
+        ),
+        (
+            {**SIGNED, "pair": Pair(np.zeros((2, 2), np.float32), np.zeros(2))},
+            "leaf `pair/right`: float64 (2,), but table `signed` holds object (None,) in `pair/right`",
+        ),
+        (
+            {**SIGNED, "list": [np.arange(4)]},
+            "leaf `list/0`: int64 (4,), but table `signed` holds int64 (3,) in `list/0`",
+        ),
+        (
+            {"list": [np.arange(3)]},
+            "table `signed`: its signature has 3 leaves (list/0, pair/left, pair/right), got 1 (list/0).",
+        ),
+    ],
+)
+def test_item_that_is_not_what_the_table_s_signature_says_is_refused_by_leaf_path(
+    client: rw.Client, data: Any, message: str
+) -> None:
+    with pytest.raises(rw.StructureError, match=re.escape(message)):
+        client.insert(data, {"a": 1.0, "signed": 1.0})
+    assert {client.server_info()[table].current_size for table in ("a", "signed")} == {0}
+    client.insert(SIGNED, {"a": 1.0, "signed": 1.0})
+    assert len(read(client, "signed")) == 1
+
+
+def test_squeezed_leaf_is_compared_without_time(replay_server: Any) -> None:
+    server = replay_server(fifo("once", signature={"total": spec((), np.float64), "x": spec((None, 2), np.float32)}))
+    x = np.zeros((3, 2), np.float32)
+    with rw.Client(server.address, timeout_s=20) as client:
+        with pytest.raises(
+            rw.StructureError, match=r"leaf `total`: float64 \(2,\), but table `once` holds float64 \(\)"
+        ):
+            client.insert({"total": np.zeros(2), "x": x}, {"once": 1.0}, squeeze={"total": True, "x": False})
+        with pytest.raises(
+            rw.StructureError, match=r"leaf `total`: float64 \(1, 2\), but table `once` holds float64 \(\)"
+        ):
+            client.insert({"total": np.zeros((1, 2)), "x": x}, {"once": 1.0})
+        client.insert({"total": 1.5, "x": x}, {"once": 1.0}, squeeze={"total": True, "x": False})
+        (item,) = client.sample("once")
+    assert item.data["total"] == 1.5
+    assert item.data["x"].shape == (3, 2)
 
 
 @pytest.mark.parametrize("priority", [-1, math.nan, math.inf, "1", None])

@@ -214,7 +214,7 @@ def signed(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
         ),
         (
             {"x": np.zeros(2, np.float32)},
-            "table `signed`: its signature has 2 leaves (x, y/z), the step has 1 (x).",
+            "table `signed`: its signature has 2 leaves (x, y/z), got 1 (x).",
         ),
     ],
 )
@@ -223,7 +223,7 @@ def test_step_that_is_not_the_table_s_is_refused_by_leaf_path(signed: rw.Client,
         for _ in range(2):
             with pytest.raises(rw.StructureError) as refusal:
                 observer(step)
-            assert str(refusal.value).removesuffix(" Cast or reshape the leaf.") == message
+            assert str(refusal.value).startswith(message)
         observer({"x": np.ones(2, np.float32), "y": {"z": 3}})
     (item,) = signed.sample("signed")
     assert item.data["x"].tolist() == [[1, 1]]
