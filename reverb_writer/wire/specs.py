@@ -10,6 +10,7 @@ such as a plain dm-reverb server, keeps none.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,7 @@ def store_spec(
     try:
         encoded = encode_spec(spec)
     except StructureError as error:
-        _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, error)
+        _warn_once(channel.address, table, str(error))
         return
     request = one_item([np.array([encoded], object)], [False], {SPECS_TABLE: 1.0}, spec_key(table))
     stream = open_stream()
@@ -67,6 +68,12 @@ def store_spec(
     stored = _stored_spec(channel, request_server_info(channel, timeout_s), table, timeout_s)
     if stored is not None:
         check_same(table, stored, spec)
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_once(_address: str, table: str, reason: str) -> None:
+    # Nothing was kept, so with each item that is inserted by itself it is tried again.
+    _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, reason)
 
 
 def _stored_spec(channel: Channel, info: ServerInfo, table: str, timeout_s: float) -> Any:

@@ -120,3 +120,19 @@ def test_a_squeeze_that_is_not_like_the_data_is_refused(place: Place) -> None:
     place.client.insert({"x": np.zeros(2), "y": np.ones(3)}, {"a": 1.0}, squeeze={"x": True, "y": False})
     (sample,) = read(place.client, "a")
     assert [column.tolist() for column in sample.data] == [[0, 0], [1, 1, 1]]
+
+
+def test_structure_that_reverb_cannot_describe_is_warned_of_once_a_table(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    for table in ("a", "a", "b", ["a", "b"]):
+        accumulator = rw.TrajectoryAccumulator({"step": {7: np.zeros(2)}})
+        for value in (1.0, 2.0):
+            accumulator.add("step", {7: value})
+        accumulator.insert(place.address, table)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "Learners will get `a` as flat tuples of columns",
+        "Learners will get `b` as flat tuples of columns",
+    ]
+    assert "key 7 of type int, expected str" in caplog.text
+    assert [sample.data[0].tolist() for sample in place.client.sample("a", 3)] == [[1, 2]] * 3
