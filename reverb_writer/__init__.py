@@ -5,10 +5,11 @@ The names below load when they are first touched, so `import reverb_writer` cost
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from reverb_writer.lazy import lazy_names
 
 if "grpc" not in sys.modules:
     # gRPC's own handlers let one forked child in five crash, even one that does not use gRPC, such as the worker of a
@@ -103,18 +104,4 @@ _MODULE_OF = {
 _PACKAGES = frozenset({"environments", "rollouts"})
 """Packages that are touched as `rw.NAME`, without an import of their own."""
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name at its first touch (PEP 562)."""
-    if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
-    return sorted(globals().keys() | _MODULE_OF.keys() | _PACKAGES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULE_OF, _PACKAGES)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from reverb_writer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from reverb_writer.rollouts.files.base import RolloutFileBase as RolloutFileBase
@@ -46,16 +47,4 @@ _MODULE_OF = {
     "unpad_trajectories": "trajectories",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name at its first touch (PEP 562)."""
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    """List the public names, loaded or not."""
-    return sorted(globals().keys() | _MODULE_OF.keys())
+__getattr__, __dir__ = lazy_names(__name__, _MODULE_OF)

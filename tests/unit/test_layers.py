@@ -10,6 +10,7 @@ import pytest
 import reverb_writer
 
 LAYERS = [
+    "lazy",
     "errors",
     "arguments",
     "windowing",
