@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.client import as_client
@@ -127,9 +128,9 @@ class ContiguousDataset:
         self._client, self._owns_client = as_client(client, options.get("timeout_s"))
         num_members = len(tables) * len(self._client.shards)
         self._members: list[_Member] = []
-        self._ended = False
+        self._ended = self._closed = False
         self._missing: list[int] = []  # slices that the batch under way needs of each member
-        self._parts: list[tuple[int, SliceBatch, SampleInfos]] = []  # of it; they outlast a time-out
+        self._parts: list[tuple[int, _Part]] = []  # of it, with their members; they outlast a time-out
         try:
             self._weights = _checked_weights(weights, num_members)
             draw = _Draw(self._sampler, self._rng, replacement, row_priority_fn)
@@ -159,20 +160,19 @@ class ContiguousDataset:
         if not self._missing and not self._ended:
             self._missing = allot(self._sampler.num_slices, self._weights, self._rng).tolist()
         for number, share in enumerate(self._missing):
-            for part, info in self._members[number].take(share):
-                self._parts.append((number, part, info))
-                self._missing[number] -= len(info.keys)
+            for part in self._members[number].take(share):
+                self._parts.append((number, part))
+                self._missing[number] -= len(part.infos.keys)
             self._ended = self._ended or self._members[number].has_ended
         self._missing = []
         parts, self._parts = self._parts, []
         if not parts:
             raise StopIteration
-        numbers, batches, infos = zip(*parts, strict=True)
-        joined = concatenate_batches(batches, numbers)
+        joined = concatenate_batches([part.batch for _, part in parts], [number for number, _ in parts])
         given = {field.name: getattr(joined, field.name) for field in dataclasses.fields(SliceBatch)}
         if len(self._members) == 1:
             given["members"] = None
-        return ContiguousBatch(**given, info=SampleInfos.concatenate(infos))
+        return ContiguousBatch(**given, info=SampleInfos.concatenate([part.infos for _, part in parts]))
 
     def update_priorities(self, batch: ContiguousBatch, priorities: Any) -> None:
         """Set the priorities of the items of a batch, soon; of two slices of one item the last one counts.
@@ -198,10 +198,19 @@ class ContiguousDataset:
 
     def stats(self) -> list[DatasetStats]:
         """Return the counters of each member, in the order of `weights`."""
-        return [member.dataset.stats() for member in self._members]
+        all_stats = [member.dataset.stats() for member in self._members]
+        if self._closed:
+            for number, (member, stats) in enumerate(zip(self._members, all_stats, strict=True)):
+                items = [part.items for owner, part in self._parts if owner == number]
+                stats.undelivered_samples += len(np.unique(np.concatenate([*items, member.items_left()])))
+        return all_stats
 
     def close(self) -> None:
-        """Stop fetching. Idempotent."""
+        """Stop fetching. Idempotent.
+
+        What has come can still be iterated over; `stats()` counts as `undelivered_samples` the items that are not.
+        """
+        self._closed = True
         for member in self._members:
             member.dataset.close()
         if self._owns_client:
@@ -248,6 +257,21 @@ class _Draw:
         return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, self.rng, priorities))
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Slices of one pool.
+
+    Attributes:
+        batch: the slices.
+        infos: [S] of the item that each is of.
+        items: [S] its number among those of the member.
+    """
+
+    batch: SliceBatch
+    infos: SampleInfos
+    items: npt.NDArray[np.int64]
+
+
 class _Member:
     """One table of one server: a pool of its trajectories, and the slices drawn of them."""
 
@@ -256,12 +280,19 @@ class _Member:
         self.has_ended = False
         self._draw, self._emit_init = draw, emit_init
         self._number, self._num_members = number, num_members
-        self._num_trajectories = 0  # of former pools
+        self._num_trajectories = self._num_items = 0  # of former pools
         self._pool: _Pool | None = None
         self._next = 0
 
-    def take(self, num_slices: int) -> Iterator[tuple[SliceBatch, SampleInfos]]:
-        """Yield the next slices, in one batch or in several, with the info of the item of each."""
+    def items_left(self) -> npt.NDArray[np.int64]:
+        """Return the number of the item of each slice that is not taken."""
+        if self._pool is None:
+            return np.zeros(0, np.int64)
+        left: npt.NDArray[np.int64] = self._num_items + self._pool.item_of[self._pool.slices.trajectories[self._next :]]
+        return left
+
+    def take(self, num_slices: int) -> Iterator[_Part]:
+        """Yield the next slices, in one part or in several."""
         while num_slices and (pool := self._pool_with_slices()):
             first, stop = self._next, min(self._next + num_slices, len(pool.slices.lengths))
             self._next = stop
@@ -271,7 +302,8 @@ class _Member:
             if pool.markers.traj_ids is None:
                 ids = (self._num_trajectories + batch.traj_ids) * self._num_members + self._number
                 batch = dataclasses.replace(batch, traj_ids=ids)
-            yield batch, pool.infos.choose(pool.item_of[slices.trajectories])
+            items = pool.item_of[slices.trajectories]
+            yield _Part(batch, pool.infos.choose(items), self._num_items + items)
 
     def _pool_with_slices(self) -> _Pool | None:
         """Return the pool, or the next one if all its slices are taken; None at the end."""
@@ -283,6 +315,7 @@ class _Member:
                 return None
             if self._pool is not None:
                 self._num_trajectories += self._pool.num_trajectories
+                self._num_items += len(self._pool.infos.keys)
             try:
                 self._pool, self._next = _Pool(batch, self._draw), 0
             except IncompleteError:

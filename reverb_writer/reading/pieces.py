@@ -25,12 +25,21 @@ class Pieces:
         self.num_pieces = 0
         self._num_steps = num_steps
         self._parts: list[tuple[list[Column], SampleInfos]] = []
+        self._sample_of = np.zeros(0, np.int64)  # of each piece; samples are numbered as they come
+        self._next_sample = 0
+
+    @property
+    def num_samples(self) -> int:
+        """How many samples they are of."""
+        return len(np.unique(self._sample_of))
 
     def add(self, columns: Sequence[Column], infos: SampleInfos) -> None:
         """Cut samples and keep the pieces; see `cut`."""
-        part = cut(columns, infos, self._num_steps)
-        self._parts.append(part)
-        self.num_pieces += len(part[1].keys)
+        pieces, infos_of_pieces, sample_of = cut(columns, infos, self._num_steps)
+        self._parts.append((pieces, infos_of_pieces))
+        self._sample_of = np.concatenate([self._sample_of, self._next_sample + sample_of])
+        self._next_sample += len(infos.keys)
+        self.num_pieces += len(sample_of)
 
     def take(self, num_pieces: int) -> tuple[list[Column], SampleInfos]:
         """Take the first `num_pieces`, of those there are."""
@@ -38,7 +47,8 @@ class Pieces:
         infos = SampleInfos.concatenate([infos for _, infos in self._parts])
         first, rest = slice(num_pieces), slice(num_pieces, None)
         self._parts = [([_pieces_of(column, rest) for column in columns], infos.choose(rest))]
-        self.num_pieces = len(self._parts[0][1].keys)
+        self._sample_of = self._sample_of[rest]
+        self.num_pieces = len(self._sample_of)
         return [_pieces_of(column, first) for column in columns], infos.choose(first)
 
 
@@ -56,11 +66,14 @@ def check_same_length(num_steps: int, sequence_length: int) -> None:
         raise SpecError(f"`sequence_length` {sequence_length} is not a multiple of `num_steps` {num_steps}.")
 
 
-def cut(columns: Sequence[Column], infos: SampleInfos, num_steps: int) -> tuple[list[Column], SampleInfos]:
+def cut(
+    columns: Sequence[Column], infos: SampleInfos, num_steps: int
+) -> tuple[list[Column], SampleInfos, npt.NDArray[np.int64]]:
     """Cut each sample into pieces of `num_steps` rows; what is left at its end is dropped.
 
     Returns:
-        The pieces in order, and the info of the sample that each is of. A sample that is too short has none.
+        The pieces in order, the info of the sample that each is of, and the number of that sample among those given. A
+        sample that is too short has none.
 
     Raises:
         StructureError: the columns of a sample differ in length, or in dtype or shape between samples.
@@ -83,7 +96,7 @@ def cut(columns: Sequence[Column], infos: SampleInfos, num_steps: int) -> tuple[
         lengths = np.full(len(sample_of), 1 if column.squeezed else num_steps)
         taken = column.rows[sample_of] if column.squeezed else column.rows[rows.reshape(-1)]
         pieces.append(Column(taken, lengths, column.squeezed))
-    return pieces, infos.choose(sample_of)
+    return pieces, infos.choose(sample_of), sample_of
 
 
 def _joined(parts: Sequence[Column]) -> Column:

@@ -190,16 +190,10 @@ class ReplayDataset:
         start = time.monotonic()
         for prefetch in self._turns.prefetches:
             prefetch.check_usable()
-        fetched = self._unpacked
-        if fetched is None:
-            fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
+        fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
         if fetched is None:
             raise StopIteration
         now = time.monotonic()
-        if self._pack is None:
-            self._unpacked = fetched  # for the next call, should the server not tell the structure now
-            self._pack = self._find_pack(self.timeout_s)
-        self._unpacked = None
         stats = self._stats
         stats.batches += 1
         stats.samples += len(fetched.infos.keys)
@@ -213,9 +207,9 @@ class ReplayDataset:
         return packer(self._client.shards[self._turns.latest].spec_of(self.table, timeout_s))
 
     def _next_fetched(self, start: float) -> Fetched | None:
-        """Return the next batch of samples, or the last one; None at the end."""
-        fetched = None
-        if not self._ended:
+        """Return the next batch of samples, or the last one, as soon as `_pack` is known; None at the end."""
+        fetched = self._unpacked
+        if fetched is None and not self._ended:
             try:
                 fetched = self._turns.next(start, self.timeout_s)
             except (ReplayTimeoutError, ServerUnavailableError):
@@ -226,6 +220,10 @@ class ReplayDataset:
         self._ended = self._ended or fetched is None
         if fetched is not None:
             self._updates.remember_owner(fetched.infos.keys, self._turns.latest)
+            if self._pack is None:
+                self._unpacked = fetched  # for the next call, should the server not tell the structure now
+                self._pack = self._find_pack(self.timeout_s)
+        self._unpacked = None
         return fetched
 
     def _next_pieces(self, pieces: Pieces, start: float) -> Fetched | None:
@@ -325,7 +323,9 @@ class ReplayDataset:
                 setattr(stats, field.name, getattr(stats, field.name) + getattr(of_one, field.name))
         stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
         if self._closed:
-            stats.undelivered_samples = stats.ready_samples + (len(self._unpacked.infos.keys) if self._unpacked else 0)
+            unpacked = len(self._unpacked.infos.keys) if self._unpacked else 0
+            in_pieces = self._pieces.num_samples if self._pieces else 0
+            stats.undelivered_samples = stats.ready_samples + unpacked + in_pieces
         return stats
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -352,7 +352,7 @@ class ReplayDataset:
         if self._pack is None:
             self._pack = packer(None)
             left_s = deadline - time.monotonic()
-            if left_s > 0 and (self._unpacked or self._pieces is not None or self.stats().ready_samples):
+            if left_s > 0 and (self._unpacked or self.stats().ready_samples):
                 with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
                     self._pack = self._find_pack(left_s)
         if self._owns_client:

@@ -45,7 +45,8 @@ class DatasetStats(PrefetchStats):
         samples: samples in them.
         wait_s: seconds that the learner has waited for batches.
         last_age_s: how long before it was handed out the first sample of the last batch had come, seconds.
-        undelivered_samples: samples come, but not handed out when the dataset was closed.
+        undelivered_samples: samples come, but not handed out when the dataset was closed; with pieces or slices of
+            samples, those of which one is left.
         priority_updates: priorities sent to the server.
         failed_priority_updates: priorities that could not be delivered.
     """

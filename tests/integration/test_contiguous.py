@@ -185,6 +185,29 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
         assert slices_of(next(dataset)) == [[0, 1, 2], [10_000, 10_001]]
 
 
+def test_episode_of_which_a_slice_was_not_handed_out_is_counted(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [2, 3, 4])
+    with rw.ContiguousDataset(server.address, "queue", 1, 10, pool_size=2, single_pass=True) as dataset:
+        assert slices_of(next(dataset)) == [[0, 1]]
+        assert dataset.stats()[0].undelivered_samples == 0
+    assert dataset.stats()[0].undelivered_samples == 2
+    left = [(slices_of(batch), dataset.stats()[0].undelivered_samples) for batch in dataset]
+    assert left == [([[100, 101, 102]], 1), ([[200, 201, 202, 203]], 0)]
+
+
+def test_episodes_of_a_batch_that_a_time_out_kept_from_completion_are_counted(replay_server: StartServer) -> None:
+    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
+    server = replay_server(*tables)
+    write_episodes(server.address, "a", [1, 1])
+    with (
+        rw.ContiguousDataset(server.address, ["a", "b"], 4, 1, pool_size=2, timeout_s=5.0) as dataset,
+        pytest.raises(rw.ReplayTimeoutError, match="table `b`"),
+    ):
+        next(dataset)
+    assert [stats.undelivered_samples for stats in dataset.stats()] == [2, 0]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

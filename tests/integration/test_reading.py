@@ -82,6 +82,17 @@ def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: 
     dataset.close()
 
 
+def test_sample_of_which_a_piece_was_not_handed_out_is_counted(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    insert_numbers(server.address, "queue", range(3), length=6)
+    dataset = rw.ReplayDataset(server.address, "queue", 2, num_steps=2)
+    assert first_numbers(next(dataset)) == [0, 0]
+    dataset.close()
+    assert dataset.stats().undelivered_samples == 3
+    left = [(first_numbers(batch), dataset.stats().undelivered_samples) for batch in dataset]
+    assert left == [([0, 1], 2), ([1, 1], 1), ([2, 2], 1), ([2], 0)]
+
+
 def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("replay"))
     write_steps(server.address, "replay", 60)
