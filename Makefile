@@ -25,7 +25,7 @@ CLIENT := --upgrade --upgrade-strategy eager '.[test]'
 PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
 CLIENT_TESTS := tests/unit tests/properties tests/integration
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
-	tests/unit/test_minari.py tests/integration/test_views.py
+	tests/unit/test_minari.py tests/integration/test_{views,contiguous_views}.py
 
 .PHONY: help
 help:  ## list the targets

@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.wire.samples import Column, SampleInfos
@@ -57,6 +58,14 @@ class Batch(NamedTuple):
 
     data: Any
     info: BatchInfo
+
+    def map_arrays(self, convert: Callable[[Array], Any]) -> Batch:
+        """Return the batch with each array of the data converted, as for a framework; the info stays as it is."""
+        return Batch(tree.map_structure(convert, self.data), self.info)
+
+    def numbers(self) -> dict[str, Array]:
+        """Return what there is beside the data as a dict of arrays."""
+        return {name: value for name, value in vars(self.info).items() if isinstance(value, np.ndarray)}
 
 
 def collate(

@@ -12,6 +12,7 @@ Source: TorchRL, `SliceSampler` and its relatives (behaviour, 4), with the rulin
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 import types
@@ -21,12 +22,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.client import as_client
 from reverb_writer.errors import IncompleteError, SpecError
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.replay import ReplayDataset
+from reverb_writer.reading.replay import ReplayDataset, made_again
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.slices import (
     By,
@@ -45,6 +47,8 @@ from reverb_writer.wire.samples import SampleInfos
 
 __all__ = ["ContiguousBatch", "ContiguousDataset"]
 
+_MARKERS = ("is_init", "done", "terminated", "truncated", "cut", "traj_ids", "mask")
+
 
 @dataclass(frozen=True)
 class ContiguousBatch(SliceBatch):
@@ -55,6 +59,21 @@ class ContiguousBatch(SliceBatch):
     """
 
     info: SampleInfos | None = None
+
+    def map_arrays(self, convert: Callable[[npt.NDArray[Any]], Any]) -> ContiguousBatch:
+        """Return the batch with each array of data and markers converted, as for a framework; all else stays."""
+        markers: dict[str, Any] = {
+            name: None if marker is None else convert(marker) for name, marker in self._markers().items()
+        }
+        return dataclasses.replace(self, data=tree.map_structure(convert, self.data), **markers)
+
+    def numbers(self) -> dict[str, npt.NDArray[Any]]:
+        """Return what there is beside the data as a dict of arrays: markers [N], `members` [N] and the info [S]."""
+        found = {**vars(self.info), **self._markers(), "members": self.members}
+        return {name: array for name, array in found.items() if array is not None}
+
+    def _markers(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _MARKERS}
 
 
 class ContiguousDataset:
@@ -114,6 +133,8 @@ class ContiguousDataset:
             StructureError: a table is not there; names those that are.
             ServerUnavailableError: a server does not answer within the time-out.
         """
+        given = {name: value for name, value in locals().items() if name not in ("self", "client", "table", "options")}
+        self._reopen = functools.partial(ContiguousDataset, made_again(client), table, **given, **options)
         self._sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
         for name in ("num_steps", "collate"):
             if name in options:
@@ -195,6 +216,28 @@ class ContiguousDataset:
             chosen = of_slices == number
             if chosen.any():
                 member.dataset.update_priorities(batch.info.keys[chosen], priorities[chosen])
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return an `IterableDataset` of batches whose data and markers are tensors; see `ReplayDataset.as_torch`.
+
+        Args:
+            device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
+        """
+        from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
+
+        return TorchDataset(self._reopen, self, device)
+
+    def as_jax(self, device: Any = None) -> Iterator[ContiguousBatch]:
+        """Return an iterator over batches whose data and markers are JAX arrays on `device`; None for the default."""
+        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
+
+        return jax_batches(self, device)
+
+    def as_tf(self) -> Any:
+        """Return a `tf.data.Dataset` of pairs: data, and a dict of markers and info; waits for the first batch."""
+        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
+
+        return tf_dataset(self, num_open=1)
 
     def stats(self) -> list[DatasetStats]:
         """Return the counters of each member, in the order of `weights`."""

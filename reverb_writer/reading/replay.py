@@ -34,7 +34,7 @@ from reverb_writer.structure import packer
 from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
 from reverb_writer.wire.server_info import TableInfo, unknown_table
 
-__all__ = ["ReplayDataset"]
+__all__ = ["ReplayDataset", "made_again"]
 
 _ORDERED = ("fifo", "max_heap", "min_heap")
 _DRAIN_S = 0.25
@@ -107,7 +107,7 @@ class ReplayDataset:
             ServerUnavailableError: a server does not answer within the time-out.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "table")}
-        self._reopen = functools.partial(ReplayDataset, _made_again(client), table, **given)
+        self._reopen = functools.partial(ReplayDataset, made_again(client), table, **given)
         self._batch_size = integer("batch_size", batch_size, minimum=1)
         self._max_samples = self._batch_size * integer("max_in_flight_batches", max_in_flight_batches, minimum=1)
         self._num_steps = None if num_steps is None else integer("num_steps", num_steps, minimum=1)
@@ -369,7 +369,7 @@ class ReplayDataset:
         self.close()
 
 
-def _made_again(client: Any) -> Any:
+def made_again(client: Any) -> Any:
     """Return what another process can make the client of."""
     return client if isinstance(client, Client) else getattr(client, "server_address", client)
 

@@ -1,4 +1,4 @@
-"""A `ReplayDataset` as an iterator of JAX arrays."""
+"""A dataset as an iterator of JAX arrays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import tree
-
-from reverb_writer.reading.batches import Batch
 
 __all__ = ["jax_batches"]
 
 
-def jax_batches(dataset: Any, device: Any) -> Iterator[Batch]:
+def jax_batches(dataset: Any, device: Any) -> Iterator[Any]:
     """Yield batches whose leaves are JAX arrays on `device`; strings, which JAX has not, stay NumPy arrays.
 
     64-bit numbers become 32-bit ones unless `jax_enable_x64` is set, as everywhere in JAX.
@@ -23,4 +20,4 @@ def jax_batches(dataset: Any, device: Any) -> Iterator[Batch]:
         return array if array.dtype.kind == "O" else jax.device_put(array, device)
 
     for batch in dataset:
-        yield Batch(tree.map_structure(put, batch.data), batch.info)
+        yield batch.map_arrays(put)

@@ -1,4 +1,4 @@
-"""A `ReplayDataset` as a `tf.data.Dataset`, or Reverb's own dataset in the same form."""
+"""A dataset as a `tf.data.Dataset`, or Reverb's own dataset in the same form."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from reverb_writer.errors import SpecError
 __all__ = ["reverb_dataset", "tf_dataset"]
 
 
-def tf_dataset(dataset: Any) -> Any:
+def tf_dataset(dataset: Any, num_open: int = 2) -> Any:
     """Return a `tf.data.Dataset` of pairs: the nest of a batch, and a dict of the numbers of its info.
 
-    The element spec is taken from the first batch, which is then the first element. Sizes B and T are left open, for a
-    last batch may be smaller; all others are known. As everywhere in `tf.data`, lists become tuples.
+    The element spec is taken from the first batch, which is then the first element. The first `num_open` sizes are left
+    open, B and T, for a last batch may be smaller; all others are known. As everywhere in `tf.data`, lists become
+    tuples.
     """
     first = next(dataset)
     head = _element(first)
@@ -29,8 +30,13 @@ def tf_dataset(dataset: Any) -> Any:
             started.append(True)
             yield _element(batch)
 
+    def spec(array: Any) -> Any:
+        dtype = tf.string if array.dtype == np.object_ else tf.as_dtype(array.dtype)
+        open_sizes = min(array.ndim, num_open)
+        return tf.TensorSpec((None,) * open_sizes + array.shape[open_sizes:], dtype)
+
     started: list[bool] = []
-    return tf.data.Dataset.from_generator(batches, output_signature=tree.map_structure(_spec, head))
+    return tf.data.Dataset.from_generator(batches, output_signature=tree.map_structure(spec, head))
 
 
 def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch_size: int, max_in_flight: int) -> Any:
@@ -81,18 +87,7 @@ def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch
 
 
 def _element(batch: Any) -> Any:
-    info = batch.info
-    numbers = {
-        "keys": info.keys,
-        "priorities": info.priorities,
-        "probabilities": info.probabilities,
-        "table_sizes": info.table_sizes,
-        "times_sampled": info.times_sampled,
-        "lengths": info.lengths,
-    }
-    if info.mask is not None:
-        numbers["mask"] = info.mask
-    return _tuples(batch.data), numbers
+    return _tuples(batch.data), batch.numbers()
 
 
 def _tuples(nest: Any) -> Any:
@@ -104,9 +99,3 @@ def _tuples(nest: Any) -> Any:
         values = map(_tuples, nest)
         return type(nest)(*values) if hasattr(nest, "_fields") else tuple(values)
     return nest
-
-
-def _spec(array: Any) -> Any:
-    dtype = tf.string if array.dtype == np.object_ else tf.as_dtype(array.dtype)
-    open_sizes = min(array.ndim, 2)
-    return tf.TensorSpec((None,) * open_sizes + array.shape[open_sizes:], dtype)

@@ -1,4 +1,4 @@
-"""A `ReplayDataset` as PyTorch's `IterableDataset`: batches of tensors, on the device that is asked for."""
+"""A dataset as PyTorch's `IterableDataset`: batches of tensors, on the device that is asked for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.utils.data
-import tree
 
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.batches import Batch, BatchInfo
 
 __all__ = ["TorchDataset"]
 
@@ -45,21 +43,19 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
         if self._pins and not torch.cuda.is_available():
             raise SpecError(f"`device` is {str(device)!r}, but PyTorch finds no CUDA device. Pass None for the CPU.")
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         """Iterate over batches, without end."""
         if torch.utils.data.get_worker_info() is not None:
             with self._open() as dataset:
-                yield from map(self._convert, dataset)
+                for batch in dataset:
+                    yield batch.map_arrays(self._tensor)
         else:
-            yield from map(self._convert, self._dataset)
+            for batch in self._dataset:
+                yield batch.map_arrays(self._tensor)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker needs; the dataset of this process stays here."""
         return {**self.__dict__, "_dataset": None}
-
-    def _convert(self, batch: Batch) -> Batch:
-        info: BatchInfo = batch.info
-        return Batch(tree.map_structure(self._tensor, batch.data), info)
 
     def _tensor(self, array: Any) -> Any:
         if array.dtype.kind == "O":

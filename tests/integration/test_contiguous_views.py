@@ -1,0 +1,97 @@
+"""Contiguous batches as each framework has them. Skipped where it is not installed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+MARKERS = ("is_init", "done", "terminated", "truncated", "cut", "mask")
+
+
+@pytest.fixture
+def address(replay_server: Callable[..., HostedServer]) -> str:
+    """Two queues of the same episodes: rows 0 and 1, 2 to 4, 5 to 8, the last of each terminated."""
+    names = ["numpy", "other"]
+    server = replay_server(*(rw.TableConfig(name, 100, sampler="fifo", max_times_sampled=1) for name in names))
+    with rw.EpisodeObserver(server.address, names, 10) as observer:
+        for row in range(9):
+            last = row in (1, 4, 8)
+            observer({"row": np.full(3, row, np.float32), "terminated": last}, end_of_episode=last)
+    return server.address
+
+
+def open_dataset(address: str, table: str = "other") -> rw.ContiguousDataset:
+    return rw.ContiguousDataset(address, table, 2, 3, short="pad", seed=0, single_pass=True)
+
+
+def expected_batches(address: str) -> list[rw.ContiguousBatch]:
+    with open_dataset(address, "numpy") as dataset:
+        return list(dataset)
+
+
+def assert_same(found: rw.ContiguousBatch, expected: rw.ContiguousBatch, kind: type) -> None:
+    assert isinstance(found.data["row"], kind)
+    np.testing.assert_array_equal(np.asarray(found.data["row"]), expected.data["row"])
+    for name in (*MARKERS, "traj_ids"):
+        assert isinstance(getattr(found, name), kind)
+        np.testing.assert_array_equal(np.asarray(getattr(found, name)), getattr(expected, name))
+    assert found.info is not None
+    assert isinstance(found.info.keys, np.ndarray)
+    assert len(found) == len(expected) == 3 * len(found.info.keys)
+
+
+def test_pytorch_gets_the_data_and_its_markers_as_tensors(address: str) -> None:
+    torch = pytest.importorskip("torch")
+    expected = expected_batches(address)
+    assert [len(batch) for batch in expected] == [6, 3]
+    with open_dataset(address) as dataset:
+        found = list(dataset.as_torch("cpu"))
+        dataset.update_priorities(found[0], np.ones(2))
+    for mine, wanted in zip(found, expected, strict=True):
+        assert_same(mine, wanted, torch.Tensor)
+
+
+def test_pytorch_data_loader_workers_sample_by_themselves(address: str) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    with open_dataset(address) as dataset:
+        view = dataset.as_torch()
+        assert len(list(dataset)) == 2
+    with rw.Client(address) as client:
+        for row in range(4):
+            client.insert({"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}, {"other": 1.0})
+    loader = data.DataLoader(view, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert [batch.data["row"][:, 0].tolist() for batch in loader] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
+
+
+def test_jax_gets_the_data_and_its_markers_as_arrays(address: str) -> None:
+    jax = pytest.importorskip("jax")
+    expected = expected_batches(address)
+    with open_dataset(address) as dataset:
+        found = list(dataset.as_jax())
+    for mine, wanted in zip(found, expected, strict=True):
+        assert_same(mine, wanted, jax.Array)
+
+
+def test_tensorflow_gets_pairs_of_the_data_and_its_markers(address: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        tf = pytest.importorskip("tensorflow")
+    expected = expected_batches(address)
+    with open_dataset(address) as dataset:
+        batches = dataset.as_tf()
+        spec, numbers_spec = batches.element_spec
+        assert spec["row"] == tf.TensorSpec((None, 3), tf.float32)
+        assert numbers_spec["is_init"] == tf.TensorSpec((None,), tf.bool)
+        found = list(batches)
+    for (data, numbers), wanted in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(data["row"], wanted.data["row"])
+        for name in (*MARKERS, "traj_ids"):
+            np.testing.assert_array_equal(numbers[name], getattr(wanted, name))
+        assert wanted.info is not None
+        np.testing.assert_array_equal(numbers["priorities"], wanted.info.priorities)
