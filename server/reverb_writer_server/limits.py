@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from reverb_writer.errors import SpecError
-from reverb_writer.tables import TableConfig
+from reverb_writer.tables import Queue, SampleToInsertRatio, Stack, TableConfig
 
 __all__ = ["advice", "check"]
 
@@ -24,14 +24,23 @@ def check(table: TableConfig, samples_in_flight: int) -> None:
     Raises:
         SpecError: with the numbers, and the smallest change that works.
     """
-    balance = table.rate_limiter.balance
+    limiter, balance = table.rate_limiter, table.rate_limiter.balance
     room = balance.max_diff - balance.min_diff
     fetches = f"table `{table.name}`: a learner fetches {samples_in_flight} samples before it goes on"
-    if samples_in_flight > room:
+    waits = "If its actor waits for it, both wait for ever. Fetch fewer, or"
+    if isinstance(limiter, Queue) and samples_in_flight > limiter.size:
+        kind = "stack" if isinstance(limiter, Stack) else "queue"
+        raise SpecError(
+            f"{fetches}, and a {kind} of {limiter.size} items, each sampled once, never holds as many. {waits} raise "
+            f"`max_size` to {samples_in_flight}."
+        )
+    if isinstance(limiter, SampleToInsertRatio) and samples_in_flight > room:
+        is_pair = isinstance(limiter.error_buffer, tuple)
+        wider = f"[{balance.min_diff:g}, {balance.min_diff + samples_in_flight:g}]" if is_pair else ""
         raise SpecError(
             f"{fetches}, and without an insert between the rate limiter lets out at most max_diff - min_diff = "
-            f"{balance.max_diff:g} - {balance.min_diff:g} = {room:g}. If its actor waits for it, both wait for ever. "
-            f"Fetch fewer, or widen `error_buffer` to {samples_in_flight / 2:g}."
+            f"{balance.max_diff:g} - {balance.min_diff:g} = {room:g}. {waits} widen `error_buffer` to "
+            f"{wider or format(samples_in_flight / 2, 'g')}."
         )
     stored = table.max_size * table.max_times_sampled
     if table.max_times_sampled and samples_in_flight > stored:

@@ -128,7 +128,7 @@ class Settings:
             origin = f"environment variable {variable}"
             key = self._key_of(variable.removeprefix(_PREFIX).split("__"), origin)
             value: Any = raw
-            kind = self._kind(key, origin, raw)
+            kind = self._kind(key, origin, raw, variable=variable)
             if kind.types != (str,):
                 try:
                     value = tomllib.loads(f"value = {raw}")["value"]
@@ -164,17 +164,23 @@ class Settings:
         known = [*self._sections, *self._values]
         return list(dict.fromkeys(one[len(key)] for one in known if len(one) > len(key) and one[: len(key)] == key))
 
-    def _kind(self, key: tuple[str, ...], origin: str, value: Any) -> Kind:
-        """Return what the value of a key may be; `value` is the one it is to have, for the error."""
+    def _kind(self, key: tuple[str, ...], origin: str, value: Any, *, variable: str = "") -> Kind:
+        """Return what the value of a key may be; `value` is the one it is to have, and `variable` where, for errors."""
         for pattern, kind in self._kinds.items():
             parts = pattern.split(".")
             if len(parts) == len(key) and _begins(parts, key):
                 return kind
         if self._matches(key, whole=False):
-            inner = [parts[len(key)] for parts in (one.split(".") for one in self._kinds) if _begins(parts, key)]
-            keys = ", ".join("a section for each" if one == "*" else one for one in dict.fromkeys(inner))
+            inner = [parts[len(key) :] for parts in (one.split(".") for one in self._kinds) if _begins(parts, key)]
+            keys = ", ".join(
+                "a section for each" if one == "*" else one for one in dict.fromkeys(one[0] for one in inner)
+            )
             dotted = ".".join(key)
-            raise ConfigError(f"{origin}: `{dotted}`: got {_shown(value)}, allowed: a section [{dotted}] with {keys}.")
+            rest = "__".join("NAME" if part == "*" else part.upper() for part in inner[0])
+            hint = f" Set one of its keys, such as {variable}__{rest}." if variable else ""
+            raise ConfigError(
+                f"{origin}: `{dotted}`: got {_shown(value)}, allowed: a section [{dotted}] with {keys}.{hint}"
+            )
         raise self._no_key(key, origin)
 
     def _no_key(self, key: Iterable[str], origin: str) -> ConfigError:
@@ -212,7 +218,7 @@ class Settings:
         for index, part in enumerate(parts):
             patterns = (pattern.split(".") for pattern in self._kinds)
             candidates = dict.fromkeys(
-                one[index] for one in patterns if len(one) == len(parts) and _begins(one, tuple(found))
+                one[index] for one in patterns if len(one) >= len(parts) and _begins(one, tuple(found))
             )
             known = self.names(*found) if "*" in candidates else [name for name in candidates if name != "*"]
             match = next((name for name in known if _variable(name) == part.upper()), None)

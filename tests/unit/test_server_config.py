@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,21 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
             "many",
             '`checkpoints.keep`: got "many" (text), allowed: an integer from 1',
         ),
+        (
+            "REVERB_WRITER__HTTP",
+            "3",
+            '`http`: got "3" (text), allowed: a section [http] with port, host.',
+        ),
+        (
+            "REVERB_WRITER__TABLES",
+            "3",
+            "with a section for each. Set one of its keys, such as REVERB_WRITER__TABLES__NAME__MAX_SIZE.",
+        ),
+        (
+            "REVERB_WRITER__TABLES__A",
+            "{max_size = 3}",
+            "Set one of its keys, such as REVERB_WRITER__TABLES__A__MAX_SIZE.",
+        ),
         ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "`tables.a.maxsize` is no key. Did you mean `max_size`?"),
     ],
 )
@@ -210,9 +226,23 @@ def test_learner_that_fetches_more_than_the_limiter_lets_out_is_refused_with_the
     read(tmp_path, f"{RATIO}samples_in_flight = 400")
 
 
-def test_learner_that_fetches_more_than_a_queue_holds_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="11 samples before it goes on"):
-        read(tmp_path, "[tables.a]\nrate_limiter = 'queue'\nmax_size = 10\nsamples_in_flight = 11")
+def test_buffer_given_as_a_pair_is_to_be_widened_as_a_pair(tmp_path: Path) -> None:
+    pair = RATIO.replace("error_buffer = 200", "error_buffer = [600, 1000]")
+    with pytest.raises(ConfigError, match=re.escape("widen `error_buffer` to [600, 1368].")):
+        read(tmp_path, f"{pair}samples_in_flight = 768")
+    read(tmp_path, f"{pair.replace('1000', '1368')}samples_in_flight = 768")
+
+
+@pytest.mark.parametrize("kind", ["queue", "stack"])
+def test_learner_that_fetches_more_than_a_queue_holds_is_refused(tmp_path: Path, kind: str) -> None:
+    text = f"[tables.a]\nrate_limiter = '{kind}'\nmax_size = 10\nsamples_in_flight = 11"
+    message = (
+        f"a learner fetches 11 samples before it goes on, and a {kind} of 10 items, each sampled once, never holds as "
+        "many. If its actor waits for it, both wait for ever. Fetch fewer, or raise `max_size` to 11."
+    )
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(tmp_path, text)
+    read(tmp_path, text.replace("max_size = 10", "max_size = 11"))
 
 
 def test_ratio_out_of_reach_is_told(tmp_path: Path) -> None:
