@@ -32,7 +32,7 @@ from reverb_writer_server.state import CheckpointLog, State
 from reverb_writer_server.web import Web
 from reverb_writer_server.words import bytes_in_words
 
-__all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "STOPPED", "Service"]
+__all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "STOPPED", "Service", "has_ended"]
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED = 0, 1, 3, 4, 5
 
@@ -266,9 +266,8 @@ class Service:
         _logger.info("%d connections ended", ended)
         saved = True
         if self._folder is not None and self._config.checkpoints.on_exit:
-            if self._saving is not None:
-                self._saving.join()  # one that is under way may lack what came last
-            saved = self._save()
+            # One that is under way may lack what came last.
+            saved = has_ended(self._saving, _CHECKPOINT_WITHIN_S) and self._save()
         self._state.phase = "stopped"
         self._state.monitor.close()
         process.stop(_STOP_WITHIN_S)
@@ -320,3 +319,19 @@ class Service:
             self._state.checkpoints.took_s,
             self._state.checkpoints.failures,
         )
+
+
+def has_ended(checkpoint: threading.Thread | None, within_s: float) -> bool:
+    """Wait for a checkpoint that is under way, if one is, `within_s` seconds at most; return whether none is left."""
+    if checkpoint is None or not checkpoint.is_alive():
+        return True
+    _logger.info("a checkpoint is under way: the last one waits for its end, %g s at most", within_s)
+    checkpoint.join(within_s)
+    ended = not checkpoint.is_alive()
+    if not ended:
+        _logger.error(
+            "the checkpoint under way has not ended within %g s: no last one is written, the newest that is kept "
+            "counts. Look whether its disk answers.",
+            within_s,
+        )
+    return ended
