@@ -74,7 +74,7 @@ class TrajectoryObserver(SingleObserver):
                 above.
             spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.
             mask: write one more column, after the leaves, that is True for real steps and False for padding.
-            timeout_s: how long a call waits at most, seconds; None for the client's.
+            timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
             **options: bounds and policies of the stream, see `StreamOptions`.
 
         Raises:
@@ -165,7 +165,7 @@ class EpisodeObserver(SingleObserver):
             bypass_partial_episodes: what becomes of a longer episode: dropped, counted and logged once (True), or a
                 ValueError at its first step too many, after which `reset()` or the next episode continues (False).
             spec: nest of array specs or arrays that steps must look like.
-            timeout_s: how long a call waits at most, seconds; None for the client's.
+            timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
             **options: see `StreamOptions`.
         """
         self._max_length = integer("max_sequence_length", max_sequence_length, minimum=1)

@@ -43,7 +43,8 @@ class Observer:
         """Return when all windows that are complete are confirmed by the server.
 
         Args:
-            timeout_s: seconds to wait at most; None for the observer's.
+            timeout_s: seconds to wait at most; None to wait as a step does, for the observer's time-out from the last
+                progress.
 
         Raises:
             ReplayTimeoutError: not in time; names the cause with its numbers. Nothing is lost by it.
@@ -173,7 +174,7 @@ class SingleObserver(Observer):
 
         Raises:
             StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            ReplayTimeoutError: no room in flight within the time-out; names the cause. Nothing changed.
+            ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
         """
         session, structure, writer = self._session, self._structure, self._writer
@@ -206,8 +207,8 @@ class SingleObserver(Observer):
             SpecError: the observer is in the middle of another episode, or the episode is too long for it. Nothing
                 changed.
             StructureError: its steps are not as those before. Nothing changed.
-            ReplayTimeoutError: no room in flight within the time-out. Windows that were complete by then stay written,
-                the rest of the episode is not.
+            ReplayTimeoutError: no room in flight, and nothing moved for the time-out. Windows that were complete by
+                then stay written, the rest of the episode is not.
         """
         steps = episode.steps()
         if not self._spans_episodes and self._writer is not None and self._writer.num_steps:

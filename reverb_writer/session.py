@@ -41,11 +41,12 @@ class StreamOptions:
     """How an observer's stream behaves.
 
     Attributes:
-        timeout_s: how long a call waits at most, seconds; None for the client's.
+        timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
+            While a busy rate limiter lets items in, ours or those that came before them, a step waits on.
         max_delay_s: longest time that a complete window waits to be sent, seconds.
         max_in_flight_items: unconfirmed items at which steps must wait.
         max_in_flight_bytes: likewise, bytes.
-        on_block: what a step does then: "wait" up to the time-out, "raise" at once, or "drop_oldest" items.
+        on_block: what a step does then: "wait" while it moves, "raise" at once, or "drop_oldest" items.
         chunk_length: steps in a chunk; None for what suits the windows.
     """
 
@@ -183,7 +184,7 @@ class WriteSession:
         """Return when a step may be written; costs nothing while there is room."""
         stream = self._stream
         if stream is None or stream.blocked:
-            self.stream.wait_for_room(self.timeout_s)
+            self.stream.wait_for_room(self.timeout_s, patient=True)
 
     def check_columns(self, columns: Columns) -> None:
         """Check what is about to be written against what Reverb can store and what the tables' signatures ask for.
@@ -221,15 +222,11 @@ class WriteSession:
             writer.send()
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when all complete windows are confirmed by the server.
-
-        Raises:
-            ReplayTimeoutError: not in time; names the cause. Nothing is lost by it.
-        """
+        """Return when all complete windows are confirmed by the server; see `Observer.flush`."""
         stream = self.stream
         stream.check()
         self.send()
-        stream.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+        stream.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s), patient=timeout_s is None)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver what is pending, end the stream, and close the client if it is the session's own. Idempotent.

@@ -95,7 +95,7 @@ class _ReverbObserver(Observer):
             NoWriterError: the observer is closed.
             FlattenedTrajectoryError: it is flat, and its structure is not known or has other leaves.
             StructureError: a leaf differs from the first step's; named by path.
-            ReplayTimeoutError: no room in flight within the time-out.
+            ReplayTimeoutError: no room in flight, and nothing moved for the time-out.
         """
         if type(trajectory) in (list, tuple):
             trajectory = self._unflatten(trajectory)

@@ -85,7 +85,7 @@ class VectorObserver(Observer):
 
         Raises:
             StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            ReplayTimeoutError: no room in flight within the time-out; names the cause. Nothing changed.
+            ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
         """
         session = self._session

@@ -1,4 +1,4 @@
-"""Questions to a server that does not answer fast enough: is it there, and what is it waiting for?"""
+"""Questions to a server that does not answer fast enough: is it there, what is it waiting for, and shall we go on?"""
 
 from __future__ import annotations
 
@@ -8,38 +8,52 @@ from typing import Any
 
 from reverb_writer.wire import messages
 from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.server_info import ServerInfo, parse_server_info, why_inserts_wait
+from reverb_writer.wire.in_flight import InFlight
+from reverb_writer.wire.server_info import ServerInfo, inserts_move, parse_server_info, why_inserts_wait
 
-__all__ = ["Heartbeat", "Inquiry"]
+__all__ = ["Heartbeat", "Inquiry", "Wait"]
 
 _PATIENCE_S = 0.2
+_ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
 _SILENCE_S = 10.0
 _ANSWER_WITHIN_S = 5.0
 
 
 class Inquiry:
-    """Two questions to the server: one when a wait proves to be long, one just before its time is up.
+    """Questions to the server: when a wait proves to be long, every few seconds, and just before its time is up.
 
-    Their difference tells who stands still. Neither blocks, so an inquiry takes no time from the wait. Not thread-safe.
+    The difference of the answers tells who stands still. None blocks, so an inquiry takes no time from the wait. Not
+    thread-safe.
     """
 
     def __init__(self, channel: Channel, timeout_s: float) -> None:
         """Ask nothing yet; the wait is `timeout_s` seconds at most."""
         self._channel = channel
         self._timeout_s = timeout_s
-        self._first: Any = None
-        self._last: Any = None
-        self._first_at = self._last_at = 0.0
+        self._questions: list[tuple[Any, float]] = []  # each with when it was asked
+        self._ask_at_s = min(_PATIENCE_S, timeout_s / 4)
+        self._ask_last_at_s = max(timeout_s / 2, timeout_s - _LAST_QUESTION_S)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether the wait has proved to be long."""
+        return bool(self._questions)
 
     def proceed(self, waited_s: float) -> None:
-        """Ask what is to be asked after `waited_s` seconds."""
-        if self._first is None and waited_s >= min(_PATIENCE_S, self._timeout_s / 4):
-            self._first_at = time.monotonic()
-            self._first = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s)
-        elif self._last is None and waited_s >= max(self._timeout_s / 2, self._timeout_s - _LAST_QUESTION_S):
-            self._last_at = time.monotonic()
-            self._last = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s - waited_s)
+        """Ask what is to be asked after `waited_s` seconds, one question at a time."""
+        if waited_s < self._ask_at_s or (self._questions and not self._questions[-1][0].done()):
+            return
+        question = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s - waited_s)
+        self._questions.append((question, time.monotonic()))
+        del self._questions[1:-2]  # the newest may not be answered yet
+        is_last = waited_s >= self._ask_last_at_s
+        self._ask_at_s = math.inf if is_last else min(waited_s + _ASK_EVERY_S, self._ask_last_at_s)
+
+    def inserts_move(self, tables: set[str]) -> bool:
+        """Return whether the server has taken inserts into `tables` between the questions, although it blocks them."""
+        answers = self._answers()
+        return bool(answers) and inserts_move(answers[0], answers[-1], tables)
 
     def why_inserts_wait(self, tables: set[str], silence_s: float, down: str | None) -> str:
         """Say why inserts are not confirmed, as far as it shows.
@@ -52,15 +66,67 @@ class Inquiry:
         address = self._channel.address
         if down is not None:
             return f"The server at {address} is gone, last heard of {silence_s:.1f} s ago ({down}). Start it again."
-        if self._first is None:
+        if not self._questions:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
-        before, now = _answer(self._first, self._first_at), _answer(self._last, self._last_at)
-        now = now or before
-        if now is None:
+        answers = self._answers()
+        if not answers:
             return f"The server at {address} holds the connection but does not answer; silent for {silence_s:.1f} s."
-        return why_inserts_wait(before or now, now, tables) or (
+        return why_inserts_wait(answers[0], answers[-1], tables) or (
             f"The server at {address} is slow: last confirmation {silence_s:.1f} s ago. Raise `timeout_s`."
         )
+
+    def _answers(self) -> list[ServerInfo]:
+        return [
+            parse_server_info(question.result(), at)
+            for question, at in self._questions
+            if question.done() and question.exception() is None
+        ]
+
+
+class Wait:
+    """A wait for confirmations: until when it goes on, and why it takes so long. Not thread-safe.
+
+    A patient wait counts its time from the last progress: a confirmation, or other streams' inserts into a table whose
+    rate limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours.
+
+    Attributes:
+        began_at: `time.monotonic()` of its begin.
+
+    Source: Reverb 0.14, `table.cc`: one queue of inserts for each table, whatever stream they came by.
+    """
+
+    def __init__(self, channel: Channel, flight: InFlight, timeout_s: float, *, patient: bool) -> None:
+        """Begin to wait for what is in `flight`, `timeout_s` seconds at most; without progress, if `patient`."""
+        self._channel = channel
+        self._flight = flight
+        self._timeout_s = timeout_s
+        self._patient = patient
+        self.began_at = time.monotonic()
+        self._acknowledged_before = flight.acknowledged
+        self._renew(self.began_at)
+
+    def left_s(self) -> float:
+        """Ask the server what is to be asked by now; return the seconds that are left, 0 if the time is up."""
+        now = time.monotonic()
+        if self._patient and self._flight.acknowledged > self._acknowledged:
+            self._renew(now)
+        waited_s = now - self._since
+        if waited_s < self._timeout_s:
+            self._inquiry.proceed(waited_s)
+        elif self._patient and self._inquiry.inserts_move(self._flight.tables()):
+            self._renew(now)
+        return max(self._timeout_s - (now - self._since), 0.0)
+
+    def why(self, silence_s: float, down: str | None) -> str:
+        """Say why it takes so long, see `Inquiry.why_inserts_wait`."""
+        if num_confirmed := 0 if self._inquiry.has_asked else self._acknowledged - self._acknowledged_before:
+            return f"{num_confirmed} items were confirmed meanwhile; the rest waits for its turn."
+        return self._inquiry.why_inserts_wait(self._flight.tables(), silence_s, down)
+
+    def _renew(self, now: float) -> None:
+        self._since = now
+        self._acknowledged = self._flight.acknowledged
+        self._inquiry = Inquiry(self._channel, self._timeout_s)
 
 
 class Heartbeat:
@@ -94,9 +160,3 @@ class Heartbeat:
                 return time.monotonic()
             self.stopped_in = self._connection
         return -math.inf
-
-
-def _answer(question: Any, at: float) -> ServerInfo | None:
-    if question is None or not question.done() or question.exception() is not None:
-        return None
-    return parse_server_info(question.result(), at)

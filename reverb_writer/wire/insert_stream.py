@@ -32,7 +32,7 @@ from reverb_writer.errors import (
 from reverb_writer.wire import lifetime, messages
 from reverb_writer.wire.channel import Channel, describe
 from reverb_writer.wire.in_flight import InFlight, InsertRequest, InsertStats
-from reverb_writer.wire.inquiry import Heartbeat, Inquiry
+from reverb_writer.wire.inquiry import Heartbeat, Wait
 from reverb_writer.wire.server_info import (
     request_server_info,
     unknown_table,
@@ -133,17 +133,18 @@ class InsertStream:
             kind, text = self._fault
             raise kind(text)  # a new one each time: an exception that is raised again keeps all its frames alive
 
-    def wait_for_room(self, timeout_s: float) -> None:
+    def wait_for_room(self, timeout_s: float, *, patient: bool = False) -> None:
         """Return when nothing speaks against writing: `blocked` is False; do as `on_block` says if it is not.
 
         `blocked` may be read before, to save the call: it is True when a bound is reached, and after `close`, a fork or
         a refusal by the server.
 
         Raises:
-            ReplayTimeoutError, ServerUnavailableError: no room in time (at once under "raise"); names the cause.
+            ReplayTimeoutError, ServerUnavailableError: no room in time (at once under "raise"), or, if `patient`,
+                nothing moved for that long; names the cause.
         """
         self.check()
-        self._wait(lambda: not self.blocked, 0.0 if self.on_block == "raise" else timeout_s)
+        self._wait(lambda: not self.blocked, 0.0 if self.on_block == "raise" else timeout_s, patient=patient)
 
     def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
         """Queue a request; never waits. Call `wait_for_room` before the work that leads to it.
@@ -168,14 +169,16 @@ class InsertStream:
                     _LOG.warning("%s: in-flight window full, oldest items are dropped.", self.channel.address)
             self._work.notify_all()
 
-    def flush(self, timeout_s: float, request: InsertRequest | None = None) -> None:
+    def flush(self, timeout_s: float, request: InsertRequest | None = None, *, patient: bool = False) -> None:
         """Return when everything written so far, or this one request, is acknowledged.
 
         Raises:
-            ReplayTimeoutError, ServerUnavailableError: not in time; names the cause with its numbers. Nothing is lost.
+            ReplayTimeoutError, ServerUnavailableError: not in `timeout_s` seconds, or, if `patient`, nothing moved for
+                that long; names the cause with its numbers. Nothing is lost.
         """
         self.check()
-        self._wait(lambda: not (self.pending_items if request is None else request.num_pending), timeout_s)
+        what: InsertStream | InsertRequest = self if request is None else request
+        self._wait(lambda: not what.num_pending, timeout_s, patient=patient)
 
     def on_tick(self, callback: Callable[[], None]) -> None:
         """Run `callback` every `tick_s` seconds in the stream's thread until the stream is closed."""
@@ -183,7 +186,7 @@ class InsertStream:
             self._on_tick.append(callback)
 
     @property
-    def pending_items(self) -> int:
+    def num_pending(self) -> int:
         """Items not yet acknowledged."""
         return self._flight.pending
 
@@ -203,7 +206,7 @@ class InsertStream:
             return
         try:
             if not self._ended.is_set():
-                self._wait(lambda: not self.pending_items, timeout_s)
+                self._wait(lambda: not self.num_pending, timeout_s)
         except ClosedError:
             self._orphaned |= not self._ended.is_set()
         finally:
@@ -311,7 +314,7 @@ class InsertStream:
                 text = (
                     "%s: the server was restarted; sending %d unconfirmed items. The rest is as its checkpoint has it."
                 )
-                _LOG.warning(text, self.channel.address, self.pending_items)
+                _LOG.warning(text, self.channel.address, self.num_pending)
             self._state_id = info.state_id
             self._heard_at = info.at
         unknown_table(tables, info, self.channel.address)
@@ -361,39 +364,36 @@ class InsertStream:
                 if not self._ended.is_set():
                     _LOG.exception("%s: the stream's timer goes on after an error.", self.channel.address)
 
-    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
-        """Wait until `done`, at most `timeout_s` seconds; ask the server meanwhile why it takes so long."""
-        start = time.monotonic()
-        inquiry = Inquiry(self.channel, timeout_s)
+    def _wait(self, done: Callable[[], bool], timeout_s: float, *, patient: bool = False) -> None:
+        """Wait until `done`, at most `timeout_s` seconds; without progress, if `patient`."""
         with self._lock:
+            wait = Wait(self.channel, self._flight, timeout_s, patient=patient)
             self._waiting += 1
             self._hurry.set()
             try:
-                self._await(done, start, timeout_s, inquiry)
+                self._await(done, wait)
             finally:
                 self._waiting -= 1
                 if not self._waiting:
                     self._hurry.clear()
-                self._blocked_s += time.monotonic() - start
+                self._blocked_s += time.monotonic() - wait.began_at
             if self._ended.is_set():
                 raise ClosedError("the insert stream was closed by another thread while this one waited.")
             if not done():
                 self._raise_fault()
                 tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
-                text = f"table {tables}: {self.pending_items} items unconfirmed after {timeout_s:.1f} s. "
-                raise (ReplayTimeoutError if self._down is None else ServerUnavailableError)(text + self._why(inquiry))
+                text = f"table {tables}: {self.num_pending} items unconfirmed after {timeout_s:.1f} s. "
+                raise (ReplayTimeoutError if self._down is None else ServerUnavailableError)(text + self._why(wait))
 
-    def _await(self, done: Callable[[], bool], start: float, timeout_s: float, inquiry: Inquiry) -> None:
-        logged_at = start
-        while not (done() or self._ended.is_set() or self._fault):
-            waited = time.monotonic() - start
-            if waited >= timeout_s:
-                break
-            inquiry.proceed(waited)
-            if start + waited - logged_at > _LOG_EVERY_S:
-                logged_at = start + waited
-                _LOG.warning("%s: waiting for %.0f s: %s", self.channel.address, waited, self._why(inquiry))
-            self._progress.wait(min(0.05, timeout_s - waited))
+    def _await(self, done: Callable[[], bool], wait: Wait) -> None:
+        logged_at = wait.began_at
+        while not (done() or self._ended.is_set() or self._fault) and (left_s := wait.left_s()):
+            now = time.monotonic()
+            if now - logged_at > _LOG_EVERY_S:
+                logged_at = now
+                text = "%s: waiting for %.0f s: %s"
+                _LOG.warning(text, self.channel.address, now - wait.began_at, self._why(wait))
+            self._progress.wait(min(0.05, left_s))
 
-    def _why(self, inquiry: Inquiry) -> str:
-        return inquiry.why_inserts_wait(self._flight.tables(), time.monotonic() - self._heard_at, self._down)
+    def _why(self, wait: Wait) -> str:
+        return wait.why(time.monotonic() - self._heard_at, self._down)

@@ -22,6 +22,7 @@ __all__ = [
     "RateLimiterInfo",
     "ServerInfo",
     "TableInfo",
+    "inserts_move",
     "look_at_server",
     "merge_tables",
     "parse_server_info",
@@ -203,8 +204,29 @@ def why_inserts_wait(before: ServerInfo, now: ServerInfo, tables: set[str]) -> s
             earlier = before.tables.get(name)
             if seconds >= 1 and earlier and earlier.rate_limiter.num_samples == limiter.num_samples:
                 text += f", and nothing has sampled for {seconds:.0f} s"
+            if inserts_move(before, now, {name}) and earlier:
+                inserted = limiter.num_inserts - earlier.rate_limiter.num_inserts
+                return (
+                    f"{text}; it let {inserted} in during the last {seconds:.1f} s, in the order of their arrival. The "
+                    "learner is slower than the actors: wait longer, make it faster, or have less in flight."
+                )
             return f"{text}. Start the learner or raise `timeout_s`."
     return None
+
+
+def inserts_move(before: ServerInfo, now: ServerInfo, tables: set[str]) -> bool:
+    """Return whether what waits at the rate limiters of `tables` comes nearer: each that blocks has let some in.
+
+    A table takes inserts in the order of their arrival, from whatever stream. So inserts by others are progress for
+    ours, but only where a limiter holds them up: an open table confirms at once, or something else is wrong.
+    """
+    if before.state_id != now.state_id:
+        return False
+    looks = [(before.tables[name], now.tables[name]) for name in tables & before.tables.keys() & now.tables.keys()]
+    held_up = [look for look in looks if any(table.blocks_inserts() for table in look)]
+    return bool(held_up) and all(
+        first.rate_limiter.num_inserts < last.rate_limiter.num_inserts for first, last in held_up
+    )
 
 
 def why_samples_wait(now: ServerInfo, table: str, before: ServerInfo | None = None) -> str:

@@ -11,16 +11,40 @@ from typing import Any
 import numpy as np
 import pytest
 from server_process import HostedServer
+from service_process import eventually
 
 import reverb_writer as rw
 
 LONG_S = 60.0  # a time-out that no test reaches
 FAR_TOO_LONG_S = 30.0
+PATIENCE_S = 3.0
+PACE_S = 0.05
+WAITING = 80  # items that a slow learner takes longer for than PATIENCE_S, however fast the machine is
 
 
 @pytest.fixture
 def server(replay_server: Callable[..., HostedServer]) -> HostedServer:
     return replay_server(rw.TableConfig.queue("queue", 10))
+
+
+@contextlib.contextmanager
+def slow_learner(server: HostedServer) -> Iterator[list[int]]:
+    """Take an item out of the queue every `PACE_S` seconds; give what was taken so far."""
+    taken: list[int] = []
+    enough = threading.Event()
+
+    def learn() -> None:
+        with rw.Client(server.address) as client:
+            while not enough.wait(PACE_S):
+                taken.extend(int(sample.data["n"][0]) for sample in client.sample("queue", 1))
+
+    learner = threading.Thread(target=learn)
+    learner.start()
+    try:
+        yield taken
+    finally:
+        enough.set()
+        learner.join()
 
 
 @contextlib.contextmanager
@@ -96,6 +120,37 @@ def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> 
         learner.join()
         observer.flush()
     assert take(server, 10) == list(range(990, 1000))
+
+
+def test_step_waits_longer_than_its_time_out_while_its_items_are_confirmed(server: HostedServer) -> None:
+    with observed(server, timeout_s=PATIENCE_S, chunk_length=WAITING, max_in_flight_items=1) as observer:
+        observer.extend({"n": np.arange(WAITING)})
+        eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
+        with slow_learner(server) as taken:
+            write(observer, WAITING)
+        assert taken == list(range(len(taken)))
+        assert len(taken) >= WAITING - 10
+
+
+def test_step_waits_longer_than_its_time_out_while_items_of_others_are_before_its_own(server: HostedServer) -> None:
+    with observed(server, chunk_length=WAITING, max_in_flight_items=WAITING + 1) as before:
+        before.extend({"n": np.arange(WAITING)})
+        eventually(lambda: before.stats().acknowledged_items == 10, "the queue is full")
+        with observed(server, timeout_s=PATIENCE_S, max_in_flight_items=1) as observer:
+            observer({"n": np.int64(WAITING)}, end_of_episode=True)
+            with slow_learner(server) as taken:
+                observer({"n": np.int64(WAITING + 1)}, end_of_episode=True)
+                observer.flush()
+            assert before.stats().acknowledged_items == WAITING
+            assert taken == list(range(len(taken)))
+
+
+def test_time_out_of_a_flush_is_kept_although_items_are_confirmed(server: HostedServer) -> None:
+    with observed(server, timeout_s=LONG_S) as observer:
+        for number in range(WAITING):
+            write(observer, number)
+        with slow_learner(server), pytest.raises(rw.ReplayTimeoutError, match=r"it let \d+ in during the last"):
+            observer.flush(timeout_s=2.5)
 
 
 def test_flush_says_why_it_did_not_come_to_an_end(server: HostedServer) -> None:
