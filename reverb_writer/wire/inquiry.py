@@ -18,6 +18,7 @@ _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
 _SILENCE_S = 10.0
 _ANSWER_WITHIN_S = 5.0
+_LONGEST = 10  # times the time-out: no wait is without end
 
 
 class Inquiry:
@@ -87,7 +88,8 @@ class Wait:
     """A wait for confirmations: until when it goes on, and why it takes so long. Not thread-safe.
 
     A patient wait counts its time from the last progress: a confirmation, or other streams' inserts into a table whose
-    rate limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours.
+    rate limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours. Even so
+    it ends after ten times the time-out.
 
     Attributes:
         began_at: `time.monotonic()` of its begin.
@@ -115,7 +117,15 @@ class Wait:
             self._inquiry.proceed(waited_s)
         elif self._patient and self._inquiry.inserts_move(self._flight.tables()):
             self._renew(now)
-        return max(self._timeout_s - (now - self._since), 0.0)
+        until = self._since + self._timeout_s
+        if self._patient:
+            until = min(until, self.began_at + _LONGEST * self._timeout_s)
+        return max(until - now, 0.0)
+
+    @property
+    def spent_s(self) -> float:
+        """Return how long it was, once its time is up."""
+        return self._timeout_s if self._since == self.began_at else time.monotonic() - self.began_at
 
     def why(self, silence_s: float, down: str | None) -> str:
         """Say why it takes so long, see `Inquiry.why_inserts_wait`."""

@@ -382,7 +382,7 @@ class InsertStream:
             if not done():
                 self._raise_fault()
                 tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
-                text = f"table {tables}: {self.num_pending} items unconfirmed after {timeout_s:.1f} s. "
+                text = f"table {tables}: {self.num_pending} items unconfirmed after {wait.spent_s:.1f} s. "
                 raise (ReplayTimeoutError if self._down is None else ServerUnavailableError)(text + self._why(wait))
 
     def _await(self, done: Callable[[], bool], wait: Wait) -> None:

@@ -1,0 +1,31 @@
+"""A wait counts from the last progress, and has an end all the same."""
+
+from __future__ import annotations
+
+import pytest
+
+from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.in_flight import InFlight
+from reverb_writer.wire.inquiry import Wait
+
+
+@pytest.mark.parametrize(("patient", "is_over"), [(True, False), (False, True)])
+def test_confirmation_begins_the_time_of_a_patient_wait_anew(patient: bool, is_over: bool) -> None:
+    with Channel("localhost:1") as channel:
+        flight = InFlight()
+        wait = Wait(channel, flight, 1000.0, patient=patient)
+        wait.began_at -= 2000
+        wait._since -= 2000
+        flight.acknowledged = 1
+        assert (wait.left_s() == 0) is is_over
+
+
+@pytest.mark.parametrize(("began_s_ago", "is_over"), [(9_000, False), (10_001, True)])
+def test_patient_wait_ends_after_ten_times_its_time(began_s_ago: int, is_over: bool) -> None:
+    with Channel("localhost:1") as channel:
+        flight = InFlight()
+        wait = Wait(channel, flight, 1000.0, patient=True)
+        wait.began_at -= began_s_ago
+        flight.acknowledged = 1
+        assert (wait.left_s() == 0) is is_over
+        assert wait.spent_s == pytest.approx(began_s_ago, abs=500)
