@@ -43,7 +43,6 @@ _LOG = logging.getLogger("reverb_writer")
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
 _LOOK_TIMEOUT_S = 5.0
-_AT_ONCE = 16  # samples
 _LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
 
 
@@ -100,7 +99,8 @@ class Prefetch:
         self._channel, self._table, self._info, self._assembly = channel, table, info, assembly
         self._batch_size, self._skip_unsafe, self._wake = batch_size, skip_unsafe, wake
         self._gives_away = info.tables[table].max_times_sampled > 0
-        self._lock = threading.Lock()  # guards all below; never held while waiting for the server
+        self._assembling = threading.Lock()  # guards the assembly; taken before the other
+        self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._room = max_samples  # samples that may still be asked for
         self._remaining = limit
         self._stream: SampleStream | None = None
@@ -125,9 +125,11 @@ class Prefetch:
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
         """
+        if partial:
+            with self._assembling:
+                if not self._ready and self._assembly.num_samples:
+                    self._finish_batch()
         with self._lock:
-            if not self._ready and partial and self._assembly.num_samples:
-                self._finish_batch()
             if not self._ready:
                 return None
             item = self._ready.popleft()
@@ -238,10 +240,8 @@ class Prefetch:
                 samples = stream.read()
                 self._heard_at = time.monotonic()
                 self._stats.received_samples += len(samples)
-                for first in range(0, len(samples), _AT_ONCE):
-                    with self._lock:  # a learner that takes a batch does not wait for the rest of the message
-                        for sample in samples[first : first + _AT_ONCE]:
-                            self._add(sample)
+                while samples:
+                    samples = self._add(samples)
         finally:
             stream.cancel()
             with self._lock:
@@ -278,26 +278,29 @@ class Prefetch:
             self._room -= num_samples
             self._stream.request(num_samples)
 
-    def _add(self, sample: Any) -> None:
-        """Put a sample to the others, and make a batch of them if it completes one."""
-        try:
-            self._assembly.add(sample)
-        except (UnsafeDataError, FormatError) as error:
-            self._room += 1
-            if not self._gives_away:
-                self._request(1)
+    def _add(self, samples: list[Any]) -> list[Any]:
+        """Put samples to the others, until they complete a batch; return what is left of them."""
+        with self._assembling:
+            before = self._assembly.num_samples
+            if not before:
+                self._oldest_at = time.monotonic()
+            missing = self._batch_size - before
+            errors = self._assembly.add(samples[:missing])
+            with self._lock:
+                self._held += self._assembly.num_samples - before
+                self._room += len(errors)
+                if not self._gives_away:
+                    self._request(len(errors))
+            if self._assembly.num_samples == self._batch_size:
+                self._finish_batch()
+                self._wake()
+        for error in errors:
             if self._skip_unsafe and isinstance(error, UnsafeDataError):
                 self._stats.skipped_samples += 1
             else:
                 self._ready.append(error)
                 self._wake()
-            return
-        self._held += 1
-        if self._assembly.num_samples == 1:
-            self._oldest_at = time.monotonic()
-        if self._assembly.num_samples == self._batch_size:
-            self._finish_batch()
-            self._wake()
+        return samples[missing:]
 
     def _finish_batch(self) -> None:
         self._ready.append(Fetched(*self._assembly.take(), self._oldest_at))

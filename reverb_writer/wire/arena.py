@@ -1,30 +1,39 @@
 """Decoded chunks of some columns, kept as rows of one array a column, bounded in bytes.
 
-    segment 0    segment 1    segment 2    ...
-    [chunk|chunk|chunk  ][chunk|chunk    ][.....             ]
-                                 ^ the next chunk goes here; where none fits, the next segment is emptied whole
+    [ chunk 8 | chunk 9 |  room  | chunk 4 | chunk 5 | chunk 6 | chunk 7 | ]
+                        ^ the next chunk   ^ leaves first
 
 A window is then a few ranges of rows, and a batch of windows is one `take` a column. Chunks leave in the order in which
-they came, a segment at a time, so memory is never in pieces. For uniform sampling that is as good as any order.
+they came, so memory is never in pieces. For uniform sampling that is as good as any order.
 """
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.wire.sent_chunks import DtypesAndShapes, Kind, SentChunk
 
-__all__ = ["Arena"]
+__all__ = ["Arena", "row_bytes"]
 
 Array = npt.NDArray[Any]
 
-_NUM_SEGMENTS = 16
+_AT_ONCE = 16  # so many times less than the arena holds is given up together
+_SLACK = 1.25  # batches differ
 _MAX_ROWS = 1 << 27
+
+
+class _Place(NamedTuple):
+    """Where a chunk is. Rows are counted on and on: row r is row r % capacity of the columns."""
+
+    key: int
+    row: int
+    num_bytes: int
 
 
 class Arena:
@@ -49,17 +58,16 @@ class Arena:
 
         Args:
             dtypes_and_shapes: of the columns, without the time dimension.
-            max_bytes: bound on what is kept; twice the chunks of the largest sample if that is more.
+            max_bytes: bound on what is kept; the chunks of the largest sample if that is more.
             max_sample_bytes: bound on the rows of one sample.
             before_loss: is called before rows are given up, so that they can be read for the last time.
         """
-        self.dtypes_and_shapes = dtypes_and_shapes
-        self.row_bytes = sum((dtype.itemsize) * math.prod(shape) for dtype, shape in self.dtypes_and_shapes)
+        self.dtypes_and_shapes = list(dtypes_and_shapes)
+        self.row_bytes = sum(map(row_bytes, dtypes_and_shapes))
         self.max_rows = max_sample_bytes // max(self.row_bytes, 1)
         self._max_bytes, self._before_loss = max_bytes, before_loss
         self._has_strings = any(dtype.kind == "O" for dtype, _ in dtypes_and_shapes)
         self._kind: Kind | None = None  # of the chunk that was asked for last, among those that are right
-        self._segment = self._next = self._segment_stop = 0
         self._allocate(0, 0)
 
     def holds(self, chunk: SentChunk) -> bool:
@@ -82,52 +90,62 @@ class Arena:
         Raises:
             FormatError: it is damaged, and not there.
         """
-        if chunk.length > self._segment_rows or chunk.num_bytes > self._segment_bytes:
+        length, num_bytes = chunk.length, chunk.num_bytes
+        if length > self._capacity or num_bytes > self._room_bytes:
             self.clear([chunk])
-        elif (
-            self._next + chunk.length > self._segment_stop
-            or self._used[self._segment] + chunk.num_bytes > self._segment_bytes
-        ):
-            self._enter((self._segment + 1) % len(self._keys))
-        start, stop = self._next, self._next + chunk.length
+        row = self._next
+        start = row % self._capacity
+        if start + length > self._capacity:
+            row, start = row - start + self._capacity, 0
+        if self._lacks(row + length, num_bytes):
+            self._before_loss()
+            self._give_up(row + max(length, self._capacity // _AT_ONCE), num_bytes)
         chunk.decode_into(self.columns, self._stored, start)
-        self._next = stop
-        self._used[self._segment] += chunk.num_bytes
-        self.spans[key] = start, stop
-        self._keys[self._segment].append(key)
+        self._next = row + length
+        self.num_bytes += num_bytes
+        self._places.append(_Place(key, row, num_bytes))
+        self.spans[key] = start, start + length
 
-    @property
-    def num_bytes(self) -> int:
-        """Return what the chunks occupy."""
-        return sum(self._used)
+    def prepare(self) -> None:
+        """Make room for as much as has come since the last time: in between nothing will have to go."""
+        come, self._prepared_at = self._next - self._prepared_at, self._next
+        next_row = self._next + min(int(_SLACK * come), self._capacity // 2)
+        if self._lacks(next_row, 0):
+            self._before_loss()
+            self._give_up(next_row, 0)
+
+    def _lacks(self, next_row: int, num_bytes: int) -> bool:
+        """Return whether chunks must go for rows up to `next_row` to be free, and for so many bytes more."""
+        return bool(self._places) and (
+            next_row > self._places[0].row + self._capacity or self.num_bytes + num_bytes > self._room_bytes
+        )
+
+    def _give_up(self, next_row: int, num_bytes: int) -> None:
+        while self._lacks(next_row, num_bytes):
+            place = self._places.popleft()
+            self.num_bytes -= place.num_bytes
+            start, stop = self.spans.pop(place.key)
+            if self._has_strings:
+                for column in self.columns:
+                    if column.dtype.kind == "O":
+                        column[start:stop] = None
 
     def _allocate(self, min_rows: int, min_bytes: int) -> None:
-        """Begin anew, with segments of at least so many rows and bytes. Memory that is not used yet costs nothing."""
-        rows = min(self._max_bytes // max(self.row_bytes, 1), _MAX_ROWS)
-        self._segment_rows = max(rows // _NUM_SEGMENTS, min_rows, 1)
-        num_segments = max(rows // self._segment_rows, 2)
-        self._segment_bytes = max(self._max_bytes // num_segments, self._segment_rows * self.row_bytes, min_bytes)
-        capacity = num_segments * self._segment_rows
-        self.columns = [np.empty((capacity, *shape), dtype) for dtype, shape in self.dtypes_and_shapes]
+        """Begin anew, with at least so many rows and bytes. Memory that is not used yet costs nothing."""
+        self._capacity = max(min(self._max_bytes // max(self.row_bytes, 1), _MAX_ROWS), min_rows, 1)
+        self._room_bytes = max(self._max_bytes, self._capacity * self.row_bytes, min_bytes)
+        self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self.dtypes_and_shapes]
         self._stored = [] if self._has_strings else [_as_bytes(column) for column in self.columns]
         self.spans: dict[int, tuple[int, int]] = {}
-        self._keys: list[list[int]] = [[] for _ in range(num_segments)]
-        self._used = [0] * num_segments
-        self._enter(0)
+        self._places: collections.deque[_Place] = collections.deque()  # the one that came first leaves first
+        self._next = self._prepared_at = 0
+        self.num_bytes = 0
 
-    def _enter(self, segment: int) -> None:
-        self._segment = segment
-        self._next = segment * self._segment_rows
-        self._segment_stop = self._next + self._segment_rows
-        if self._keys[segment]:
-            self._before_loss()
-            for key in self._keys[segment]:
-                del self.spans[key]
-            self._keys[segment] = []
-            self._used[segment] = 0
-            for column in self.columns:
-                if column.dtype.kind == "O":
-                    column[self._next : self._segment_stop] = None
+
+def row_bytes(dtype_and_shape: tuple[np.dtype[Any], tuple[int, ...]]) -> int:
+    """Return what a row of a column occupies, the characters of strings not counted."""
+    dtype, shape = dtype_and_shape
+    return dtype.itemsize * math.prod(shape)
 
 
 def _as_bytes(column: Array) -> Array:

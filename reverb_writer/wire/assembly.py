@@ -1,30 +1,29 @@
 """Samples -> integers -> columns: each chunk is decoded once, and many samples are gathered at a time.
 
-    add(sample): trajectory -> slices -> chunks that are new go to the arena -> rows of the arena, remembered
-    take():      all samples added so far, one array a column, their rows end to end
+    add(samples): trajectory -> slices -> chunks that are new go to the arena -> rows of the arena, remembered
+    take():       all samples added so far, one array a column, their rows end to end
 
 What a trajectory means is remembered, too, while its chunks are in the arena: an item that is sampled again costs one
-look-up. A sample that is damaged or unsafe raises and leaves nothing behind.
+look-up. A sample that is damaged or unsafe is left out, and leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.wire.arena import Arena
+from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
+from reverb_writer.wire.arena import Arena, row_bytes
 from reverb_writer.wire.output import Output
 from reverb_writer.wire.samples import Column, SampleInfos
-from reverb_writer.wire.sent_chunks import LikelyKinds, SentChunk, SentChunks
-from reverb_writer.wire.trajectories import Layout, Slice, parse
+from reverb_writer.wire.sent_chunks import DtypesAndShapes, Lessons, SentChunk, SentChunks
+from reverb_writer.wire.trajectories import Group, Layout, Slice, parse
 
 __all__ = ["MAX_SAMPLE_BYTES", "Assembly"]
 
@@ -34,29 +33,49 @@ MAX_SAMPLE_BYTES = 1 << 30
 """Size of the largest sample that is decoded, unless told otherwise."""
 
 Rows = tuple[tuple[int, ...], ...]
-"""Which rows of its arena each group of an item's columns is: of slice after slice, first row and their number."""
+"""Which rows of its arena each part of an item is: of slice after slice, first row and their number."""
 
 _MAX_LAYOUTS = 4
 _KNOWN_SHARE = 4  # trajectories that are remembered take so much of what decoded chunks may take
 _ENTRY_BYTES, _INT_BYTES = 200, 40
+
+# Columns that take so little of a row are kept apart, for so many times the rows: of a table of frames that is too large
+# for the cache, only the frames are decoded again.
+_LIGHT_SHARE, _LIGHT_ROWS = 1 / 64, 8
+
+
+class _Part(NamedTuple):
+    """Some columns of a group, and where they are kept.
+
+    Attributes:
+        group: whose slices they have.
+        columns: which columns of the item.
+        tensors: for each, which tensor of the chunks.
+        arena: their decoded chunks.
+    """
+
+    group: int
+    columns: tuple[int, ...]
+    tensors: tuple[int, ...]
+    arena: Arena
 
 
 class _Shelf:
     """What is known of the items of one layout.
 
     Attributes:
-        arenas: decoded chunks, an arena for each group of columns.
-        known: by trajectory, which rows of each arena an item is.
+        parts: every column is in one.
+        known: by trajectory, which rows of each part's arena an item is.
     """
 
     def __init__(self, layout: Layout, max_known_bytes: int) -> None:
         self.layout = layout
-        self.arenas: list[Arena] = []
+        self.parts: list[_Part] = []
         self.known: dict[bytes, Rows] = {}
         self._known_bytes, self._max_known_bytes = 0, max_known_bytes
 
     def remember(self, trajectory: bytes, rows: Rows) -> None:
-        self._known_bytes += len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_group) for of_group in rows])
+        self._known_bytes += len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_part) for of_part in rows])
         if self._known_bytes > self._max_known_bytes:
             self.forget()
         self.known[trajectory] = rows
@@ -70,8 +89,7 @@ class Assembly:
     """Put samples together. Not thread-safe.
 
     Attributes:
-        num_samples: samples added and not taken.
-        num_decoded_chunks: chunks decoded so far; one with columns of several groups counts for each.
+        num_decoded_chunks: chunks decoded so far; one with columns in several arenas counts for each.
     """
 
     def __init__(
@@ -88,40 +106,49 @@ class Assembly:
         """
         self._batch_size, self._num_buffers = batch_size, num_buffers
         self._used: collections.deque[list[Output]] = collections.deque()
-        self.num_samples = 0
         self.num_decoded_chunks = 0
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._shelves: dict[Layout, _Shelf] = {}
-        self._likely_kinds: LikelyKinds = {}
+        self._lessons = Lessons()
         self._current: _Shelf | None = None
         self._known: Mapping[bytes, Rows] = {}  # of the current shelf
         self._begin()
 
     @property
+    def num_samples(self) -> int:
+        """Return how many samples were added and not taken."""
+        return len(self._infos)
+
+    @property
     def cache_bytes(self) -> int:
         """Return what decoded chunks occupy."""
-        return sum(arena.num_bytes for shelf in list(self._shelves.values()) for arena in shelf.arenas)
+        return sum(arena.num_bytes for shelf in list(self._shelves.values()) for _, _, _, arena in shelf.parts)
 
-    def add(self, sample: Any) -> None:
-        """Add a sample.
+    def add(self, samples: Iterable[Any]) -> list[ReverbWriterError]:
+        """Add samples, and return why some of them were left out.
+
+        An UnsafeDataError: a tensor must not be decoded, or the sample is too large. A FormatError: parts of it are
+        damaged, or contradict each other or others of the batch.
 
         Args:
-            sample: a message of `reverb_writer.sampled.Entry` that is complete.
-
-        Raises:
-            UnsafeDataError: a tensor must not be decoded, or the sample is too large. The sample is left out.
-            FormatError: parts of it contradict each other, or others of the batch. Likewise.
+            samples: messages of `reverb_writer.sampled.Entry` that are complete.
         """
-        info = sample.info
-        item = info.item
-        trajectory = item.flat_trajectory
-        rows = self._known.get(trajectory)
-        if rows is None:
-            rows = self._learn(trajectory, sample.data)
-        self._rows.append(rows)
-        self._infos.append(info)
-        self._items.append(item)
-        self.num_samples += 1
+        errors: list[ReverbWriterError] = []
+        for sample in samples:
+            info = sample.info
+            item = info.item
+            trajectory = item.flat_trajectory
+            rows = self._known.get(trajectory)
+            if rows is None:
+                try:
+                    rows = self._learn(trajectory, sample.data)
+                except (UnsafeDataError, FormatError) as error:
+                    errors.append(error)
+                    continue
+            self._rows.append(rows)
+            self._infos.append(info)
+            self._items.append(item)
+        return errors
 
     def take(self) -> tuple[list[Column], SampleInfos]:
         """Return the columns of all samples added, and their infos; begin anew."""
@@ -138,6 +165,8 @@ class Assembly:
         if self._num_buffers:
             self._used.append(self._outputs)
         self._begin()
+        for part in self._current.parts if self._current else ():
+            part.arena.prepare()
         return columns, infos
 
     def _begin(self) -> None:
@@ -148,77 +177,89 @@ class Assembly:
             self._outputs = [Output(output.largest) for output in spent]
         else:
             self._outputs = [Output() for _ in range(num_columns)]
-        self._infos: list[Any] = []
+        self._infos: list[Any] = []  # of all samples of the batch
         self._items: list[Any] = []
-        self.num_samples = 0
 
     def _gather(self) -> None:
         """Copy the rows remembered so far out of the arenas."""
         if self._current is None or not self._rows:
             return
-        for group, arena, of_group in zip(
-            self._current.layout.groups, self._current.arenas, zip(*self._rows, strict=True), strict=True
-        ):
-            rows, lengths = _expand(of_group)
-            for number, column in zip(group.columns, arena.columns, strict=True):
+        for part, of_part in zip(self._current.parts, zip(*self._rows, strict=True), strict=True):
+            rows, lengths = _expand(of_part)
+            for number, column in zip(part.columns, part.arena.columns, strict=True):
                 self._outputs[number].add(column, rows, lengths, self._batch_size)
         self._rows.clear()
 
     def _learn(self, trajectory: bytes, chunks: Sequence[bytes]) -> Rows:
         """Return the rows of an item that is new, or of another layout than the one before."""
         layout, slices_of = parse(trajectory)
-        if self._current and self.num_samples and layout.squeezed != self._current.layout.squeezed:
+        if self._current and self._infos and layout.squeezed != self._current.layout.squeezed:
             raise FormatError(
                 f"an item of {len(layout.squeezed)} columns in a batch whose first has "
                 f"{len(self._current.layout.squeezed)}, or they are not squeezed alike. Its actors do not agree."
             )
         shelf = self._shelves.get(layout)
-        rows = shelf.known.get(trajectory) if shelf else None
-        if shelf is None or rows is None:
-            shelf, rows = self._load(layout, shelf, slices_of, chunks)
-            shelf.remember(trajectory, rows)
-        if shelf is not self._current:
-            self._gather()
-            self._current, self._known = shelf, shelf.known
-            if not self.num_samples:
-                self._begin()
+        if shelf:
+            found = shelf.known.get(trajectory) or _rows_of(shelf, slices_of)
+            if found:
+                self._enter(shelf)
+                shelf.remember(trajectory, found)
+                return found
+        rows = self._load(layout, shelf, slices_of, SentChunks(chunks, self._max_sample_bytes, self._lessons))
+        self._shelves[layout].remember(trajectory, rows)
         return rows
 
     def _load(
-        self, layout: Layout, shelf: _Shelf | None, slices_of: Sequence[Sequence[Slice]], sent: Sequence[bytes]
-    ) -> tuple[_Shelf, Rows]:
-        """Decode the chunks that are not known, and return the rows of an item."""
-        if shelf:
-            found_rows = [_rows(arena, slices) for arena, slices in zip(shelf.arenas, slices_of, strict=True)]
-            if all(found_rows):
-                return shelf, tuple(found_rows)
+        self, layout: Layout, shelf: _Shelf | None, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks
+    ) -> Rows:
+        """Decode the chunks that are not there, and return the rows of an item."""
         # Dtypes, shapes and sizes are checked before anything is decoded, and what is decoded is stored only if it is
         # good: a bad sample changes nothing.
-        chunks = SentChunks(sent, self._max_sample_bytes, self._likely_kinds)
-        if shelf:
-            for group, arena, slices in zip(layout.groups, shelf.arenas, slices_of, strict=True):
-                for key, _, _ in slices:
-                    if key not in arena.spans and not arena.holds(chunks.get(key, group.tensors)):
-                        shelf = None
-        found = shelf or self._new_shelf(
-            layout,
-            [chunks.get(slices[0][0], group.tensors) for group, slices in zip(layout.groups, slices_of, strict=True)],
-        )
-        rows = []
-        for group, arena, slices in zip(layout.groups, found.arenas, slices_of, strict=True):
-            chunk_of = functools.partial(chunks.get, indices=group.tensors)
-            _check(arena, chunk_of, slices, self._max_sample_bytes)
-            self.num_decoded_chunks += _place(arena, chunk_of, [key for key, _, _ in slices])
-            rows.append(_rows(arena, slices))
-        if shelf is None:
-            self._shelves.pop(layout, None)
-            while len(self._shelves) >= _MAX_LAYOUTS:
-                del self._shelves[next(iter(self._shelves))]
-            self._shelves[layout] = found
-        return found, tuple(rows)
+        new = shelf and _missing(shelf, slices_of, chunks)
+        if shelf is None or new is None:
+            shelf = self._new_shelf(layout, slices_of, chunks)
+            new = _missing(shelf, slices_of, chunks)
+            if new is None:
+                raise FormatError("the chunks of an item differ in dtype or shape.")
+        for part in shelf.parts:
+            if sum([length for _, _, length in slices_of[part.group]]) > part.arena.max_rows:
+                raise UnsafeDataError(
+                    f"a sample of more than {self._max_sample_bytes} bytes. Raise `max_sample_bytes` if you trust the "
+                    "writer."
+                )
+        self._enter(shelf)
+        rows = None
+        for attempt in range(3):
+            for part, of_part in zip(shelf.parts, new or (), strict=True):
+                if attempt > 1:
+                    of_part.update({key: chunks.get(key, part.tensors) for key, _, _ in slices_of[part.group]})
+                    part.arena.clear(list(of_part.values()))
+                for key, chunk in of_part.items():
+                    part.arena.put(key, chunk)
+                self.num_decoded_chunks += len(of_part)
+            rows = _rows_of(shelf, slices_of)
+            if rows:
+                break
+            # A chunk that was there has just made room for another one; it is decoded again.
+            new = _missing(shelf, slices_of, chunks)
+        assert rows is not None  # noqa: S101  # they have room together
+        return rows
 
-    def _new_shelf(self, layout: Layout, examples: Sequence[SentChunk]) -> _Shelf:
-        """Share the cache among the groups so that each holds as many rows."""
+    def _enter(self, shelf: _Shelf) -> None:
+        """Make a shelf the current one."""
+        if shelf is not self._current:
+            self._gather()
+            self._current, self._known = shelf, shelf.known
+            if not self._infos:
+                self._begin()
+            if self._shelves.get(shelf.layout) is not shelf:
+                self._shelves.pop(shelf.layout, None)
+                while len(self._shelves) >= _MAX_LAYOUTS:
+                    del self._shelves[next(iter(self._shelves))]
+                self._shelves[shelf.layout] = shelf
+
+    def _new_shelf(self, layout: Layout, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks) -> _Shelf:
+        """Share the cache among the parts so that each holds as many rows, and light ones more."""
         shelf = _Shelf(layout, self._max_cache_bytes // _KNOWN_SHARE)
         # Weak, for an arena that is given up must go at once, not when the garbage collector finds a cycle.
         owner, lost = weakref.ref(self), weakref.ref(shelf)
@@ -228,10 +269,23 @@ class Assembly:
             if assembly and its_shelf:
                 assembly._before_loss(its_shelf)  # noqa: SLF001  # its own
 
-        weights = [1 + chunk.num_bytes // chunk.length for chunk in examples]
-        for chunk, weight in zip(examples, weights, strict=True):
-            max_bytes = self._max_cache_bytes * weight // sum(weights)
-            shelf.arenas.append(Arena(chunk.kind.dtypes_and_shapes, max_bytes, self._max_sample_bytes, before_loss))
+        parts: list[tuple[int, Group, DtypesAndShapes, int]] = []
+        for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
+            chunk = chunks.get(slices[0][0], group.tensors)
+            columns = list(zip(*group, chunk.kind.dtypes_and_shapes, strict=True))
+            light = _light(chunk.kind.dtypes_and_shapes)
+            for is_light in (False, True):
+                some = [column for column, weighs_little in zip(columns, light, strict=True) if weighs_little is is_light]
+                if some:
+                    of_columns, of_tensors, kinds = zip(*some, strict=True)
+                    weight = 1 + chunk.num_bytes // chunk.length
+                    if is_light:
+                        weight = 1 + _LIGHT_ROWS * sum(map(row_bytes, kinds))
+                    parts.append((number, Group(of_columns, of_tensors), kinds, weight))
+        total = sum([weight for _, _, _, weight in parts])
+        for number, group, kinds, weight in parts:
+            arena = Arena(kinds, self._max_cache_bytes * weight // total, self._max_sample_bytes, before_loss)
+            shelf.parts.append(_Part(number, group.columns, group.tensors, arena))
         return shelf
 
     def _before_loss(self, shelf: _Shelf) -> None:
@@ -241,53 +295,62 @@ class Assembly:
         shelf.forget()
 
 
-def _check(arena: Arena, chunk_of: Callable[[int], SentChunk], slices: Sequence[Slice], max_bytes: int) -> None:
-    for key, offset, length in slices:
-        if key in arena.spans:
-            start, stop = arena.spans[key]
-            chunk_length = stop - start
-        else:
-            if not arena.holds(chunk_of(key)):
-                raise FormatError("the chunks of an item differ in dtype or shape.")
-            chunk_length = chunk_of(key).length
-        if offset + length > chunk_length:
-            raise FormatError(f"an item names rows {offset}+{length} of a chunk of {chunk_length}.")
-    if sum(length for _, _, length in slices) > arena.max_rows:
-        raise UnsafeDataError(
-            f"a sample of more than {max_bytes} bytes. Raise `max_sample_bytes` if you trust the writer."
-        )
+def _missing(
+    shelf: _Shelf, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks
+) -> list[dict[int, SentChunk]] | None:
+    """Return the chunks that each part does not have, by key; None if they are of other dtypes or shapes.
+
+    Raises:
+        FormatError: a slice is of rows that its chunk does not have.
+    """
+    new = []
+    for part in shelf.parts:
+        arena = part.arena
+        of_part: dict[int, SentChunk] = {}
+        for key, offset, length in slices_of[part.group]:
+            span = arena.spans.get(key)
+            if span:
+                chunk_length = span[1] - span[0]
+            else:
+                chunk = of_part.get(key)
+                if chunk is None:
+                    chunk = of_part[key] = chunks.get(key, part.tensors)
+                    if not arena.holds(chunk):
+                        return None
+                chunk_length = chunk.length
+            if offset + length > chunk_length:
+                raise FormatError(f"an item names rows {offset}+{length} of a chunk of {chunk_length}.")
+        new.append(of_part)
+    return new
 
 
-def _place(arena: Arena, chunk_of: Callable[[int], SentChunk], keys: Sequence[int]) -> int:
-    """Have all of an item's chunks in the arena at once, whatever must make room for them; return how many are new."""
-    num_decoded = 0
-    for attempt in range(3):
-        missing = [key for key in keys if key not in arena.spans]
-        if not missing:
-            break
-        # A chunk that was there may just have made room for another one; then it is decoded again.
-        if attempt > 1:
-            missing = list(dict.fromkeys(keys))
-            arena.clear([chunk_of(key) for key in missing])
-        for key in missing:
-            if key not in arena.spans:
-                arena.put(key, chunk_of(key))
-                num_decoded += 1
-    return num_decoded
+def _rows_of(shelf: _Shelf, slices_of: Sequence[Sequence[Slice]]) -> Rows | None:
+    """Return which rows of its arenas an item is; None if chunks are missing or do not have them, or too many."""
+    rows_of = []
+    for part in shelf.parts:
+        arena = part.arena
+        spans = arena.spans
+        rows: list[int] = []
+        num_rows = 0
+        for key, offset, length in slices_of[part.group]:
+            span = spans.get(key)
+            if span is None or span[0] + offset + length > span[1]:
+                return None
+            rows += (span[0] + offset, length)
+            num_rows += length
+        if num_rows > arena.max_rows:
+            return None
+        rows_of.append(tuple(rows))  # unlike lists, of no concern to the garbage collector
+    return tuple(rows_of)
 
 
-def _rows(arena: Arena, slices: Sequence[Slice]) -> tuple[int, ...]:
-    """Return which rows of the arena slices are; nothing if chunks are missing or do not have them, or too many."""
-    spans = arena.spans
-    rows: list[int] = []
-    num_rows = 0
-    for key, offset, length in slices:
-        span = spans.get(key)
-        if span is None or span[0] + offset + length > span[1]:
-            return ()
-        rows += (span[0] + offset, length)
-        num_rows += length
-    return tuple(rows) if num_rows <= arena.max_rows else ()  # unlike lists, of no concern to the garbage collector
+def _light(dtypes_and_shapes: DtypesAndShapes) -> list[bool]:
+    """Return which columns are small beside the others."""
+    sizes = np.array([0 if dtype.kind == "O" else row_bytes((dtype, shape)) for dtype, shape in dtypes_and_shapes])
+    smallest_first = np.argsort(sizes, kind="stable")
+    light = np.empty(len(sizes), bool)
+    light[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _LIGHT_SHARE
+    return [bool(one) for one in light & (sizes > 0)]
 
 
 def _expand(of_samples: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:

@@ -10,22 +10,56 @@ Pure: no I/O. Source: reverb/cc/schema.proto (ChunkData); protobuf's encoding gu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from reverb_writer.wire.tensors import varint
 
-__all__ = ["Frame", "find_contents", "find_frame", "opening"]
+__all__ = ["Expected", "Frame", "find_contents", "find_frame"]
 
 Frame = tuple[int, int, bytes]
 """Where the tensors of a chunk begin and end, and the bytes after them."""
 
-_SEQUENCE_RANGE, _DATA, _TENSOR = 0x12, 0x2A, 0x0A  # tags: fields 2 and 5 of a chunk, field 1 of its data
+_SEQUENCE_RANGE, _DATA, _TENSOR = 0x12, 0x2A, b"\x0a"  # tags: fields 2 and 5 of a chunk, field 1 of its data
 _MORE = 0x80
 _MAX_REST = 32
+_MAX_SIZES = 4096
 
 
-def opening(dtype_number: int, encoded_shape: bytes) -> bytes:
-    """Return the bytes of a plain tensor before the length of its content."""
-    return b"".join((b"\x08", varint(dtype_number), b"\x12", varint(len(encoded_shape)), encoded_shape, b"\x22"))
+class Head(NamedTuple):
+    """What a tensor of a known size begins with, and where its content is, counted from its tag."""
+
+    written: bytes
+    content_at: int
+    stop: int
+
+
+class Expected:
+    """How a tensor of one dtype and shape is written.
+
+    Attributes:
+        heads: by size of the tensor, as far as such have been seen.
+    """
+
+    def __init__(self, dtype_number: int, encoded_shape: bytes, announced: bytes, min_content: int) -> None:
+        """Know the dtype and the shape, the bytes with which a content begins, and how long it is at least."""
+        shape = b"".join((b"\x12", varint(len(encoded_shape)), encoded_shape))
+        self._opening = b"".join((b"\x08", varint(dtype_number), shape, b"\x22"))
+        self._announced, self._min_content = announced, min_content
+        self.heads: dict[int, Head] = {}
+
+    def learn(self, size: int) -> Head | None:
+        """Return the head of a tensor of so many bytes; None if none is written so."""
+        rest = size - len(self._opening)
+        length = rest - 1
+        while length >= 0 and len(varint(length)) + length > rest:
+            length -= 1
+        if length < self._min_content or len(varint(length)) + length != rest:
+            return None
+        before = b"".join((_TENSOR, varint(size), self._opening, varint(length)))
+        if len(self.heads) >= _MAX_SIZES:
+            self.heads.clear()
+        head = self.heads[size] = Head(before + self._announced, len(before), len(before) + length)
+        return head
 
 
 def find_frame(sent: bytes, at: int) -> Frame | None:
@@ -48,38 +82,26 @@ def find_frame(sent: bytes, at: int) -> Frame | None:
     return (at, stop, sent[stop:]) if at <= stop <= len(sent) <= stop + _MAX_REST else None
 
 
-def find_contents(
-    sent: bytes, at: int, stop: int, expected: Sequence[tuple[bytes, bytes, int]]
-) -> list[memoryview] | None:
-    """Return the contents of tensors, views of `sent`; None if they are not as expected.
+def find_contents(sent: bytes, at: int, stop: int, expected: Sequence[Expected]) -> list[tuple[int, int]] | None:
+    """Return where the contents of tensors begin and end; None if they are not as expected.
 
     Args:
         sent: a chunk.
         at: where its tensors begin.
         stop: where they end, at most the end of the chunk.
-        expected: of each tensor the bytes before the length of its content, those with which the content begins, and
-            how long it is at least.
+        expected: how each is written.
     """
-    view = memoryview(sent)
     contents = []
     try:
-        for opening, announced, least in expected:
-            if sent[at] != _TENSOR:
-                return None
-            size, at = sent[at + 1], at + 2
+        for tensor in expected:
+            size = sent[at + 1]
             if size >= _MORE:
-                size, at = _size(sent, at - 1)
-            end = at + size
-            if not sent.startswith(opening, at):
+                size, _ = _size(sent, at + 1)
+            head = tensor.heads.get(size) or tensor.learn(size)
+            if head is None or not sent.startswith(head.written, at):
                 return None
-            at += len(opening) + 1
-            length = sent[at - 1]
-            if length >= _MORE:
-                length, at = _size(sent, at - 1)
-            if at + length != end or length < least or not sent.startswith(announced, at):
-                return None
-            contents.append(view[at:end])
-            at = end
+            contents.append((at + head.content_at, at + head.stop))
+            at += head.stop
     except IndexError:
         return None
     return contents if at == stop else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-from collections.abc import Iterator, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +14,18 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire import messages, tensors
-from reverb_writer.wire.plain_chunks import find_contents, find_frame, opening
+from reverb_writer.wire.plain_chunks import Expected, find_contents, find_frame
 from reverb_writer.wire.tensors import varint
 
-__all__ = ["DtypesAndShapes", "LikelyKinds", "SentChunk", "SentChunks"]
+__all__ = ["DtypesAndShapes", "Lessons", "SentChunk", "SentChunks"]
 
 Array = npt.NDArray[Any]
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
 _CHUNK_KEY = b"\x08"  # field 1, a varint
 _MAX_SHARED_COLUMNS, _MAX_SHARED_BYTES = 256, 8192
-_MAX_LIKELY_KINDS = 256
+_MAX_KINDS, _MAX_PARTS = 256, 1024
+_MAX_PLACES = 1 << 14
 
 _Head = tuple[int, bytes]
 """A tensor's dtype, as a number, and its shape, as a TensorShapeProto."""
@@ -46,6 +48,8 @@ class Kind:
 
     def __init__(self, heads: Sequence[_Head]) -> None:
         """Compare the columns; a FormatError if one has no rows."""
+        self._sent_heads = heads
+        self._parts: dict[Sequence[int], Kind] = {}
         self.heads = [tensors.head_of(*head) for head in heads]
         if not all(head.shape and head.shape[0] for head in self.heads):
             raise FormatError("a tensor of a chunk has no rows.")
@@ -58,18 +62,27 @@ class Kind:
         self.is_plain = is_even and not self.has_strings and sys.byteorder == "little"
         self.booleans = [number for number, head in enumerate(self.heads) if head.dtype.kind == "b"]
         self.expected = [
-            (opening(*sent), head.announced, head.min_content) for sent, head in zip(heads, self.heads, strict=True)
+            Expected(*sent, head.announced, head.min_content) for sent, head in zip(heads, self.heads, strict=True)
         ]
 
-    def is_likely(self, contents: Sequence[bytes]) -> bool:
+    def part(self, indices: Sequence[int]) -> Kind:
+        """Return the kind of some of the columns."""
+        found = self._parts.get(indices)
+        if found is None:
+            if len(self._parts) >= _MAX_PARTS:
+                self._parts.clear()
+            found = self._parts[indices] = _kind_of(tuple([self._sent_heads[index] for index in indices]))
+        return found
+
+    def is_likely(self, contents: Sequence[bytes | memoryview]) -> bool:
         """Return whether snappy blocks announce the sizes that they should, and may hold as much.
 
         If not they need not be wrong: a size can be written in more than one way.
         """
         return all(
             [  # noqa: C419  # twice as fast as one by one
-                content.startswith(announced) and len(content) >= least
-                for content, (_, announced, least) in zip(contents, self.expected, strict=True)
+                content[: len(head.announced)] == head.announced and len(content) >= head.min_content
+                for content, head in zip(contents, self.heads, strict=True)
             ]
         )
 
@@ -149,7 +162,8 @@ class SentChunk:
         """
         stop = start + self.length
         if self.is_plain:
-            tensors.decompress_into(self._contents, [of_column[start:stop] for of_column in stored])
+            for content, of_column in zip(self._contents, stored, strict=True):
+                tensors.decompress_into(content, of_column[start:stop])
             for number in self.kind.booleans:  # 0 or 1, whatever was stored
                 np.not_equal(stored[number][start:stop], 0, out=stored[number][start:stop].view(np.bool_))
             return
@@ -166,26 +180,59 @@ class SentChunk:
         return map(tensors.Tensor, self.kind.heads, map(bytes, self._contents), strings)
 
 
-LikelyKinds = MutableMapping[tuple[Sequence[int], bytes], Kind]
-"""What a chunk is likely to be, by the tensors that are asked for and the bytes after them."""
+class _Place(NamedTuple):
+    """Where in a chunk its contents are.
+
+    A chunk comes with each of its items, and is the same each time. Should it not be, its contents are refused or read
+    as others than were meant; nothing else is reached by them.
+    """
+
+    begin: bytes
+    size: int
+    kind: Kind
+    contents: tuple[tuple[int, int], ...]
+
+
+class Lessons:
+    """What the chunks so far taught about those to come, bounded.
+
+    Attributes:
+        kinds: of all tensors of a chunk, by the bytes after them.
+        places: by key, and the tensors that were asked for.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self.kinds: dict[bytes, Kind] = {}
+        self.places: dict[tuple[int, Sequence[int]], _Place] = {}
+
+    def learn_kind(self, rest: bytes, kind: Kind) -> None:
+        if len(self.kinds) >= _MAX_KINDS:
+            self.kinds.clear()
+        self.kinds[rest] = kind
+
+    def learn_place(self, key: int, indices: Sequence[int], place: _Place) -> None:
+        if len(self.places) >= _MAX_PLACES:
+            del self.places[next(iter(self.places))]
+        self.places[key, indices] = place
 
 
 class SentChunks:
     """The chunks of a sample, by key."""
 
-    def __init__(self, sent: Sequence[bytes], max_bytes: int, likely_kinds: LikelyKinds | None = None) -> None:
+    def __init__(self, sent: Sequence[bytes], max_bytes: int, lessons: Lessons | None = None) -> None:
         """Parse nothing yet.
 
         Args:
             sent: the bytes of each ChunkData.
             max_bytes: bound on all tensors together that are asked for, decoded.
-            likely_kinds: what the chunks of the samples before taught; it learns from these.
+            lessons: what the chunks of the samples before taught; it learns from these.
         """
         self._sent = list(sent)  # each look into a repeated field makes a copy
         self._parsed: dict[int, Any] = {}
         self._chunks: dict[tuple[int, Sequence[int]], SentChunk] = {}
         self._max_bytes = max_bytes
-        self._likely_kinds = {} if likely_kinds is None else likely_kinds
+        self._lessons = lessons or Lessons()
 
     def get(self, key: int, indices: Sequence[int]) -> SentChunk:
         """Return a chunk, as far as the tensors `indices` are concerned.
@@ -194,37 +241,53 @@ class SentChunks:
             FormatError: it did not come, or is damaged.
             UnsafeDataError: one of its tensors must not be decoded, or the chunks are too large together.
         """
-        found = self._chunks.get((key, indices))
+        asked = key, indices
+        found = self._chunks.get(asked)
         if found is None:
-            found = self._chunks[key, indices] = self._find(key, indices)
+            found = self._look_up(asked) or self._find(key, indices)
             if found.num_bytes > self._max_bytes:
-                del self._chunks[key, indices]
                 raise UnsafeDataError(
                     f"the chunks of a sample need {found.num_bytes} bytes, expected at most {self._max_bytes} more. "
                     "Raise `max_sample_bytes` if you trust the writer."
                 )
             self._max_bytes -= found.num_bytes
+            self._chunks[asked] = found
         return found
+
+    def _look_up(self, asked: tuple[int, Sequence[int]]) -> SentChunk | None:
+        """Return a chunk that came before."""
+        place = self._lessons.places.get(asked)
+        if place:
+            for sent in self._sent:
+                if len(sent) == place.size and sent.startswith(place.begin):
+                    view = memoryview(sent)
+                    contents = [view[start:stop] for start, stop in place.contents]
+                    return SentChunk(place.kind, contents) if place.kind.is_likely(contents) else None
+        return None
 
     def _find(self, key: int, indices: Sequence[int]) -> SentChunk:
         """Take apart the chunk that begins with its key, as every server writes it; all of them if there is none."""
-        start = _CHUNK_KEY + varint(key)
-        likely = [sent for sent in self._sent if sent.startswith(start)]
-        frame = find_frame(likely[0], len(start)) if len(likely) == 1 and key not in self._parsed else None
+        begin = _CHUNK_KEY + varint(key)
+        likely = [sent for sent in self._sent if sent.startswith(begin)]
+        frame = find_frame(likely[0], len(begin)) if len(likely) == 1 and key not in self._parsed else None
         if frame:
             at, stop, rest = frame
-            kind = self._likely_kinds.get((indices, rest))
-            contents = kind and find_contents(likely[0], at, stop, kind.expected)
-            if kind and contents:
-                return SentChunk(kind, contents)
+            kind = self._lessons.kinds.get(rest)
+            places = kind and find_contents(likely[0], at, stop, kind.expected)
+            if kind and places and max(indices) < len(places):
+                named = tuple([places[index] for index in indices])
+                self._lessons.learn_place(key, indices, _Place(begin, len(likely[0]), kind.part(indices), named))
+                view = memoryview(likely[0])
+                return SentChunk(kind.part(indices), [view[start:stop] for start, stop in named])
         if key not in self._parsed:
             self._parse(key, likely or self._sent)
-        found = SentChunk.of(self._parsed[key], indices, self._max_bytes)
-        is_lasting = found.is_plain and found.kind.is_small and tuple(indices) == tuple(range(len(indices)))
-        if frame and is_lasting and find_contents(likely[0], at, stop, found.kind.expected):
-            if len(self._likely_kinds) >= _MAX_LIKELY_KINDS:
-                self._likely_kinds.clear()
-            self._likely_kinds[indices, rest] = found.kind
+        chunk = self._parsed[key]
+        found = SentChunk.of(chunk, indices, self._max_bytes)
+        if frame and found.is_plain:
+            with contextlib.suppress(FormatError, UnsafeDataError):  # a tensor that nobody asked for
+                whole = SentChunk.of(chunk, range(len(chunk.data.tensors)), self._max_bytes)
+                if whole.is_plain and whole.kind.is_small and find_contents(likely[0], at, stop, whole.kind.expected):
+                    self._lessons.learn_kind(rest, whole.kind)
         return found
 
     def _parse(self, key: int, likely: Sequence[bytes]) -> None:

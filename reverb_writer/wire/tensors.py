@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -341,7 +341,7 @@ class Tensor(NamedTuple):
             array[...] = strings.decode(self.content, self.strings, count).reshape(self.head.shape)
             return
         stored = array.reshape(-1).view(np.uint8)
-        decompress_into([self.content], [stored])
+        decompress_into(self.content, stored)
         if kind == "b":
             np.not_equal(stored, 0, out=stored.view(np.bool_))
         if sys.byteorder == "big":
@@ -352,16 +352,15 @@ class Tensor(NamedTuple):
             np.cumsum(steps, axis=0, dtype=steps.dtype, out=steps)
 
 
-def decompress_into(contents: Iterable[bytes | memoryview], arrays: Iterable[Array]) -> None:
-    """Decompress snappy blocks that are checked, each into an array of uint8 of its size, in C order.
+def decompress_into(content: bytes | memoryview, array: Array) -> None:
+    """Decompress a snappy block that is checked into an array of uint8 of its size, in C order.
 
     Raises:
-        FormatError: a block is damaged; then so is its array.
+        FormatError: the block is damaged; then so is the array.
     """
     decompress: Callable[[Any, Any], int] = cramjam.snappy.decompress_raw_into  # NumPy 1 types no array as a buffer
     try:
-        for content, array in zip(contents, arrays, strict=True):
-            decompress(content, array)
+        decompress(content, array)
     except cramjam.DecompressionError as error:
         raise damaged(f"snappy block that cannot be decompressed: {error}") from None
 
