@@ -2,8 +2,8 @@
 
     take() frees room -> request -> server -> stream -> assembly -> batches ready -> take()
 
-At most `max_samples` are on their way, being put together, or ready. A lost connection is made again; what was asked
-for and did not come is asked for again. Batches come in the order in which the server chose their samples.
+At most `max_in_flight_batches` are on their way, being put together, or ready. A lost connection is made again; what
+was asked for and did not come is asked for again. Batches come in the order in which the server chose their samples.
 
 From a table that gives items away (`max_times_sampled`) only what is there is asked for: a request that waits at the
 server when the learner goes takes an item out for nobody.
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+import numpy as np
 
 from reverb_writer.errors import (
     ClosedError,
-    FormatError,
     ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
@@ -32,11 +32,12 @@ from reverb_writer.errors import (
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.output import Empty
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info, why_samples_wait
 
-__all__ = ["Fetched", "Prefetch"]
+__all__ = ["Fetched", "Plan", "Prefetch"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -61,6 +62,31 @@ class Fetched:
     oldest_at: float
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What to fetch, and how far ahead.
+
+    Attributes:
+        table: its name.
+        batch_size: samples that become ready together.
+        max_in_flight_batches: bound on what is on its way, being put together, or ready.
+        skip_unsafe: whether to leave out and count samples that raise UnsafeDataError.
+        reuses_buffers: whether the arrays of a batch are used again once the next one is asked for.
+        max_cache_bytes: see `Assembly`.
+        max_sample_bytes: likewise.
+        single_pass: whether to end after as many samples as the table has items at the beginning.
+    """
+
+    table: str
+    batch_size: int
+    max_in_flight_batches: int
+    skip_unsafe: bool
+    reuses_buffers: bool
+    max_cache_bytes: int
+    max_sample_bytes: int
+    single_pass: bool
+
+
 class Prefetch:
     """The samples of one table on one server, ahead of their use.
 
@@ -71,38 +97,38 @@ class Prefetch:
     def __init__(
         self,
         channel: Channel,
-        table: str,
         info: ServerInfo,
-        assembly: Assembly,
+        plan: Plan,
         *,
-        batch_size: int,
-        max_samples: int,
-        limit: int | None,
-        skip_unsafe: bool,
         wake: Callable[[], None],
+        empty: Empty = np.empty,
     ) -> None:
         """Start to fetch.
 
         Args:
             channel: the connection; not closed by this.
-            table: its name.
             info: the server's tables at the beginning.
-            assembly: puts samples together; this object's alone from now on.
-            batch_size: samples that become ready together.
-            max_samples: bound on what is ahead.
-            limit: samples to fetch at most; None for no limit.
-            skip_unsafe: whether to leave out and count samples that raise UnsafeDataError.
+            plan: what is fetched.
             wake: called whenever something is ready, from the thread.
+            empty: makes the arrays of batches.
         """
         self.gone_since: float | None = None
         self.address = channel.address
-        self._channel, self._table, self._info, self._assembly = channel, table, info, assembly
-        self._batch_size, self._skip_unsafe, self._wake = batch_size, skip_unsafe, wake
-        self._gives_away = info.tables[table].max_times_sampled > 0
+        self._channel, self._table, self._info = channel, plan.table, info
+        self._batch_size, self._skip_unsafe, self._wake = plan.batch_size, plan.skip_unsafe, wake
+        self._assembly = Assembly(
+            plan.max_cache_bytes,
+            plan.max_sample_bytes,
+            batch_size=plan.batch_size,
+            # The reader holds one, one may wait for it elsewhere, and all those ahead have arrays, too.
+            num_buffers=plan.max_in_flight_batches + 2 if plan.reuses_buffers else 0,
+            empty=empty,
+        )
+        self._gives_away = info.tables[plan.table].max_times_sampled > 0
         self._assembling = threading.Lock()  # guards the assembly; taken before the other
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
-        self._room = max_samples  # samples that may still be asked for
-        self._remaining = limit
+        self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
+        self._remaining = info.tables[plan.table].current_size if plan.single_pass else None
         self._stream: SampleStream | None = None
         self._past_bytes = 0
         self._held = 0  # samples come and not taken

@@ -16,7 +16,7 @@ import functools
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -26,17 +26,17 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, Spe
 from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.pieces import Pieces, check_same_length
-from reverb_writer.reading.prefetch import Fetched, Prefetch
+from reverb_writer.reading.prefetch import Fetched, Plan
 from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.reading.sources import check_table, let_go, start_sources
 from reverb_writer.reading.stats import DatasetStats, PrefetchStats
 from reverb_writer.reading.turns import Turns
 from reverb_writer.structure import packer
-from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
-from reverb_writer.wire.server_info import TableInfo, unknown_table
+from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES
+from reverb_writer.wire.server_info import unknown_table
 
 __all__ = ["ReplayDataset", "made_again"]
 
-_ORDERED = ("fifo", "max_heap", "min_heap")
 _DRAIN_S = 0.25
 
 
@@ -72,6 +72,7 @@ class ReplayDataset:
         single_pass: bool = False,
         skip_unsafe: bool = False,
         reuse_buffers: bool = False,
+        num_workers: int = 0,
         max_cache_bytes: int = 256 << 20,
         max_sample_bytes: int = MAX_SAMPLE_BYTES,
     ) -> None:
@@ -97,6 +98,10 @@ class ReplayDataset:
             skip_unsafe: leave out and count samples that raise UnsafeDataError.
             reuse_buffers: let the arrays of a batch be overwritten once the next batch is asked for, instead of giving
                 each batch arrays of its own. Spares the system new memory for every batch of frames.
+            num_workers: processes that fetch and decode for each server, instead of a thread of this process. Worth it
+                where decoding is what takes the time, as with frames of a table larger than the cache. Each has its
+                part of the cache, and fetches `max_in_flight_batches` batches ahead and one more. Batches come in no
+                order; not for tables that remove items when they have been sampled. Linux only.
             max_cache_bytes: bound on decoded chunks, which spare decoding again, for each server; a quarter more is
                 used to know items again.
             max_sample_bytes: bound on one sample, decoded.
@@ -121,6 +126,7 @@ class ReplayDataset:
                 raise SpecError(f"`{argument}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
         for name, value in (("max_cache_bytes", max_cache_bytes), ("max_sample_bytes", max_sample_bytes)):
             integer(name, value, minimum=1)
+        num_workers = integer("num_workers", num_workers, minimum=0)
         self.table = table
         self._reuses_buffers = bool(reuse_buffers)
         self._on_timeout, self._collate = on_timeout, collate
@@ -130,8 +136,7 @@ class ReplayDataset:
             infos = [shard.request_info(self.timeout_s) for shard in self._client.shards]
             for shard, info in zip(self._client.shards, infos, strict=True):
                 unknown_table([table], info, shard.address)
-                if single_pass:
-                    _check_single_pass(info.tables[table])
+                check_table(info.tables[table], num_workers, single_pass=single_pass)
         except BaseException:
             if self._owns_client:
                 self._client.close()
@@ -142,32 +147,23 @@ class ReplayDataset:
         self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
         self._stats = DatasetStats()
 
-        def prefetches(wake: Callable[[], None]) -> list[Prefetch]:
-            return [
-                Prefetch(
-                    shard.channel,
-                    table,
-                    info,
-                    Assembly(
-                        max_cache_bytes,
-                        max_sample_bytes,
-                        batch_size=self._batch_size,
-                        num_buffers=max_in_flight_batches + 2 if reuse_buffers else 0,
-                    ),
-                    batch_size=self._batch_size,
-                    max_samples=self._max_samples,
-                    limit=info.tables[table].current_size if single_pass else None,
-                    skip_unsafe=skip_unsafe,
-                    wake=wake,
-                )
-                for shard, info in zip(self._client.shards, infos, strict=True)
-            ]
-
-        self._turns = Turns(table, self._batch_size, prefetches)
+        plan = Plan(
+            table,
+            self._batch_size,
+            max_in_flight_batches,
+            skip_unsafe,
+            reuse_buffers,
+            max_cache_bytes,
+            max_sample_bytes,
+            single_pass,
+        )
+        self._turns = Turns(
+            table, self._batch_size, functools.partial(start_sources, self._client, infos, plan, num_workers)
+        )
         self._updates = PriorityUpdates(self._client, table)
         # Whoever forgets close() must not hang when the interpreter ends.
         self._finalizer = weakref.finalize(
-            self, _let_go, self._turns.prefetches, self._updates, self._client if self._owns_client else None
+            self, let_go, self._turns.sources, self._updates, self._client if self._owns_client else None
         )
 
     # ------------------------------------------------------------------------------------------- iteration
@@ -188,8 +184,8 @@ class ReplayDataset:
             ClosedError: in a forked child.
         """
         start = time.monotonic()
-        for prefetch in self._turns.prefetches:
-            prefetch.check_usable()
+        for source in self._turns.sources:
+            source.check_usable()
         fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
         if fetched is None:
             raise StopIteration
@@ -199,7 +195,7 @@ class ReplayDataset:
         stats.samples += len(fetched.infos.keys)
         stats.wait_s += now - start
         stats.last_age_s = now - fetched.oldest_at
-        server = self._turns.prefetches[self._turns.latest].address
+        server = self._client.shards[self._turns.latest].address
         return make_batch(fetched.columns, fetched.infos, self._pack, self._collate, server)
 
     def _find_pack(self, timeout_s: float) -> Any:
@@ -317,8 +313,8 @@ class ReplayDataset:
     def stats(self) -> DatasetStats:
         """Return the counters so far."""
         stats = DatasetStats(**vars(self._stats))
-        for prefetch in self._turns.prefetches:
-            of_one = prefetch.stats()
+        for source in self._turns.sources:
+            of_one = source.stats()
             for field in fields(PrefetchStats):
                 setattr(stats, field.name, getattr(stats, field.name) + getattr(of_one, field.name))
         stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
@@ -343,10 +339,10 @@ class ReplayDataset:
         if self._closed or not self._finalizer.detach():
             return
         self._closed = True
-        if any(prefetch.is_forked for prefetch in self._turns.prefetches):
+        if any(source.is_forked for source in self._turns.sources):
             return
-        for prefetch in self._turns.prefetches:
-            prefetch.close(_DRAIN_S)
+        for source in self._turns.sources:
+            source.close(_DRAIN_S)
         deadline = time.monotonic() + timeout_s
         self._updates.close(timeout_s)
         if self._pack is None:
@@ -372,26 +368,3 @@ class ReplayDataset:
 def made_again(client: Any) -> Any:
     """Return what another process can make the client of."""
     return client if isinstance(client, Client) else getattr(client, "server_address", client)
-
-
-def _let_go(prefetches: Sequence[Prefetch], updates: PriorityUpdates, client: Client | None) -> None:
-    for prefetch in prefetches:
-        if not prefetch.is_forked:
-            prefetch.close()
-    updates.close(1.0)
-    if client is not None:
-        client.close()
-
-
-def _check_single_pass(table: TableInfo) -> None:
-    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
-        if selector not in _ORDERED:
-            raise SpecError(
-                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
-                f"expected one of {', '.join(map(repr, _ORDERED))}."
-            )
-    if table.max_times_sampled != 1:
-        raise SpecError(
-            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
-            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
-        )

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.wire.arena import Arena, row_bytes
-from reverb_writer.wire.output import Output
+from reverb_writer.wire.output import Empty, Output
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.sent_chunks import DtypesAndShapes, Lessons, SentChunk, SentChunks
 from reverb_writer.wire.trajectories import Group, Layout, Slice, parse
@@ -93,7 +93,13 @@ class Assembly:
     """
 
     def __init__(
-        self, max_cache_bytes: int, max_sample_bytes: int, *, batch_size: int = 1, num_buffers: int = 0
+        self,
+        max_cache_bytes: int,
+        max_sample_bytes: int,
+        *,
+        batch_size: int = 1,
+        num_buffers: int = 0,
+        empty: Empty = np.empty,
     ) -> None:
         """Start with nothing.
 
@@ -103,8 +109,9 @@ class Assembly:
             max_sample_bytes: bound on what is made of one sample, and on the chunks of it.
             batch_size: how many samples are likely to be taken together.
             num_buffers: use the arrays of the batch so many batches ago again; 0 for new ones each time.
+            empty: makes them.
         """
-        self._batch_size, self._num_buffers = batch_size, num_buffers
+        self._batch_size, self._num_buffers, self._empty = batch_size, num_buffers, empty
         self._used: collections.deque[list[Output]] = collections.deque()
         self.num_decoded_chunks = 0
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
@@ -174,9 +181,9 @@ class Assembly:
         self._rows: list[Rows] = []  # of samples that are not gathered yet
         spent = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
         if len(spent) == num_columns:
-            self._outputs = [Output(output.largest) for output in spent]
+            self._outputs = [Output(output.largest, self._empty) for output in spent]
         else:
-            self._outputs = [Output() for _ in range(num_columns)]
+            self._outputs = [Output(None, self._empty) for _ in range(num_columns)]
         self._infos: list[Any] = []  # of all samples of the batch
         self._items: list[Any] = []
 
@@ -275,7 +282,9 @@ class Assembly:
             columns = list(zip(*group, chunk.kind.dtypes_and_shapes, strict=True))
             light = _light(chunk.kind.dtypes_and_shapes)
             for is_light in (False, True):
-                some = [column for column, weighs_little in zip(columns, light, strict=True) if weighs_little is is_light]
+                some = [
+                    column for column, weighs_little in zip(columns, light, strict=True) if weighs_little is is_light
+                ]
                 if some:
                     of_columns, of_tensors, kinds = zip(*some, strict=True)
                     weight = 1 + chunk.num_bytes // chunk.length
