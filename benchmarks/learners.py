@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 import reverb_writer as rw
 from benchmarks.processes import TABLE
 from reverb_writer.wire import messages
@@ -34,7 +36,7 @@ class ReadRun:
     Attributes:
         items: samples.
         wall_s: how long it took.
-        cpu_s: CPU time of the learner's process, all threads.
+        cpu_s: CPU time of the learner's process, all threads, and of its worker processes.
     """
 
     items: int
@@ -82,10 +84,15 @@ class Reader:
 
 def _read(learner: Learner, seconds: float) -> ReadRun:
     items = 0
-    cpu_s, start = time.process_time(), time.perf_counter()
+    cpu_s, start = _cpu_s(), time.perf_counter()
     while time.perf_counter() - start < seconds:
         items += next(learner.counts)
-    return ReadRun(items, time.perf_counter() - start, time.process_time() - cpu_s)
+    return ReadRun(items, time.perf_counter() - start, _cpu_s() - cpu_s)
+
+
+def _cpu_s() -> float:
+    workers = [process.cpu_times() for process in psutil.Process().children()]
+    return time.process_time() + sum(times.user + times.system for times in workers)
 
 
 def ours(address: str | Sequence[str], batch_size: int, **options: Any) -> Learner:
