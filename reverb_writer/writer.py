@@ -382,9 +382,8 @@ class SequenceWriter:
 
 def _drop(spec: WindowSpec) -> WindowSpec:
     """Return the spec with nothing added at the end; a whole episode keeps nothing."""
-    if spec.sequence_length is None:
-        return WindowSpec(_NEVER)
-    return WindowSpec(spec.sequence_length, spec.stride_length)
+    length = spec.sequence_length
+    return WindowSpec(_NEVER) if length is None else WindowSpec(length, spec.stride_length)
 
 
 def check_dtypes(dtypes: Sequence[np.dtype[Any]], paths: Sequence[str]) -> None:
