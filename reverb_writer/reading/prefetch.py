@@ -125,14 +125,14 @@ class Prefetch:
             empty=empty,
         )
         self._gives_away = info.tables[plan.table].max_times_sampled > 0
-        self._assembling = threading.Lock()  # guards the assembly; taken before the other
+        self._assembling = threading.Lock()  # guards the assembly and `_oldest_at`; taken before the other
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
         self._remaining = info.tables[plan.table].current_size if plan.single_pass else None
         self._stream: SampleStream | None = None
         self._past_bytes = 0
         self._held = 0  # samples come and not taken
-        self._oldest_at = 0.0
+        self._oldest_at = 0.0  # when the first sample of the batch that is put together came
         self._heard_at = time.monotonic()
         self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
         self._stats = PrefetchStats()
@@ -305,7 +305,7 @@ class Prefetch:
             self._stream.request(num_samples)
 
     def _add(self, samples: list[Any]) -> list[Any]:
-        """Put samples to the others, until they complete a batch; return what is left of them."""
+        """Put samples to the others, as many as a batch lacks; return the rest."""
         with self._assembling:
             before = self._assembly.num_samples
             if not before:

@@ -11,25 +11,26 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.errors import FormatError
 from reverb_writer.wire.sent_chunks import DtypesAndShapes, Kind, SentChunk
 
 __all__ = ["Arena", "row_bytes"]
 
 Array = npt.NDArray[Any]
 
-_AT_ONCE = 16  # so many times less than the arena holds is given up together
+_AT_ONCE = 16  # a chunk without room frees the arena's rows divided by this: each loss costs a gather
 _SLACK = 1.25  # batches differ
-_MAX_ROWS = 1 << 27
+_MAX_ROWS = 1 << 27  # of columns whose rows have no bytes
 
 
 class _Place(NamedTuple):
-    """Where a chunk is. Rows are counted on and on: row r is row r % capacity of the columns."""
+    """Where a chunk begins. Rows are counted on and on: row r is row r % capacity of the columns."""
 
     key: int
     row: int
@@ -42,72 +43,78 @@ class Arena:
     Attributes:
         spans: first row and row after the last, by chunk key.
         columns: [capacity, ...] arrays; valid where a span says so.
-        max_rows: how many one sample may have.
-        row_bytes: of one row of all columns, the characters of strings not counted.
-        num_bytes: what the chunks in it occupy, those characters counted.
+        num_bytes: what the chunks in it occupy, the characters of strings included.
     """
 
-    def __init__(
-        self,
-        dtypes_and_shapes: DtypesAndShapes,
-        max_bytes: int,
-        max_sample_bytes: int,
-        before_loss: Callable[[], None],
-    ) -> None:
+    def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int, before_loss: Callable[[], None]) -> None:
         """Make an empty arena.
 
         Args:
             dtypes_and_shapes: of the columns, without the time dimension.
             max_bytes: bound on what is kept; the chunks of the largest sample if that is more.
-            max_sample_bytes: bound on the rows of one sample.
             before_loss: is called before rows are given up, so that they can be read for the last time.
         """
-        self.dtypes_and_shapes = list(dtypes_and_shapes)
-        self.row_bytes = sum(map(row_bytes, dtypes_and_shapes))
-        self.max_rows = max_sample_bytes // max(self.row_bytes, 1)
+        self._dtypes_and_shapes = list(dtypes_and_shapes)
+        self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
         self._max_bytes, self._before_loss = max_bytes, before_loss
         self._has_strings = any(dtype.kind == "O" for dtype, _ in dtypes_and_shapes)
         self._kind: Kind | None = None  # of the chunk that was asked for last, among those that are right
         self._allocate(0, 0)
 
+    def _allocate(self, min_rows: int, min_bytes: int) -> None:
+        """Begin anew, with at least so many rows and bytes. Memory that is not used yet costs nothing."""
+        self._capacity = max(min(self._max_bytes // max(self._row_bytes, 1), _MAX_ROWS), min_rows, 1)
+        self._room_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
+        self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
+        self._stored = [] if self._has_strings else [_as_bytes(column) for column in self.columns]
+        self.spans: dict[int, tuple[int, int]] = {}
+        self._places: collections.deque[_Place] = collections.deque()  # the one that came first leaves first
+        self._next = self._prepared_at = 0
+        self.num_bytes = 0
+
     def holds(self, chunk: SentChunk) -> bool:
         """Return whether a chunk is of the dtypes and shapes that this arena is for."""
         if chunk.kind is self._kind:
             return True
-        if chunk.kind.dtypes_and_shapes != self.dtypes_and_shapes:
+        if chunk.kind.dtypes_and_shapes != self._dtypes_and_shapes:
             return False
         self._kind = chunk.kind
         return True
 
-    def clear(self, chunks: Sequence[SentChunk]) -> None:
+    def clear(self, chunks: Iterable[SentChunk]) -> None:
         """Give up all chunks; these will have room together."""
         self._before_loss()
-        self._allocate(sum(chunk.length for chunk in chunks), sum(chunk.num_bytes for chunk in chunks))
+        sizes = [(chunk.length, chunk.num_bytes) for chunk in chunks]
+        self._allocate(sum([length for length, _ in sizes]), sum([num_bytes for _, num_bytes in sizes]))
 
     def put(self, key: int, chunk: SentChunk) -> None:
-        """Decode a chunk; it stays until there must be room for others.
+        """Decode a chunk that is not there; it stays until there must be room for others.
 
         Raises:
-            FormatError: it is damaged, and not there.
+            FormatError: it is damaged, and still not there.
         """
         length, num_bytes = chunk.length, chunk.num_bytes
         if length > self._capacity or num_bytes > self._room_bytes:
             self.clear([chunk])
         row = self._next
         start = row % self._capacity
-        if start + length > self._capacity:
+        if start + length > self._capacity:  # the rows up to the end stay empty, for a chunk is in one piece
             row, start = row - start + self._capacity, 0
         if self._lacks(row + length, num_bytes):
             self._before_loss()
             self._give_up(row + max(length, self._capacity // _AT_ONCE), num_bytes)
-        chunk.decode_into(self.columns, self._stored, start)
+        try:
+            chunk.decode_into(self.columns, self._stored, start)
+        except FormatError:
+            self._drop_strings(start, start + length)  # of the columns before the damaged one
+            raise
         self._next = row + length
         self.num_bytes += num_bytes
         self._places.append(_Place(key, row, num_bytes))
         self.spans[key] = start, start + length
 
     def prepare(self) -> None:
-        """Make room for as much as has come since the last time: in between nothing will have to go."""
+        """Make room for as many rows as came since the last time, so that nothing need go before as many have come."""
         come, self._prepared_at = self._next - self._prepared_at, self._next
         next_row = self._next + min(int(_SLACK * come), self._capacity // 2)
         if self._lacks(next_row, 0):
@@ -115,7 +122,7 @@ class Arena:
             self._give_up(next_row, 0)
 
     def _lacks(self, next_row: int, num_bytes: int) -> bool:
-        """Return whether chunks must go for rows up to `next_row` to be free, and for so many bytes more."""
+        """Return whether the chunk that came first must go, for rows before `next_row` or for so many bytes more."""
         return bool(self._places) and (
             next_row > self._places[0].row + self._capacity or self.num_bytes + num_bytes > self._room_bytes
         )
@@ -124,22 +131,13 @@ class Arena:
         while self._lacks(next_row, num_bytes):
             place = self._places.popleft()
             self.num_bytes -= place.num_bytes
-            start, stop = self.spans.pop(place.key)
-            if self._has_strings:
-                for column in self.columns:
-                    if column.dtype.kind == "O":
-                        column[start:stop] = None
+            self._drop_strings(*self.spans.pop(place.key))
 
-    def _allocate(self, min_rows: int, min_bytes: int) -> None:
-        """Begin anew, with at least so many rows and bytes. Memory that is not used yet costs nothing."""
-        self._capacity = max(min(self._max_bytes // max(self.row_bytes, 1), _MAX_ROWS), min_rows, 1)
-        self._room_bytes = max(self._max_bytes, self._capacity * self.row_bytes, min_bytes)
-        self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self.dtypes_and_shapes]
-        self._stored = [] if self._has_strings else [_as_bytes(column) for column in self.columns]
-        self.spans: dict[int, tuple[int, int]] = {}
-        self._places: collections.deque[_Place] = collections.deque()  # the one that came first leaves first
-        self._next = self._prepared_at = 0
-        self.num_bytes = 0
+    def _drop_strings(self, start: int, stop: int) -> None:
+        if self._has_strings:
+            for column in self.columns:
+                if column.dtype.kind == "O":
+                    column[start:stop] = None
 
 
 def row_bytes(dtype_and_shape: tuple[np.dtype[Any], tuple[int, ...]]) -> int:

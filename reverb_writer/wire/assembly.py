@@ -23,7 +23,7 @@ from reverb_writer.wire.arena import Arena, row_bytes
 from reverb_writer.wire.output import Empty, Output
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.sent_chunks import DtypesAndShapes, Lessons, SentChunk, SentChunks
-from reverb_writer.wire.trajectories import Group, Layout, Slice, parse
+from reverb_writer.wire.trajectories import Layout, Slice, parse
 
 __all__ = ["MAX_SAMPLE_BYTES", "Assembly"]
 
@@ -39,8 +39,8 @@ _MAX_LAYOUTS = 4
 _KNOWN_SHARE = 4  # trajectories that are remembered take so much of what decoded chunks may take
 _ENTRY_BYTES, _INT_BYTES = 200, 40
 
-# Columns that take so little of a row are kept apart, for so many times the rows: of a table of frames that is too large
-# for the cache, only the frames are decoded again.
+# Columns that take so little of a row are kept apart, for so many times the rows: of a table of frames that is larger
+# than the cache, only the frames are decoded again.
 _LIGHT_SHARE, _LIGHT_ROWS = 1 / 64, 8
 
 
@@ -52,12 +52,14 @@ class _Part(NamedTuple):
         columns: which columns of the item.
         tensors: for each, which tensor of the chunks.
         arena: their decoded chunks.
+        max_rows: how many one sample may have.
     """
 
     group: int
     columns: tuple[int, ...]
     tensors: tuple[int, ...]
     arena: Arena
+    max_rows: int
 
 
 class _Shelf:
@@ -75,9 +77,10 @@ class _Shelf:
         self._known_bytes, self._max_known_bytes = 0, max_known_bytes
 
     def remember(self, trajectory: bytes, rows: Rows) -> None:
-        self._known_bytes += len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_part) for of_part in rows])
-        if self._known_bytes > self._max_known_bytes:
+        num_bytes = len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_part) for of_part in rows])
+        if self._known_bytes + num_bytes > self._max_known_bytes:
             self.forget()
+        self._known_bytes += num_bytes
         self.known[trajectory] = rows
 
     def forget(self) -> None:
@@ -86,7 +89,7 @@ class _Shelf:
 
 
 class Assembly:
-    """Put samples together. Not thread-safe.
+    """Put samples together. Not thread-safe, but for the figures: `num_decoded_chunks` and `cache_bytes`.
 
     Attributes:
         num_decoded_chunks: chunks decoded so far; one with columns in several arenas counts for each.
@@ -105,7 +108,7 @@ class Assembly:
 
         Args:
             max_cache_bytes: bound on decoded chunks, for each of up to four ways in which writers lay out columns; a
-                quarter more goes to what is known of items.
+                quarter more goes to what is known of items, and up to 48 MB to where chunks keep their contents.
             max_sample_bytes: bound on what is made of one sample, and on the chunks of it.
             batch_size: how many samples are likely to be taken together.
             num_buffers: use the arrays of the batch so many batches ago again; 0 for new ones each time.
@@ -129,7 +132,7 @@ class Assembly:
     @property
     def cache_bytes(self) -> int:
         """Return what decoded chunks occupy."""
-        return sum(arena.num_bytes for shelf in list(self._shelves.values()) for _, _, _, arena in shelf.parts)
+        return sum(part.arena.num_bytes for shelf in list(self._shelves.values()) for part in shelf.parts)
 
     def add(self, samples: Iterable[Any]) -> list[ReverbWriterError]:
         """Add samples, and return why some of them were left out.
@@ -210,7 +213,8 @@ class Assembly:
             found = shelf.known.get(trajectory) or _rows_of(shelf, slices_of)
             if found:
                 self._enter(shelf)
-                shelf.remember(trajectory, found)
+                if trajectory not in shelf.known:
+                    shelf.remember(trajectory, found)
                 return found
         rows = self._load(layout, shelf, slices_of, SentChunks(chunks, self._max_sample_bytes, self._lessons))
         self._shelves[layout].remember(trajectory, rows)
@@ -222,35 +226,34 @@ class Assembly:
         """Decode the chunks that are not there, and return the rows of an item."""
         # Dtypes, shapes and sizes are checked before anything is decoded, and what is decoded is stored only if it is
         # good: a bad sample changes nothing.
-        new = shelf and _missing(shelf, slices_of, chunks)
-        if shelf is None or new is None:
+        missing = _missing(shelf, slices_of, chunks) if shelf else None
+        if shelf is None or missing is None:
             shelf = self._new_shelf(layout, slices_of, chunks)
-            new = _missing(shelf, slices_of, chunks)
-            if new is None:
-                raise FormatError("the chunks of an item differ in dtype or shape.")
+            missing = _missing(shelf, slices_of, chunks)
         for part in shelf.parts:
-            if sum([length for _, _, length in slices_of[part.group]]) > part.arena.max_rows:
+            if sum([length for _, _, length in slices_of[part.group]]) > part.max_rows:
                 raise UnsafeDataError(
                     f"a sample of more than {self._max_sample_bytes} bytes. Raise `max_sample_bytes` if you trust the "
                     "writer."
                 )
-        self._enter(shelf)
-        rows = None
-        for attempt in range(3):
-            for part, of_part in zip(shelf.parts, new or (), strict=True):
-                if attempt > 1:
-                    of_part.update({key: chunks.get(key, part.tensors) for key, _, _ in slices_of[part.group]})
-                    part.arena.clear(list(of_part.values()))
+        for has_room in (False, False, True):
+            if has_room:
+                _make_room(shelf, slices_of, chunks)
+                missing = _missing(shelf, slices_of, chunks)
+            if missing is None:
+                raise FormatError("the chunks of an item differ in dtype or shape.")
+            self._enter(shelf)
+            for part, of_part in zip(shelf.parts, missing, strict=True):
                 for key, chunk in of_part.items():
                     part.arena.put(key, chunk)
                 self.num_decoded_chunks += len(of_part)
             rows = _rows_of(shelf, slices_of)
             if rows:
-                break
-            # A chunk that was there has just made room for another one; it is decoded again.
-            new = _missing(shelf, slices_of, chunks)
-        assert rows is not None  # noqa: S101  # they have room together
-        return rows
+                return rows
+            # A chunk that was there has made room for another one, and is decoded again. If that pushes out the next,
+            # the cache is too small for them and others.
+            missing = _missing(shelf, slices_of, chunks)
+        raise FormatError("the chunks of an item are not what they were.")
 
     def _enter(self, shelf: _Shelf) -> None:
         """Make a shelf the current one."""
@@ -276,25 +279,23 @@ class Assembly:
             if assembly and its_shelf:
                 assembly._before_loss(its_shelf)  # noqa: SLF001  # its own
 
-        parts: list[tuple[int, Group, DtypesAndShapes, int]] = []
+        parts = []
         for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
-            chunk = chunks.get(slices[0][0], group.tensors)
-            columns = list(zip(*group, chunk.kind.dtypes_and_shapes, strict=True))
-            light = _light(chunk.kind.dtypes_and_shapes)
-            for is_light in (False, True):
-                some = [
-                    column for column, weighs_little in zip(columns, light, strict=True) if weighs_little is is_light
-                ]
-                if some:
-                    of_columns, of_tensors, kinds = zip(*some, strict=True)
-                    weight = 1 + chunk.num_bytes // chunk.length
-                    if is_light:
-                        weight = 1 + _LIGHT_ROWS * sum(map(row_bytes, kinds))
-                    parts.append((number, Group(of_columns, of_tensors), kinds, weight))
-        total = sum([weight for _, _, _, weight in parts])
-        for number, group, kinds, weight in parts:
-            arena = Arena(kinds, self._max_cache_bytes * weight // total, self._max_sample_bytes, before_loss)
-            shelf.parts.append(_Part(number, group.columns, group.tensors, arena))
+            chunk = chunks.peek(slices[0][0], group.tensors)
+            kinds = chunk.kind.dtypes_and_shapes
+            max_rows = self._max_sample_bytes // max(sum(map(row_bytes, kinds)), 1)
+            light = _light(kinds)
+            for of_part in (np.flatnonzero(~light).tolist(), np.flatnonzero(light).tolist()):
+                if of_part:
+                    weight = chunk.num_bytes // chunk.length
+                    if light[of_part[0]]:
+                        weight = _LIGHT_ROWS * sum([row_bytes(kinds[index]) for index in of_part])
+                    parts.append((number, group, of_part, [kinds[index] for index in of_part], 1 + weight, max_rows))
+        total = sum([weight for *_, weight, _ in parts])
+        for number, group, of_part, kinds, weight, max_rows in parts:
+            columns, indices = (tuple([numbers[index] for index in of_part]) for numbers in group)
+            arena = Arena(kinds, self._max_cache_bytes * weight // total, before_loss)
+            shelf.parts.append(_Part(number, columns, indices, arena, max_rows))
         return shelf
 
     def _before_loss(self, shelf: _Shelf) -> None:
@@ -302,6 +303,14 @@ class Assembly:
         if shelf is self._current:
             self._gather()
         shelf.forget()
+
+
+def _make_room(shelf: _Shelf, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks) -> None:
+    """Let the arenas that lack chunks of an item have room for all of them together."""
+    for part in shelf.parts:
+        keys = dict.fromkeys([key for key, _, _ in slices_of[part.group]])
+        if not keys.keys() <= part.arena.spans.keys():
+            part.arena.clear([chunks.get(key, part.tensors) for key in keys])
 
 
 def _missing(
@@ -334,7 +343,7 @@ def _missing(
 
 
 def _rows_of(shelf: _Shelf, slices_of: Sequence[Sequence[Slice]]) -> Rows | None:
-    """Return which rows of its arenas an item is; None if chunks are missing or do not have them, or too many."""
+    """Return which rows of its arenas an item is; None if chunks lack some, or they are too many."""
     rows_of = []
     for part in shelf.parts:
         arena = part.arena
@@ -347,19 +356,19 @@ def _rows_of(shelf: _Shelf, slices_of: Sequence[Sequence[Slice]]) -> Rows | None
                 return None
             rows += (span[0] + offset, length)
             num_rows += length
-        if num_rows > arena.max_rows:
+        if num_rows > part.max_rows:
             return None
         rows_of.append(tuple(rows))  # unlike lists, of no concern to the garbage collector
     return tuple(rows_of)
 
 
-def _light(dtypes_and_shapes: DtypesAndShapes) -> list[bool]:
-    """Return which columns are small beside the others."""
-    sizes = np.array([0 if dtype.kind == "O" else row_bytes((dtype, shape)) for dtype, shape in dtypes_and_shapes])
+def _light(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:
+    """Return which columns are small beside the others. Those of strings are not, for they may be of any size."""
+    sizes = np.array([0 if kind[0].kind == "O" else row_bytes(kind) for kind in dtypes_and_shapes])
     smallest_first = np.argsort(sizes, kind="stable")
     light = np.empty(len(sizes), bool)
     light[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _LIGHT_SHARE
-    return [bool(one) for one in light & (sizes > 0)]
+    return light & (sizes > 0)
 
 
 def _expand(of_samples: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:

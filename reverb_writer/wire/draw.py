@@ -71,8 +71,8 @@ def draw(
                     break
                 stream.request(size)
                 unasked -= size
-            for error in assembly.add(stream.read()):
-                raise error
+            if errors := assembly.add(stream.read()):
+                raise errors[0]
             if assembly.num_samples:
                 for one in split_samples(*assembly.take()):
                     missing -= 1

@@ -22,7 +22,7 @@ Frame = tuple[int, int, bytes]
 _SEQUENCE_RANGE, _DATA, _TENSOR = 0x12, 0x2A, b"\x0a"  # tags: fields 2 and 5 of a chunk, field 1 of its data
 _MORE = 0x80
 _MAX_REST = 32
-_MAX_SIZES = 4096
+_HEAD_BYTES = 250  # what a head takes, roughly, without the shape
 
 
 class Head(NamedTuple):
@@ -40,11 +40,22 @@ class Expected:
         heads: by size of the tensor, as far as such have been seen.
     """
 
-    def __init__(self, dtype_number: int, encoded_shape: bytes, announced: bytes, min_content: int) -> None:
-        """Know the dtype and the shape, the bytes with which a content begins, and how long it is at least."""
+    def __init__(
+        self, dtype_number: int, encoded_shape: bytes, announced: bytes, min_content: int, max_bytes: int
+    ) -> None:
+        """Have seen no size yet.
+
+        Args:
+            dtype_number: of the tensor.
+            encoded_shape: of the tensor, a TensorShapeProto.
+            announced: what a content begins with.
+            min_content: how long a content is at least.
+            max_bytes: bound on the heads that are kept; one is, however large.
+        """
         shape = b"".join((b"\x12", varint(len(encoded_shape)), encoded_shape))
         self._opening = b"".join((b"\x08", varint(dtype_number), shape, b"\x22"))
         self._announced, self._min_content = announced, min_content
+        self._max_heads = max(max_bytes // (_HEAD_BYTES + len(shape)), 1)
         self.heads: dict[int, Head] = {}
 
     def learn(self, size: int) -> Head | None:
@@ -56,7 +67,7 @@ class Expected:
         if length < self._min_content or len(varint(length)) + length != rest:
             return None
         before = b"".join((_TENSOR, varint(size), self._opening, varint(length)))
-        if len(self.heads) >= _MAX_SIZES:
+        if len(self.heads) >= self._max_heads:
             self.heads.clear()
         head = self.heads[size] = Head(before + self._announced, len(before), len(before) + length)
         return head

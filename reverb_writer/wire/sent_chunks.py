@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import sys
@@ -24,8 +25,14 @@ DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
 _CHUNK_KEY = b"\x08"  # field 1, a varint
 _MAX_SHARED_COLUMNS, _MAX_SHARED_BYTES = 256, 8192
-_MAX_KINDS, _MAX_PARTS = 256, 1024
-_MAX_PLACES = 1 << 14
+_MAX_PARTS = 1024  # columns of all of them
+_MAX_KINDS = 16
+_MAX_HEAD_BYTES = 2 << 20  # of one kind
+_MAX_PLACE_BYTES = 16 << 20
+_PLACE_BYTES, _CONTENT_BYTES = 450, 130
+
+_Asked = tuple[int, Sequence[int]]
+"""The key of a chunk, and which of its tensors are asked for."""
 
 _Head = tuple[int, bytes]
 """A tensor's dtype, as a number, and its shape, as a TensorShapeProto."""
@@ -43,7 +50,6 @@ class Kind:
         is_small: whether it may be kept.
         is_plain: whether what is stored are the bytes of `length` rows of each column, as they are in memory.
         booleans: which columns are.
-        expected: of each column, how its tensor is written, for `find_contents`.
     """
 
     def __init__(self, heads: Sequence[_Head]) -> None:
@@ -61,18 +67,23 @@ class Kind:
         is_even = all(head.shape[0] == self.length for head in self.heads)
         self.is_plain = is_even and not self.has_strings and sys.byteorder == "little"
         self.booleans = [number for number, head in enumerate(self.heads) if head.dtype.kind == "b"]
-        self.expected = [
-            Expected(*sent, head.announced, head.min_content) for sent, head in zip(heads, self.heads, strict=True)
-        ]
 
     def part(self, indices: Sequence[int]) -> Kind:
         """Return the kind of some of the columns."""
         found = self._parts.get(indices)
         if found is None:
-            if len(self._parts) >= _MAX_PARTS:
+            if sum(map(len, self._parts)) + len(indices) > _MAX_PARTS:
                 self._parts.clear()
             found = self._parts[indices] = _kind_of(tuple([self._sent_heads[index] for index in indices]))
         return found
+
+    def expected(self) -> list[Expected]:
+        """Return how the tensor of each column is written, for `find_contents`."""
+        max_bytes = _MAX_HEAD_BYTES // len(self.heads)
+        return [
+            Expected(*sent, head.announced, head.min_content, max_bytes)
+            for sent, head in zip(self._sent_heads, self.heads, strict=True)
+        ]
 
     def is_likely(self, contents: Sequence[bytes | memoryview]) -> bool:
         """Return whether snappy blocks announce the sizes that they should, and may hold as much.
@@ -183,8 +194,14 @@ class SentChunk:
 class _Place(NamedTuple):
     """Where in a chunk its contents are.
 
-    A chunk comes with each of its items, and is the same each time. Should it not be, its contents are refused or read
-    as others than were meant; nothing else is reached by them.
+    A chunk comes with each of its items, and is the same each time. Should it not be, its contents are refused, or read
+    as of the kind that it was before: never more of them than that kind has rows.
+
+    Attributes:
+        begin: the chunk's first bytes, its key.
+        size: of the chunk, bytes.
+        kind: of the tensors that were asked for.
+        contents: where each of them begins and ends.
     """
 
     begin: bytes
@@ -192,29 +209,43 @@ class _Place(NamedTuple):
     kind: Kind
     contents: tuple[tuple[int, int], ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in memory, roughly."""
+        return _PLACE_BYTES + _CONTENT_BYTES * len(self.contents)
+
 
 class Lessons:
-    """What the chunks so far taught about those to come, bounded.
-
-    Attributes:
-        kinds: of all tensors of a chunk, by the bytes after them.
-        places: by key, and the tensors that were asked for.
-    """
+    """What chunks so far teach about those to come: 16 MB of places, and 2 MB for each of up to 16 kinds, at most."""
 
     def __init__(self) -> None:
         """Know nothing."""
-        self.kinds: dict[bytes, Kind] = {}
-        self.places: dict[tuple[int, Sequence[int]], _Place] = {}
+        self._kinds: dict[bytes, tuple[Kind, list[Expected]]] = {}  # of all tensors of a chunk, by the bytes after them
+        self._places: collections.OrderedDict[_Asked, _Place] = collections.OrderedDict()
+        self._place_bytes = 0
 
-    def learn_kind(self, rest: bytes, kind: Kind) -> None:
-        if len(self.kinds) >= _MAX_KINDS:
-            self.kinds.clear()
-        self.kinds[rest] = kind
+    def kind(self, rest: bytes) -> tuple[Kind, list[Expected]] | None:
+        """Return the kind of the chunks before with these bytes after their tensors, and how those are written."""
+        return self._kinds.get(rest)
 
-    def learn_place(self, key: int, indices: Sequence[int], place: _Place) -> None:
-        if len(self.places) >= _MAX_PLACES:
-            del self.places[next(iter(self.places))]
-        self.places[key, indices] = place
+    def learn_kind(self, rest: bytes, kind: Kind, expected: list[Expected]) -> None:
+        """Expect chunks with these bytes after their tensors to be of this kind."""
+        if len(self._kinds) >= _MAX_KINDS:
+            self._kinds.clear()
+        self._kinds[rest] = kind, expected
+
+    def place(self, asked: _Asked) -> _Place | None:
+        """Return where some tensors of a chunk were the last time."""
+        return self._places.get(asked)
+
+    def learn_place(self, asked: _Asked, place: _Place) -> None:
+        """Expect some tensors of a chunk where they are now."""
+        before = self._places.pop(asked, None)
+        self._place_bytes += place.num_bytes - (before.num_bytes if before else 0)
+        self._places[asked] = place
+        while self._place_bytes > _MAX_PLACE_BYTES:
+            _, first = self._places.popitem(last=False)
+            self._place_bytes -= first.num_bytes
 
 
 class SentChunks:
@@ -230,7 +261,7 @@ class SentChunks:
         """
         self._sent = list(sent)  # each look into a repeated field makes a copy
         self._parsed: dict[int, Any] = {}
-        self._chunks: dict[tuple[int, Sequence[int]], SentChunk] = {}
+        self._chunks: dict[_Asked, SentChunk] = {}
         self._max_bytes = max_bytes
         self._lessons = lessons or Lessons()
 
@@ -244,51 +275,59 @@ class SentChunks:
         asked = key, indices
         found = self._chunks.get(asked)
         if found is None:
-            found = self._look_up(asked) or self._find(key, indices)
-            if found.num_bytes > self._max_bytes:
-                raise UnsafeDataError(
-                    f"the chunks of a sample need {found.num_bytes} bytes, expected at most {self._max_bytes} more. "
-                    "Raise `max_sample_bytes` if you trust the writer."
-                )
+            found = self.peek(key, indices)
             self._max_bytes -= found.num_bytes
             self._chunks[asked] = found
         return found
 
-    def _look_up(self, asked: tuple[int, Sequence[int]]) -> SentChunk | None:
+    def peek(self, key: int, indices: Sequence[int]) -> SentChunk:
+        """Return and raise what `get` does for a chunk that will not be decoded: it does not count for the bound."""
+        asked = key, indices
+        found = self._look_up(asked) or self._find(asked)
+        if found.num_bytes > self._max_bytes:
+            raise UnsafeDataError(
+                f"the chunks of a sample need {found.num_bytes} bytes, expected at most {self._max_bytes} more. "
+                "Raise `max_sample_bytes` if you trust the writer."
+            )
+        return found
+
+    def _look_up(self, asked: _Asked) -> SentChunk | None:
         """Return a chunk that came before."""
-        place = self._lessons.places.get(asked)
+        place = self._lessons.place(asked)
         if place:
             for sent in self._sent:
                 if len(sent) == place.size and sent.startswith(place.begin):
-                    view = memoryview(sent)
-                    contents = [view[start:stop] for start, stop in place.contents]
+                    contents = _views(sent, place.contents)
                     return SentChunk(place.kind, contents) if place.kind.is_likely(contents) else None
         return None
 
-    def _find(self, key: int, indices: Sequence[int]) -> SentChunk:
+    def _find(self, asked: _Asked) -> SentChunk:
         """Take apart the chunk that begins with its key, as every server writes it; all of them if there is none."""
+        key, indices = asked
         begin = _CHUNK_KEY + varint(key)
         likely = [sent for sent in self._sent if sent.startswith(begin)]
         frame = find_frame(likely[0], len(begin)) if len(likely) == 1 and key not in self._parsed else None
         if frame:
             at, stop, rest = frame
-            kind = self._lessons.kinds.get(rest)
-            places = kind and find_contents(likely[0], at, stop, kind.expected)
-            if kind and places and max(indices) < len(places):
-                named = tuple([places[index] for index in indices])
-                self._lessons.learn_place(key, indices, _Place(begin, len(likely[0]), kind.part(indices), named))
-                view = memoryview(likely[0])
-                return SentChunk(kind.part(indices), [view[start:stop] for start, stop in named])
+            kind, expected = self._lessons.kind(rest) or (None, ())
+            found = kind and find_contents(likely[0], at, stop, expected)
+            if kind and found and max(indices) < len(found):
+                contents = tuple([found[index] for index in indices])
+                place = _Place(begin, len(likely[0]), kind.part(indices), contents)
+                self._lessons.learn_place(asked, place)
+                return SentChunk(place.kind, _views(likely[0], contents))
         if key not in self._parsed:
             self._parse(key, likely or self._sent)
         chunk = self._parsed[key]
-        found = SentChunk.of(chunk, indices, self._max_bytes)
-        if frame and found.is_plain:
+        parsed = SentChunk.of(chunk, indices, self._max_bytes)
+        if frame and parsed.is_plain:
             with contextlib.suppress(FormatError, UnsafeDataError):  # a tensor that nobody asked for
                 whole = SentChunk.of(chunk, range(len(chunk.data.tensors)), self._max_bytes)
-                if whole.is_plain and whole.kind.is_small and find_contents(likely[0], at, stop, whole.kind.expected):
-                    self._lessons.learn_kind(rest, whole.kind)
-        return found
+                if whole.is_plain and whole.kind.is_small:
+                    expected = whole.kind.expected()
+                    if find_contents(likely[0], at, stop, expected):
+                        self._lessons.learn_kind(rest, whole.kind, expected)
+        return parsed
 
     def _parse(self, key: int, likely: Sequence[bytes]) -> None:
         try:
@@ -299,3 +338,8 @@ class SentChunks:
             raise FormatError(f"a chunk that cannot be read ({error}).") from None
         if key not in self._parsed:
             raise FormatError(f"an item names chunk {key}, which did not come with it.")
+
+
+def _views(sent: bytes, contents: Sequence[tuple[int, int]]) -> list[memoryview]:
+    view = memoryview(sent)
+    return [view[start:stop] for start, stop in contents]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import tracemalloc
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
@@ -9,16 +13,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sampled import chunk
 
-from reverb_writer.errors import FormatError
-from reverb_writer.wire import messages
-from reverb_writer.wire.plain_chunks import find_contents, find_frame
-from reverb_writer.wire.sent_chunks import Kind, LikelyKinds, SentChunk, SentChunks
+from reverb_writer.errors import FormatError, UnsafeDataError
+from reverb_writer.wire import messages, sent_chunks
+from reverb_writer.wire.plain_chunks import Expected, find_contents, find_frame
+from reverb_writer.wire.sent_chunks import Kind, Lessons, SentChunk, SentChunks
+from reverb_writer.wire.tensors import varint
 
 KEY_BYTES = 2  # tag and a key below 128
 COLUMNS = [np.arange(5), np.arange(5 * 640, dtype=np.uint8).reshape(5, 640), np.ones(5, bool)]
 SENT = chunk(7, COLUMNS).SerializeToString()
-SAME_SIZE = chunk(7, [np.arange(5), np.ones((5, 640), np.int8), np.ones(5, np.uint8)]).SerializeToString()
 KIND = Kind([(t.dtype, t.tensor_shape) for t in messages.SampledChunk.FromString(SENT).data.tensors])
+EXPECTED = KIND.expected()
 
 edits = st.lists(
     st.tuples(st.integers(0, len(SENT)), st.integers(0, 4), st.binary(max_size=6)), min_size=1, max_size=3
@@ -27,8 +32,10 @@ edits = st.lists(
 
 def test_a_chunk_like_the_one_before_is_taken_apart() -> None:
     at, stop, rest = find_frame(SENT, KEY_BYTES) or (0, 0, b"")
-    contents = find_contents(SENT, at, stop, KIND.expected)
-    assert contents == [t.tensor_content for t in messages.SampledChunk.FromString(SENT).data.tensors]
+    places = find_contents(SENT, at, stop, EXPECTED) or []
+    assert [SENT[start:end] for start, end in places] == [
+        t.tensor_content for t in messages.SampledChunk.FromString(SENT).data.tensors
+    ]
     assert rest == b"\x30\x03"  # data_tensors_len, 3
 
 
@@ -43,45 +50,135 @@ def test_what_is_taken_apart_is_what_protobuf_finds(changes: list[tuple[int, int
     frame = find_frame(sent, KEY_BYTES)
     if frame is None or frame[2] != b"\x30\x03":
         return  # no kind is known for it
-    contents = find_contents(sent, frame[0], frame[1], KIND.expected)
-    if contents is not None:
+    places = find_contents(sent, frame[0], frame[1], EXPECTED)
+    if places is not None:
         try:
             found = messages.SampledChunk.FromString(sent)
         except DecodeError:  # the place in the episode is damaged, which nobody reads
             return
-        assert contents == [t.tensor_content for t in found.data.tensors]
+        assert [sent[start:stop] for start, stop in places] == [t.tensor_content for t in found.data.tensors]
         assert [(t.dtype, t.tensor_shape) for t in found.data.tensors] == [
             (t.dtype, t.tensor_shape) for t in messages.SampledChunk.FromString(SENT).data.tensors
         ]
         assert not found.delta_encoded
 
 
-def test_kinds_that_are_learned_change_no_result() -> None:
-    kinds: LikelyKinds = {}
-    sent = [SENT, SAME_SIZE, SENT, chunk(7, COLUMNS, delta_encoded=True).SerializeToString(), SENT]
-    for one in sent:
+def test_what_is_learned_changes_no_result() -> None:
+    """Neither kinds, which chunks of other keys have, too, nor the places of a chunk that comes again."""
+    lessons = Lessons()
+    contents = [[np.roll(column, n) for column in COLUMNS] for n in (0, 1, 2)]
+    chunks = [chunk(key, columns) for key, columns in zip((7, 8, 1 << 40), contents, strict=True)]
+    same_size = chunk(7, [np.arange(5), np.ones((5, 640), np.int8), np.ones(5, np.uint8)])
+    delta_encoded = chunk(9, COLUMNS, delta_encoded=True)
+    for made in (same_size, *chunks, delta_encoded, *chunks):
+        sent = made.SerializeToString()
         for indices in ((0, 1, 2), (0, 2, 1), (1,), (0, 1, 2)):
-            found, alone = (SentChunks([one], 1 << 20, *known).get(7, indices) for known in ([kinds], []))
+            found = SentChunks([sent], 1 << 20, lessons).get(made.chunk_key, indices)
+            alone = SentChunks([sent], 1 << 20).get(made.chunk_key, indices)
             assert found.kind is alone.kind
             assert found.is_plain == alone.is_plain
-            for of in (found, alone):
-                assert of.length == 5
+            assert found.length == alone.length == 5
             assert _decoded(found) == _decoded(alone)
-    assert len(kinds) == 1  # all tensors in their order; the rest is left to protobuf
+
+
+def test_chunks_like_those_before_and_chunks_that_come_again_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lessons = Lessons()
+    SentChunks([SENT], 1 << 20, lessons).get(7, (0, 1, 2))
+    other = chunk(8, COLUMNS).SerializeToString()
+    monkeypatch.setattr(SentChunks, "_parse", None)
+    for key, sent in ((8, other), (7, SENT), (8, other)):
+        assert _decoded(SentChunks([sent], 1 << 20, lessons).get(key, (0, 2))) == _decoded_columns((0, 2))
+
+
+@given(edits, st.sampled_from([(0, 1, 2), (1,), (2, 0)]))
+def test_chunk_that_comes_again_damaged_is_refused_or_read_within_its_rows(
+    changes: list[tuple[int, int, bytes]], indices: tuple[int, ...]
+) -> None:
+    lessons = Lessons()
+    for _ in range(2):
+        SentChunks([SENT], 1 << 20, lessons).get(7, indices)
+    damaged = SENT
+    for where, num_gone, come in changes:
+        damaged = damaged[:where] + come + damaged[where + num_gone :]
+    for sent in (damaged, (damaged + bytes(len(SENT)))[: len(SENT)]):  # as long as before, too
+        with contextlib.suppress(FormatError, UnsafeDataError):
+            _decoded(SentChunks([sent], 1 << 20, lessons).get(7, indices))
+        assert _decoded(SentChunks([SENT], 1 << 20, lessons).get(7, indices)) == _decoded_columns(indices)
+
+
+def test_block_of_fewer_bytes_where_a_chunk_had_more_is_refused() -> None:
+    made = chunk(7, [np.arange(24, dtype=np.uint8)])
+    lessons = Lessons()
+    for _ in range(2):
+        SentChunks([made.SerializeToString()], 1 << 20, lessons).get(7, (0,))
+    assert lessons.place((7, (0,)))
+    block = made.data.tensors[0].tensor_content
+    shorter = b"\x14" + 5 * (b"\x0c" + bytes(4))  # announces 20 bytes, and has five pieces of four
+    assert len(shorter) == len(block)
+    with pytest.raises(FormatError, match="20 bytes, expected 24"):
+        SentChunks([made.SerializeToString().replace(block, shorter)], 1 << 20, lessons).get(7, (0,))
 
 
 def test_damaged_block_of_a_kind_that_is_known_is_refused() -> None:
-    kinds: LikelyKinds = {}
-    SentChunks([SENT], 1 << 20, kinds).get(7, (0, 1, 2))
+    lessons = Lessons()
+    for key in (6, 7):
+        SentChunks([chunk(key, COLUMNS).SerializeToString()], 1 << 20, lessons).get(key, (0, 1, 2))
     at = SENT.index(messages.SampledChunk.FromString(SENT).data.tensors[1].tensor_content)
     for damage in (b"\xff" * 8, b"\x00" * 8):
         damaged = SENT[: at + 2] + damage + SENT[at + 10 :]
-        with pytest.raises(FormatError):
-            _decoded(SentChunks([damaged], 1 << 20, kinds).get(7, (0, 1, 2)))
+        for key, known in ((7, damaged), (9, b"\x08\x09" + damaged[KEY_BYTES:])):
+            with pytest.raises(FormatError):
+                _decoded(SentChunks([known], 1 << 20, lessons).get(key, (0, 1, 2)))
+
+
+@pytest.mark.parametrize("num_indices", [1, 200])
+def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch, num_indices: int) -> None:
+    monkeypatch.setattr(sent_chunks, "_MAX_PLACE_BYTES", 1_000_000)
+    lessons = Lessons()
+    tracemalloc.start()
+    try:
+        for key in range(2000):
+            sent = chunk(key, [[1, 2]]).SerializeToString()
+            indices = tuple([0] * num_indices)
+            SentChunks([sent], 1 << 20, lessons).get(key, indices)
+        assert 100_000 < tracemalloc.get_traced_memory()[0] < 1_500_000
+        assert lessons.place((1999, indices))
+        assert lessons.place((1, indices)) is None
+    finally:
+        tracemalloc.stop()
+
+
+def test_kinds_are_bounded() -> None:
+    lessons = Lessons()
+    chunks = [chunk(1, [np.zeros((1, width), bool)]) for width in range(1, 100)]
+    for number, one in enumerate(chunks):
+        one.data_tensors_len = number
+        SentChunks([one.SerializeToString()], 1 << 20, lessons).get(1, (0,))
+    known = [number for number in range(1, 100) if lessons.kind(b"\x30" + bytes([number]))]
+    assert 1 <= len(known) <= 16
+    assert known[-1] == 98
+
+
+def test_heads_are_bounded_and_right_when_learned_again() -> None:
+    expected = Expected(3, b"", b"\x01", 1, max_bytes=10_000)
+    for size in 2 * list(range(10, 400)):
+        head = expected.heads.get(size) or expected.learn(size)
+        if size == 5 + 129:  # 127 bytes take one more for their number, 128 two more
+            assert head is None
+            continue
+        assert head
+        length = head.stop - head.content_at
+        assert head.written == b"\x0a" + varint(size) + b"\x08\x03\x12\x00\x22" + varint(length) + b"\x01"
+        assert head.stop == 1 + len(varint(size)) + size
+        assert len(expected.heads) <= 40
 
 
 def _decoded(found: SentChunk) -> list[bytes]:
-    columns = [np.zeros((5, *shape), dtype) for dtype, shape in found.kind.dtypes_and_shapes]
-    stored = [column.reshape(5, -1).view(np.uint8) for column in columns]
+    columns = [np.zeros((found.length, *shape), dtype) for dtype, shape in found.kind.dtypes_and_shapes]
+    stored = [column.reshape(found.length, math.prod(column.shape[1:])).view(np.uint8) for column in columns]
     found.decode_into(columns, stored, 0)
     return [column.tobytes() for column in columns]
+
+
+def _decoded_columns(indices: tuple[int, ...]) -> list[bytes]:
+    return [COLUMNS[index].tobytes() for index in indices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,9 @@ from sampled import chunk, item, response, together
 
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire import messages
-from reverb_writer.wire.arena import Arena
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.responses import Splicer
 from reverb_writer.wire.samples import Column, split_samples
-from reverb_writer.wire.sent_chunks import SentChunk, SentChunks
 from reverb_writer.wire.trajectories import Group, parse
 
 
@@ -26,8 +25,8 @@ def samples_of(message: bytes) -> list[Any]:
 
 def assembled(message: bytes, **bounds: int) -> tuple[list[Column], Any]:
     assembly = Assembly(bounds.get("cache", 1 << 20), bounds.get("sample", 1 << 20))
-    for sample in samples_of(message):
-        assembly.add(sample)
+    for error in assembly.add(samples_of(message)):
+        raise error
     return assembly.take()
 
 
@@ -98,9 +97,14 @@ def test_booleans_empty_rows_and_sizes_in_more_bytes_than_needed() -> None:
     assert columns[2].rows.tolist() == [7, 8, 9]  # type: ignore[union-attr]  # likewise
 
 
+def frames(content: Any) -> Any:
+    """Return rows that are a hundred times as large, so that they are kept apart from those."""
+    return content.astype(np.uint8)[:, None] + np.arange(800, dtype=np.uint8)
+
+
 @given(st.data())
 def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) -> None:
-    """A cache of a few rows evicts all the time, also within a sample."""
+    """A cache of a few rows evicts all the time, also within a sample, and frames at other times than what is light."""
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=8))
     starts = np.cumsum([0, *lengths])
     content = {key: np.arange(starts[key], starts[key + 1]) for key in range(len(lengths))}
@@ -111,48 +115,83 @@ def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) ->
         used = [key for key in content if starts[key] < stop and starts[key + 1] > first]
         pieces = [(max(first - starts[key], 0), min(stop, starts[key + 1]) - max(first, starts[key])) for key in used]
         pieces = [(int(offset), int(length)) for offset, length in pieces]
-        one = together(number, used, pieces, 2)
+        one = together(number, used, pieces, 3)
         if data.draw(st.booleans()):  # another writer
             one.flat_trajectory.columns[1].CopyFrom(one.flat_trajectory.columns[0])
         expected.append(
             (np.arange(first, stop), bool(one.flat_trajectory.columns[1] == one.flat_trajectory.columns[0]))
         )
-        entries.append((one, [chunk(key, [content[key], -content[key]]) for key in used]))
-    columns, _ = assembled(response(*entries), cache=data.draw(st.sampled_from([1, 100, 1 << 20])))
-    assert columns[0].lengths.tolist() == [len(rows) for rows, _ in expected]
-    np.testing.assert_array_equal(columns[0].rows, np.concatenate([rows for rows, _ in expected]))
-    other = [rows if same else -rows for rows, same in expected]
-    np.testing.assert_array_equal(columns[1].rows, np.concatenate(other))
+        entries.append((one, [chunk(key, [content[key], -content[key], frames(content[key])]) for key in used]))
+    assembly = Assembly(data.draw(st.sampled_from([1, 100, 2000, 10_000, 20_000, 1 << 20])), 1 << 20)
+    samples = samples_of(response(*entries, *entries))
+    expected += expected
+    while samples:  # in batches: room is made for the next one
+        size = data.draw(st.integers(1, len(samples)))
+        assert assembly.add(samples[:size]) == []
+        columns, _ = assembly.take()
+        rows = [rows for rows, _ in expected[:size]]
+        for column, of_samples in zip(
+            columns,
+            (rows, [-one if not same else one for one, same in expected[:size]], list(map(frames, rows))),
+            strict=True,
+        ):
+            assert column.lengths.tolist() == list(map(len, rows))
+            np.testing.assert_array_equal(column.rows, np.concatenate(of_samples))
+        del samples[:size], expected[:size]
 
 
 def test_chunks_are_decoded_once_while_they_are_in_the_cache() -> None:
     entries = [(together(n, [1], [(n, 2)], 1), [chunk(1, [np.arange(10)])]) for n in range(8)]
     assembly = Assembly(1 << 20, 1 << 20)
-    for sample in samples_of(response(*entries)):
-        assembly.add(sample)
+    assert assembly.add(samples_of(response(*entries))) == []
     assert assembly.num_decoded_chunks == 1
+
+
+def test_item_that_is_known_is_read_anew_when_its_chunk_has_gone() -> None:
+    """The cache holds three chunks, and what is known of eight items."""
+    entries = [(together(n, [n], [(0, 400)], 1), [chunk(n, [np.full(400, n)])]) for n in (0, 1, 2, 3, 0, 1)]
+    columns, _ = assembled(response(*entries), cache=10_000)
+    assert [set(rows.tolist()) for rows in columns[0].split()] == [{0}, {1}, {2}, {3}, {0}, {1}]
+
+
+def test_chunk_that_makes_room_for_another_of_its_item_costs_the_others_little() -> None:
+    """Five chunks fill the cache. The sixth takes the place of the first, which takes that of the second."""
+    chunks = [chunk(n, [np.full(100, n)]) for n in range(6)]
+    alone = [(together(n, [n], [(0, 100)], 1), [chunks[n]]) for n in range(5)]
+    both = together(9, [0, 5], [(0, 100), (0, 100)], 1), [chunks[0], chunks[5]]
+    assembly = Assembly(5 * 800, 1 << 20)
+    assert assembly.add(samples_of(response(*alone, both, *alone[2:]))) == []
+    assert assembly.num_decoded_chunks == 5 + 2
+    columns, _ = assembly.take()
+    assert np.concatenate(columns[0].split())[::100].tolist() == [0, 1, 2, 3, 4, 0, 5, 2, 3, 4]
+
+
+def test_light_columns_are_kept_when_frames_are_not() -> None:
+    chunks = [chunk(key, [np.arange(4), frames(np.arange(4))]) for key in range(40)]
+    entries = [(together(key, [key], [(0, 4)], 2), [chunks[key]]) for key in range(40)]
+    assembly = Assembly(20 * 4 * 800, 1 << 20)
+    for times_decoded in (2, 1):  # a chunk counts for each part of its columns
+        before = assembly.num_decoded_chunks
+        assert assembly.add(samples_of(response(*entries))) == []
+        assembly.take()
+        assert assembly.num_decoded_chunks - before == times_decoded * 40
+        assert assembly.cache_bytes <= 20 * 4 * 800
+
+
+def test_a_sample_may_be_as_large_as_the_bound_whatever_its_columns_weigh() -> None:
+    content = np.arange(4)
+    num_bytes = content.nbytes + frames(content).nbytes
+    message = response((together(1, [1], [(0, 4)], 2), [chunk(1, [content, frames(content)])]))
+    columns, _ = assembled(message, sample=num_bytes)
+    np.testing.assert_array_equal(columns[1].rows, frames(content))
+    with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
+        assembled(message, sample=num_bytes - 1)
 
 
 def test_samples_of_different_shapes_are_kept_apart() -> None:
     entries = [(together(n, [n], [(0, 2)], 1), [chunk(n, [np.full((2, n), n)])]) for n in (1, 1, 3)]
     (column,), _ = assembled(response(*entries))
     assert [rows.shape for rows in column.split()] == [(2, 1), (2, 1), (2, 3)]
-
-
-def sent(key: int, column: Any) -> SentChunk:
-    return SentChunks([chunk(key, [column]).SerializeToString()], 1 << 20).get(key, (0,))
-
-
-def test_arena_keeps_its_bound() -> None:
-    arena = Arena([(np.dtype(float), (4,))], 32 * 1000, 1 << 20, lambda: None)
-    for key in range(1000):
-        arena.put(key, sent(key, np.full((7, 4), key, float)))
-        start, stop = arena.spans[key]
-        assert (arena.columns[0][start:stop] == key).all()
-        assert arena.num_bytes <= 32 * 1000
-    for key, (start, stop) in arena.spans.items():
-        assert (arena.columns[0][start:stop] == key).all()
-    assert len(arena.spans) > 100
 
 
 GOOD = (together(1, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])
@@ -175,14 +214,30 @@ GOOD = (together(1, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])
 )
 def test_what_contradicts_itself_is_refused_and_leaves_nothing_behind(one: Any, chunks: Any, message: str) -> None:
     assembly = Assembly(1 << 20, 1 << 20)
-    good, bad, good_again = samples_of(response(GOOD, (one, chunks), GOOD))
-    assembly.add(good)
-    with pytest.raises(FormatError, match=message):
-        assembly.add(bad)
-    assembly.add(good_again)
+    (error,) = assembly.add(samples_of(response(GOOD, (one, chunks), GOOD)))
+    assert isinstance(error, FormatError)
+    assert re.search(message, str(error))
     columns, infos = assembly.take()
     assert columns[0].rows.tolist() == [5, 6, 5, 6]  # type: ignore[union-attr]  # one dtype: an array
     assert len(infos.keys) == 2
+
+
+def test_there_is_one_error_for_each_sample_left_out_and_the_others_stay_in_order() -> None:
+    entries: list[Any] = [(together(n, [n], [(0, 1)], 1), [chunk(n, [[n]])]) for n in range(5)]
+    entries[1] = (together(1, [1], [(0, 1)], 1), [])
+    entries[3] = (together(3, [3], [(0, 7)], 1), [chunk(3, [[3]])])
+    variant = messages.ChunkData(chunk_key=9)
+    variant.data.tensors.add(dtype=messages.DataType.DT_VARIANT)
+    entries.append((together(9, [9], [(0, 1)], 1), [variant]))
+    assembly = Assembly(1 << 20, 1 << 20)
+    errors = assembly.add(samples_of(response(*entries)))
+    assert list(map(type, errors)) == [FormatError, FormatError, UnsafeDataError]
+    assert ["chunk 1" in str(errors[0]), "rows 0+7" in str(errors[1])] == [True, True]
+    assert assembly.num_samples == 3
+    columns, infos = assembly.take()
+    assert columns[0].rows.tolist() == [0, 2, 4]  # type: ignore[union-attr]  # one dtype: an array
+    assert infos.keys.tolist() == [0, 2, 4]
+    assert assembly.num_samples == 0
 
 
 def test_empty_variant_tensor_is_unsafe() -> None:

@@ -1,0 +1,115 @@
+"""An arena is a dict of decoded chunks that forgets the first ones: what it names is there, and it is bounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sampled import chunk
+
+from reverb_writer.errors import FormatError
+from reverb_writer.wire.arena import Arena
+from reverb_writer.wire.sent_chunks import SentChunk, SentChunks
+
+MAX_BYTES = 40 * 24  # 40 rows of three floats
+
+
+def sent(key: int, column: Any) -> SentChunk:
+    return SentChunks([chunk(key, [column]).SerializeToString()], 1 << 20).get(key, (0,))
+
+
+def check(arena: Arena, model: dict[int, Any]) -> None:
+    """Compare what is there with the chunks that came; the model forgets what the arena has given up."""
+    assert arena.spans.keys() <= model.keys()
+    for key in model.keys() - arena.spans.keys():
+        del model[key]
+    occupied = np.zeros(len(arena.columns[0]), int)
+    for key, (start, stop) in arena.spans.items():
+        np.testing.assert_array_equal(arena.columns[0][start:stop], model[key])
+        occupied[start:stop] += 1
+    assert occupied.max(initial=0) <= 1
+    assert len(arena.spans) == len(model)
+
+
+@given(st.lists(st.tuples(st.integers(1, 13), st.sampled_from([False, False, True])), max_size=60))
+def test_what_is_there_is_what_was_put_there(puts: list[tuple[int, bool]]) -> None:
+    model: dict[int, Any] = {}
+    lost: list[int] = []
+    arena = Arena([(np.dtype(float), (3,))], MAX_BYTES, lambda: lost.append(len(model)))
+    for key, (length, prepare) in enumerate(puts):
+        content = np.full((length, 3), key + 0.5)
+        before = list(model)
+        num_losses = len(lost)
+        arena.put(key, sent(key, content))
+        assert key in arena.spans
+        model[key] = content
+        check(arena, model)
+        gone = [one for one in before if one not in model]
+        assert gone == before[: len(gone)]  # the first ones
+        assert not gone or len(lost) > num_losses  # were read before
+        assert arena.num_bytes == sum(one.nbytes for one in model.values()) <= MAX_BYTES
+        assert sum(map(len, model.values())) > 40 // 2 - 13 or len(model) == key + 1
+        if prepare:
+            arena.prepare()
+            check(arena, model)
+
+
+def test_as_many_rows_as_came_between_two_batches_cost_no_loss_before_the_next() -> None:
+    lost: list[int] = []
+    arena = Arena([(np.dtype(float), ())], 8 * 1000, lambda: lost.append(1))
+    for batch in range(20):
+        num_losses = len(lost)
+        for key in range(10):
+            arena.put(10 * batch + key, sent(10 * batch + key, np.full(12, 1.0)))
+        assert len(lost) == num_losses or batch == 0
+        arena.prepare()
+    assert lost  # 20 batches of 120 rows are more than 1000
+    assert len(arena.spans) > 50
+
+
+def test_chunk_larger_than_the_arena_has_room_alone_and_chunks_that_are_named_together() -> None:
+    arena = Arena([(np.dtype(float), (3,))], MAX_BYTES, lambda: None)
+    model: dict[int, Any] = {}
+    for key, length in enumerate((5, 100, 60, 30)):
+        model[key] = np.full((length, 3), float(key))
+        arena.put(key, sent(key, model[key]))
+        check(arena, model)
+        assert key in model
+    columns = {key: np.full((70, 3), float(key)) for key in range(3)}
+    together = {key: sent(key, column) for key, column in columns.items()}
+    arena.clear(together.values())
+    for key, one in together.items():
+        arena.put(key, one)
+    check(arena, columns)
+    assert len(columns) == 3
+
+
+def test_characters_count_and_go_with_their_rows() -> None:
+    arena = Arena([(np.dtype(object), ())], 50_000, lambda: None)
+    for key in range(200):
+        content = np.array([b"%03d" % key * 1000, b"%03d" % key * key], object)
+        arena.put(key, sent(key, content))
+        for there, (start, stop) in arena.spans.items():
+            assert arena.columns[0][start:stop].tolist() == [b"%03d" % there * 1000, b"%03d" % there * there]
+        assert arena.num_bytes <= 50_000
+        kept = sum(len(one) for one in arena.columns[0] if one is not None)
+        assert kept <= arena.num_bytes
+    assert len(arena.spans) > 5
+
+
+def test_damaged_chunk_leaves_nothing_behind() -> None:
+    text, good = np.array([b"x" * 1000] * 3, object), np.arange(3)
+    arena = Arena([(np.dtype(object), ()), (np.dtype(int), ())], 50_000, lambda: None)
+    made = chunk(1, [text, good])
+    made.data.tensors[1].tensor_content = made.data.tensors[1].tensor_content[:1] + b"\xff" * 24
+    damaged = SentChunks([made.SerializeToString()], 1 << 20).get(1, (0, 1))
+    with pytest.raises(FormatError):
+        arena.put(1, damaged)
+    assert arena.spans == {}
+    assert arena.num_bytes == 0
+    assert [one for one in arena.columns[0] if one is not None] == []
+    arena.put(1, SentChunks([chunk(1, [text, good]).SerializeToString()], 1 << 20).get(1, (0, 1)))
+    assert arena.spans == {1: (0, 3)}
