@@ -108,7 +108,7 @@ class Assembly:
 
         Args:
             max_cache_bytes: bound on decoded chunks, for each of up to four ways in which writers lay out columns; a
-                quarter more goes to what is known of items, and up to 48 MB to where chunks keep their contents.
+                quarter more goes to what is known of items, and up to 48 MB to where chunks have their contents.
             max_sample_bytes: bound on what is made of one sample, and on the chunks of it.
             batch_size: how many samples are likely to be taken together.
             num_buffers: use the arrays of the batch so many batches ago again; 0 for new ones each time.

@@ -220,19 +220,29 @@ class Lessons:
 
     def __init__(self) -> None:
         """Know nothing."""
-        self._kinds: dict[bytes, tuple[Kind, list[Expected]]] = {}  # of all tensors of a chunk, by the bytes after them
+        self._kinds: dict[bytes, Kind] = {}  # of all tensors of a chunk, by the bytes after them
+        self._expected: dict[Kind, list[Expected]] = {}
         self._places: collections.OrderedDict[_Asked, _Place] = collections.OrderedDict()
         self._place_bytes = 0
 
-    def kind(self, rest: bytes) -> tuple[Kind, list[Expected]] | None:
-        """Return the kind of the chunks before with these bytes after their tensors, and how those are written."""
+    def kind(self, rest: bytes) -> Kind | None:
+        """Return the kind of the last chunk with these bytes after its tensors."""
         return self._kinds.get(rest)
 
-    def learn_kind(self, rest: bytes, kind: Kind, expected: list[Expected]) -> None:
+    def learn_kind(self, rest: bytes, kind: Kind) -> None:
         """Expect chunks with these bytes after their tensors to be of this kind."""
         if len(self._kinds) >= _MAX_KINDS:
             self._kinds.clear()
-        self._kinds[rest] = kind, expected
+        self._kinds[rest] = kind
+
+    def expected(self, kind: Kind) -> list[Expected]:
+        """Return how the tensors of a kind are written. Chunks of two lengths take turns, and both are remembered."""
+        found = self._expected.get(kind)
+        if found is None:
+            if len(self._expected) >= _MAX_KINDS:
+                self._expected.clear()
+            found = self._expected[kind] = kind.expected()
+        return found
 
     def place(self, asked: _Asked) -> _Place | None:
         """Return where some tensors of a chunk were the last time."""
@@ -309,8 +319,8 @@ class SentChunks:
         frame = find_frame(likely[0], len(begin)) if len(likely) == 1 and key not in self._parsed else None
         if frame:
             at, stop, rest = frame
-            kind, expected = self._lessons.kind(rest) or (None, ())
-            found = kind and find_contents(likely[0], at, stop, expected)
+            kind = self._lessons.kind(rest)
+            found = kind and find_contents(likely[0], at, stop, self._lessons.expected(kind))
             if kind and found and max(indices) < len(found):
                 contents = tuple([found[index] for index in indices])
                 place = _Place(begin, len(likely[0]), kind.part(indices), contents)
@@ -323,10 +333,9 @@ class SentChunks:
         if frame and parsed.is_plain:
             with contextlib.suppress(FormatError, UnsafeDataError):  # a tensor that nobody asked for
                 whole = SentChunk.of(chunk, range(len(chunk.data.tensors)), self._max_bytes)
-                if whole.is_plain and whole.kind.is_small:
-                    expected = whole.kind.expected()
-                    if find_contents(likely[0], at, stop, expected):
-                        self._lessons.learn_kind(rest, whole.kind, expected)
+                is_likely_again = whole.is_plain and whole.kind.is_small
+                if is_likely_again and find_contents(likely[0], at, stop, self._lessons.expected(whole.kind)):
+                    self._lessons.learn_kind(rest, whole.kind)
         return parsed
 
     def _parse(self, key: int, likely: Sequence[bytes]) -> None:

@@ -157,6 +157,10 @@ def test_kinds_are_bounded() -> None:
     known = [number for number in range(1, 100) if lessons.kind(b"\x30" + bytes([number]))]
     assert 1 <= len(known) <= 16
     assert known[-1] == 98
+    for one in chunks:
+        (sent,) = messages.SampledChunk.FromString(one.SerializeToString()).data.tensors
+        lessons.expected(Kind([(sent.dtype, sent.tensor_shape)]))
+        assert len(lessons._expected) <= 16
 
 
 def test_heads_are_bounded_and_right_when_learned_again() -> None:
