@@ -24,8 +24,7 @@ __all__ = ["Arena", "row_bytes"]
 
 Array = npt.NDArray[Any]
 
-_AT_ONCE = 16  # a chunk without room frees the arena's rows divided by this: each loss costs a gather
-_SLACK = 1.25  # batches differ
+_AT_ONCE = 8  # so many times less than the arena holds is given up together: each loss costs a gather
 _MAX_ROWS = 1 << 27  # of columns whose rows have no bytes
 
 
@@ -69,7 +68,7 @@ class Arena:
         self._stored = [] if self._has_strings else [_as_bytes(column) for column in self.columns]
         self.spans: dict[int, tuple[int, int]] = {}
         self._places: collections.deque[_Place] = collections.deque()  # the one that came first leaves first
-        self._next = self._prepared_at = 0
+        self._next = 0
         self.num_bytes = 0
 
     def holds(self, chunk: SentChunk) -> bool:
@@ -112,14 +111,6 @@ class Arena:
         self.num_bytes += num_bytes
         self._places.append(_Place(key, row, num_bytes))
         self.spans[key] = start, start + length
-
-    def prepare(self) -> None:
-        """Make room for as many rows as came since the last time, so that nothing need go before as many have come."""
-        come, self._prepared_at = self._next - self._prepared_at, self._next
-        next_row = self._next + min(int(_SLACK * come), self._capacity // 2)
-        if self._lacks(next_row, 0):
-            self._before_loss()
-            self._give_up(next_row, 0)
 
     def _lacks(self, next_row: int, num_bytes: int) -> bool:
         """Return whether the chunk that came first must go, for rows before `next_row` or for so many bytes more."""

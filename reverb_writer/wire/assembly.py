@@ -10,6 +10,7 @@ look-up. A sample that is damaged or unsafe is left out, and leaves nothing behi
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ _ENTRY_BYTES, _INT_BYTES = 200, 40
 
 # Columns that take so little of a row are kept apart, for so many times the rows: of a table of frames that is larger
 # than the cache, only the frames are decoded again.
-_LIGHT_SHARE, _LIGHT_ROWS = 1 / 64, 8
+_LIGHT_SHARE, _LIGHT_ROWS = 1 / 128, 16
 
 
 class _Part(NamedTuple):
@@ -175,13 +176,14 @@ class Assembly:
         if self._num_buffers:
             self._used.append(self._outputs)
         self._begin()
-        for part in self._current.parts if self._current else ():
-            part.arena.prepare()
         return columns, infos
 
     def _begin(self) -> None:
         num_columns = len(self._current.layout.squeezed) if self._current else 0
-        self._rows: list[Rows] = []  # of samples that are not gathered yet
+        self._rows: list[Rows] = []  # of samples that are in the current shelf,
+        self._num_gathered = (
+            [0] * len(self._current.parts) if self._current else []
+        )  # and of how many each part is done
         spent = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
         if len(spent) == num_columns:
             self._outputs = [Output(output.largest, self._empty) for output in spent]
@@ -191,14 +193,20 @@ class Assembly:
         self._items: list[Any] = []
 
     def _gather(self) -> None:
-        """Copy the rows remembered so far out of the arenas."""
-        if self._current is None or not self._rows:
-            return
-        for part, of_part in zip(self._current.parts, zip(*self._rows, strict=True), strict=True):
-            rows, lengths = _expand(of_part)
-            for number, column in zip(part.columns, part.arena.columns, strict=True):
-                self._outputs[number].add(column, rows, lengths, self._batch_size)
+        """Copy all rows remembered so far out of the arenas."""
+        for number in range(len(self._num_gathered)):
+            self._gather_part(number)
         self._rows.clear()
+
+    def _gather_part(self, number: int) -> None:
+        """Copy those of one part, and do not do so again."""
+        of_part = [rows[number] for rows in self._rows[self._num_gathered[number] :]]
+        if self._current and of_part:
+            part = self._current.parts[number]
+            rows, lengths = _expand(of_part)
+            for column, rows_of_column in zip(part.columns, part.arena.columns, strict=True):
+                self._outputs[column].add(rows_of_column, rows, lengths, self._batch_size)
+            self._num_gathered[number] = len(self._rows)
 
     def _learn(self, trajectory: bytes, chunks: Sequence[bytes]) -> Rows:
         """Return the rows of an item that is new, or of another layout than the one before."""
@@ -209,13 +217,10 @@ class Assembly:
                 f"{len(self._current.layout.squeezed)}, or they are not squeezed alike. Its actors do not agree."
             )
         shelf = self._shelves.get(layout)
-        if shelf:
-            found = shelf.known.get(trajectory) or _rows_of(shelf, slices_of)
-            if found:
-                self._enter(shelf)
-                if trajectory not in shelf.known:
-                    shelf.remember(trajectory, found)
-                return found
+        rows = shelf.known.get(trajectory) if shelf and shelf is not self._current else None
+        if shelf and rows:
+            self._enter(shelf)
+            return rows
         rows = self._load(layout, shelf, slices_of, SentChunks(chunks, self._max_sample_bytes, self._lessons))
         self._shelves[layout].remember(trajectory, rows)
         return rows
@@ -257,16 +262,17 @@ class Assembly:
 
     def _enter(self, shelf: _Shelf) -> None:
         """Make a shelf the current one."""
-        if shelf is not self._current:
-            self._gather()
-            self._current, self._known = shelf, shelf.known
-            if not self._infos:
-                self._begin()
-            if self._shelves.get(shelf.layout) is not shelf:
-                self._shelves.pop(shelf.layout, None)
-                while len(self._shelves) >= _MAX_LAYOUTS:
-                    del self._shelves[next(iter(self._shelves))]
-                self._shelves[shelf.layout] = shelf
+        if shelf is self._current:
+            return
+        self._gather()
+        self._current, self._known, self._num_gathered = shelf, shelf.known, [0] * len(shelf.parts)
+        if not self._infos:
+            self._begin()
+        if self._shelves.get(shelf.layout) is not shelf:
+            self._shelves.pop(shelf.layout, None)
+            while len(self._shelves) >= _MAX_LAYOUTS:
+                del self._shelves[next(iter(self._shelves))]
+            self._shelves[shelf.layout] = shelf
 
     def _new_shelf(self, layout: Layout, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks) -> _Shelf:
         """Share the cache among the parts so that each holds as many rows, and light ones more."""
@@ -274,10 +280,10 @@ class Assembly:
         # Weak, for an arena that is given up must go at once, not when the garbage collector finds a cycle.
         owner, lost = weakref.ref(self), weakref.ref(shelf)
 
-        def before_loss() -> None:
+        def before_loss(number: int) -> None:
             assembly, its_shelf = owner(), lost()
             if assembly and its_shelf:
-                assembly._before_loss(its_shelf)  # noqa: SLF001  # its own
+                assembly._before_loss(its_shelf, number)  # noqa: SLF001  # its own
 
         parts = []
         for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
@@ -294,14 +300,15 @@ class Assembly:
         total = sum([weight for *_, weight, _ in parts])
         for number, group, of_part, kinds, weight, max_rows in parts:
             columns, indices = (tuple([numbers[index] for index in of_part]) for numbers in group)
-            arena = Arena(kinds, self._max_cache_bytes * weight // total, before_loss)
+            its_loss = functools.partial(before_loss, len(shelf.parts))
+            arena = Arena(kinds, self._max_cache_bytes * weight // total, its_loss)
             shelf.parts.append(_Part(number, columns, indices, arena, max_rows))
         return shelf
 
-    def _before_loss(self, shelf: _Shelf) -> None:
-        """Read for the last time what an arena is about to lose."""
+    def _before_loss(self, shelf: _Shelf, number: int) -> None:
+        """Read for the last time what the arena of a part is about to lose."""
         if shelf is self._current:
-            self._gather()
+            self._gather_part(number)
         shelf.forget()
 
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.wire import messages, tensors
 from reverb_writer.wire.plain_chunks import Expected, find_contents, find_frame
-from reverb_writer.wire.tensors import varint
+from reverb_writer.wire.tensors import decompress_into, varint
 
 __all__ = ["DtypesAndShapes", "Lessons", "SentChunk", "SentChunks"]
 
@@ -174,7 +174,7 @@ class SentChunk:
         stop = start + self.length
         if self.is_plain:
             for content, of_column in zip(self._contents, stored, strict=True):
-                tensors.decompress_into(content, of_column[start:stop])
+                decompress_into(content, of_column[start:stop])
             for number in self.kind.booleans:  # 0 or 1, whatever was stored
                 np.not_equal(stored[number][start:stop], 0, out=stored[number][start:stop].view(np.bool_))
             return
@@ -269,11 +269,15 @@ class SentChunks:
             max_bytes: bound on all tensors together that are asked for, decoded.
             lessons: what the chunks of the samples before taught; it learns from these.
         """
-        self._sent = list(sent)  # each look into a repeated field makes a copy
+        self._given = sent
         self._parsed: dict[int, Any] = {}
         self._chunks: dict[_Asked, SentChunk] = {}
         self._max_bytes = max_bytes
         self._lessons = lessons or Lessons()
+
+    @functools.cached_property
+    def _sent(self) -> list[bytes]:
+        return list(self._given)  # each look into a repeated field makes a copy
 
     def get(self, key: int, indices: Sequence[int]) -> SentChunk:
         """Return a chunk, as far as the tensors `indices` are concerned.
@@ -307,8 +311,10 @@ class SentChunks:
         if place:
             for sent in self._sent:
                 if len(sent) == place.size and sent.startswith(place.begin):
-                    contents = _views(sent, place.contents)
-                    return SentChunk(place.kind, contents) if place.kind.is_likely(contents) else None
+                    for (start, _), head in zip(place.contents, place.kind.heads, strict=True):
+                        if not sent.startswith(head.announced, start):
+                            return None
+                    return SentChunk(place.kind, _views(sent, place.contents))
         return None
 
     def _find(self, asked: _Asked) -> SentChunk:

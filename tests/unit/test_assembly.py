@@ -99,7 +99,7 @@ def test_booleans_empty_rows_and_sizes_in_more_bytes_than_needed() -> None:
 
 def frames(content: Any) -> Any:
     """Return rows that are a hundred times as large, so that they are kept apart from those."""
-    return content.astype(np.uint8)[:, None] + np.arange(800, dtype=np.uint8)
+    return content.astype(np.uint8)[:, None] + np.arange(1600).astype(np.uint8)
 
 
 @given(st.data())
@@ -169,13 +169,13 @@ def test_chunk_that_makes_room_for_another_of_its_item_costs_the_others_little()
 def test_light_columns_are_kept_when_frames_are_not() -> None:
     chunks = [chunk(key, [np.arange(4), frames(np.arange(4))]) for key in range(40)]
     entries = [(together(key, [key], [(0, 4)], 2), [chunks[key]]) for key in range(40)]
-    assembly = Assembly(20 * 4 * 800, 1 << 20)
+    assembly = Assembly(20 * 4 * 1600, 1 << 20)
     for times_decoded in (2, 1):  # a chunk counts for each part of its columns
         before = assembly.num_decoded_chunks
         assert assembly.add(samples_of(response(*entries))) == []
         assembly.take()
         assert assembly.num_decoded_chunks - before == times_decoded * 40
-        assert assembly.cache_bytes <= 20 * 4 * 800
+        assert assembly.cache_bytes <= 20 * 4 * 1600
 
 
 def test_a_sample_may_be_as_large_as_the_bound_whatever_its_columns_weigh() -> None:
