@@ -137,6 +137,18 @@ class ReplayDataset:
             for shard, info in zip(self._client.shards, infos, strict=True):
                 unknown_table([table], info, shard.address)
                 check_table(info.tables[table], num_workers, single_pass=single_pass)
+            plan = Plan(
+                table,
+                self._batch_size,
+                max_in_flight_batches,
+                skip_unsafe,
+                reuse_buffers,
+                max_cache_bytes,
+                max_sample_bytes,
+                single_pass,
+            )
+            start = functools.partial(start_sources, self._client, infos, plan, num_workers)
+            self._turns = Turns(table, self._batch_size, start)
         except BaseException:
             if self._owns_client:
                 self._client.close()
@@ -146,20 +158,6 @@ class ReplayDataset:
         self._ended = self._closed = False
         self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
         self._stats = DatasetStats()
-
-        plan = Plan(
-            table,
-            self._batch_size,
-            max_in_flight_batches,
-            skip_unsafe,
-            reuse_buffers,
-            max_cache_bytes,
-            max_sample_bytes,
-            single_pass,
-        )
-        self._turns = Turns(
-            table, self._batch_size, functools.partial(start_sources, self._client, infos, plan, num_workers)
-        )
         self._updates = PriorityUpdates(self._client, table)
         # Whoever forgets close() must not hang when the interpreter ends.
         self._finalizer = weakref.finalize(

@@ -8,7 +8,9 @@ Linux only.
 
 from __future__ import annotations
 
+import collections
 import itertools
+import math
 import mmap
 import os
 import weakref
@@ -22,6 +24,8 @@ import numpy.typing as npt
 __all__ = ["MappedArrays", "SharedArrays", "SharedPlace", "is_supported"]
 
 Array = npt.NDArray[Any]
+
+_SMALL_BYTES = 1 << 14  # what fits into a message: each memory takes a file descriptor of both processes
 
 
 def is_supported() -> bool:
@@ -52,12 +56,12 @@ class SharedArrays:
         self._numbers = itertools.count()
         self._at: dict[int, int] = {}  # number of a memory, by its address
         self._files: dict[int, tuple[int, int]] = {}  # descriptor and size of those that were not told of
-        self._gone: list[int] = []
+        self._gone: collections.deque[int] = collections.deque()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return a new array, its contents arbitrary; objects cannot be shared."""
-        num_bytes = int(np.prod(shape)) * dtype.itemsize
-        if dtype.hasobject or not num_bytes:
+        """Return a new array, its contents arbitrary; one of objects, or a small one, is not shared."""
+        num_bytes = math.prod(shape) * dtype.itemsize
+        if dtype.hasobject or num_bytes < _SMALL_BYTES:
             return np.empty(shape, dtype)
         file = os.memfd_create("reverb-writer")
         os.ftruncate(file, num_bytes)
@@ -77,10 +81,12 @@ class SharedArrays:
             return None
         if number in self._files:
             file, num_bytes = self._files.pop(number)
-            gone, self._gone = self._gone, []
-            self._connection.send(("memory", number, num_bytes, gone))
-            reduction.send_handle(self._connection, file, os.getpid())
-            os.close(file)
+            gone = [self._gone.popleft() for _ in range(len(self._gone))]  # another thread may append
+            try:
+                self._connection.send(("memory", number, num_bytes, gone))
+                reduction.send_handle(self._connection, file, os.getpid())
+            finally:
+                os.close(file)
         return SharedPlace(number, array.shape, array.dtype)
 
     def _forget(self, number: int, address: int) -> None:
@@ -110,9 +116,13 @@ class MappedArrays:
         for other in gone:
             self._memories.pop(other, None)
 
+    def clear(self) -> None:
+        """Forget all memory; what arrays are of stays mapped as long as they are there."""
+        self._memories.clear()
+
     def array(self, place: SharedPlace) -> Array:
         """Return the array at a place: the same memory."""
-        num_bytes = int(np.prod(place.shape)) * place.dtype.itemsize
+        num_bytes = math.prod(place.shape) * place.dtype.itemsize
         return self._memories[place.memory][:num_bytes].view(place.dtype).reshape(place.shape)
 
 

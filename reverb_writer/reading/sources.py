@@ -6,15 +6,16 @@ learner's own process delivers all that was given to it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from reverb_writer.client import Client
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.prefetch import Plan, Prefetch
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.turns import Source
-from reverb_writer.reading.workers import Worker
+from reverb_writer.reading.workers import Worker, can_start
 from reverb_writer.wire.server_info import ServerInfo, TableInfo
 
 __all__ = ["check_table", "let_go", "start_sources"]
@@ -28,6 +29,10 @@ def check_table(table: TableInfo, num_workers: int, *, single_pass: bool) -> Non
     Raises:
         SpecError: it cannot; says why.
     """
+    if num_workers and not can_start():
+        raise SpecError(
+            f"`num_workers` must be 0 here, got {num_workers}: worker processes need Linux and a Python executable."
+        )
     if num_workers and table.max_times_sampled > 0:
         raise SpecError(
             f"`num_workers` must be 0 for `{table.name}`, whose items are removed when they have been sampled "
@@ -50,8 +55,8 @@ def check_table(table: TableInfo, num_workers: int, *, single_pass: bool) -> Non
 
 def start_sources(
     client: Client, infos: Sequence[ServerInfo], plan: Plan, num_workers: int, wake: Callable[[], None]
-) -> Iterator[Sequence[Source]]:
-    """Start to fetch; yield what does so for each server.
+) -> list[list[Source]]:
+    """Start to fetch; return what does so for each server. If one cannot start, none goes on.
 
     Args:
         client: of the servers.
@@ -60,12 +65,22 @@ def start_sources(
         num_workers: processes for each, which share the cache; 0 for a thread.
         wake: called whenever something is ready.
     """
-    for one, shard, info in zip(client.each(), client.shards, infos, strict=True):
-        if num_workers:
-            share = dataclasses.replace(plan, max_cache_bytes=max(plan.max_cache_bytes // num_workers, 1))
-            yield [Worker(one, share, wake=wake) for _ in range(num_workers)]
-        else:
-            yield [Prefetch(shard.channel, info, plan, wake=wake)]
+    if num_workers:
+        plan = dataclasses.replace(plan, max_cache_bytes=max(plan.max_cache_bytes // num_workers, 1))
+    servers: list[list[Source]] = []
+    with contextlib.ExitStack() as started:
+        for one, shard, info in zip(client.each(), client.shards, infos, strict=True):
+            servers.append([])
+            for _ in range(num_workers or 1):
+                source: Source = (
+                    Worker(one, info, plan, wake=wake)
+                    if num_workers
+                    else Prefetch(shard.channel, info, plan, wake=wake)
+                )
+                started.callback(source.close)
+                servers[-1].append(source)
+        started.pop_all()
+    return servers
 
 
 def let_go(sources: Sequence[Source], updates: PriorityUpdates, client: Client | None) -> None:

@@ -1,9 +1,10 @@
 """A `Prefetch` in a process of its own: the learner's process neither fetches nor decodes.
 
-    Worker -- take, rest, stats, why, close --> worker_process: Prefetch -> batches in shared memory
-           <-- batch, stats, ...             --
+    Worker -- take, rest, stats, why, end --> worker_process: Prefetch -> batches in shared memory
+           <-- batch, error, memory, answer --
 
-A batch takes no copy if its arrays may be overwritten later, and one if they are to be the caller's own.
+A batch takes no copy if its arrays may be overwritten later, and one if they are to be the caller's own. What a process
+holds that never gives items away is lost to nobody, so processes are ended by SIGKILL: nothing can keep them.
 """
 
 from __future__ import annotations
@@ -20,16 +21,22 @@ from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.client import Client
-from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
+from reverb_writer.errors import ClosedError, ReverbWriterError
 from reverb_writer.reading.prefetch import Fetched, Plan
 from reverb_writer.reading.shared_memory import MappedArrays, SharedPlace, is_supported
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.samples import Column
+from reverb_writer.wire.server_info import ServerInfo
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "can_start"]
 
 _ANSWER_S = 5.0
 _END_S = 3.0
+
+
+def can_start() -> bool:
+    """Return whether there are processes like this on this system: it needs shared memory, and Python to start."""
+    return is_supported() and bool(sys.executable)
 
 
 class Worker:
@@ -42,43 +49,44 @@ class Worker:
         gone_since: `time.monotonic()` when the connection was lost, as far as `why_waiting` was told; else None.
     """
 
-    def __init__(self, client: Client, plan: Plan, *, wake: Callable[[], None]) -> None:
-        """Start the process.
+    def __init__(self, client: Client, info: ServerInfo, plan: Plan, *, wake: Callable[[], None]) -> None:
+        """Start the process; `can_start` says where it cannot.
 
         Args:
             client: of one server; the process makes one like it.
+            info: the server's tables at the beginning.
             plan: what is fetched; one batch more than it says may be ahead, and wait here.
             wake: called whenever something is ready, from a thread.
-
-        Raises:
-            SpecError: there is no shared memory, or no Python to start, on this system.
         """
-        if not is_supported() or not sys.executable:
-            raise SpecError("`num_workers` must be 0 here: worker processes need Linux and a Python executable.")
         self.address = client.address
         self.gone_since: float | None = None
         self._copies, self._wake = not plan.reuses_buffers, wake
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.RLock()  # guards what follows; a garbage collection under it may close a dataset
         self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
         self._stats = PrefetchStats()
-        self._ended = self._closed = False
+        self._heard = self._ended = self._closed = False
         self._asking = threading.Lock()  # one question at a time
         self._sending = threading.Lock()
-        self._answered = threading.Event()
+        self._answered = threading.Event()  # whether no question is open
+        self._answered.set()
         self._answer: Any = None
         self._connection, theirs = multiprocessing.Pipe()
         self._mapped = MappedArrays(self._connection)
         self._pid = os.getpid()
         with theirs:
             # A script's `__main__` is not run again, as `multiprocessing` would.
-            start = f"import sys; sys.path[:] = {sys.path!r}; from reverb_writer.reading import worker_process as w; "
-            descriptor = theirs.fileno()
+            path, descriptor = list(map(str, sys.path)), theirs.fileno()
+            start = f"import sys; sys.path[:] = {path!r}; from reverb_writer.reading import worker_process as w; "
             self._process = subprocess.Popen(  # noqa: S603  # this interpreter, with nothing from outside
                 [sys.executable, "-c", f"{start}w.main({descriptor})"],
                 pass_fds=[descriptor],
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is the learner's, whose end ends the connection
             )
-        self._connection.send((client, dataclasses.replace(plan, reuses_buffers=True)))
+        table = dataclasses.replace(info.tables[plan.table], signature=None)  # of classes that may be there only here
+        info = dataclasses.replace(info, tables={plan.table: table})
+        with contextlib.suppress(ConnectionError):  # has ended already: the thread will tell
+            self._connection.send((client, info, dataclasses.replace(plan, reuses_buffers=True)))
         self._thread = threading.Thread(target=self._receive, name="reverb-writer-worker", daemon=True)
         self._thread.start()
 
@@ -97,9 +105,9 @@ class Worker:
             if not self._ready:
                 return None
             item = self._ready.popleft()
+        self._send("take")
         if isinstance(item, ReverbWriterError):
             raise item
-        self._send("take")
         return item
 
     @property
@@ -125,11 +133,17 @@ class Worker:
         why = self._ask("why")
         if why is not None:
             return str(why)
-        return f"The process {self._process.pid} that fetches samples does not answer."
+        return (
+            f"The process {self._process.pid} that fetches samples from {self.address} does not answer. It may still "
+            "start, be stopped, or lack a processor; look at it."
+        )
 
     def stats(self) -> PrefetchStats:
         """Return the counters so far."""
-        told = self._ask("stats")
+        return self._latest_stats("stats")
+
+    def _latest_stats(self, question: str) -> PrefetchStats:
+        told = self._ask(question)
         with self._lock:
             if told is not None:
                 self._stats = told
@@ -143,17 +157,16 @@ class Worker:
         Args:
             drain_s: has no meaning here: its tables give no items away.
         """
-        if not self._closed and not self._ended:
-            self.stats()
-        self._closed = True
-        self._send("close")
+        closed, self._closed = self._closed, True
+        is_reader = threading.current_thread() is not self._thread  # else the garbage collector has called
+        if self._heard and not closed and is_reader:
+            self._latest_stats("end")
+        self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_S)
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        self._thread.join(_END_S)
-        self._connection.close()
+        if is_reader:
+            self._thread.join(_END_S)
+            self._connection.close()
 
     # ----------------------------------------------------------------------------------------- the thread
 
@@ -161,36 +174,51 @@ class Worker:
         try:
             while True:
                 kind, *rest = self._connection.recv()
+                self._heard = True
                 if kind == "memory":
                     self._mapped.receive(*rest)
                 elif kind == "batch":
-                    fetched = self._fetched(*rest)
-                    with self._lock:
-                        self._ready.append(fetched)
-                    self._wake()
+                    self._add(self._fetched(*rest))
                 elif kind == "error":
-                    with self._lock:
-                        self._ready.append(rest[0])
-                    self._wake()
+                    self._add(*rest)
                 else:
-                    if kind != "nothing":
-                        self._answer, self.gone_since = rest
+                    self._answer, self.gone_since = rest
                     self._answered.set()
-        except (EOFError, OSError):
-            if not self._closed:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(_END_S)
-                with self._lock:
-                    self._ready.append(
-                        ReverbWriterError(
-                            f"the process {self._process.pid} that fetched samples from {self.address} has ended "
-                            f"(exit code {self._process.returncode}). Look at what it printed; make a new dataset."
-                        )
-                    )
+        except (EOFError, ConnectionError):
+            self._add_end()
+        except Exception as error:  # noqa: BLE001  # whatever it is, the reader must not wait for this process
+            self._process.kill()
+            self._add(
+                ReverbWriterError(
+                    f"cannot read what the process {self._process.pid} fetched from {self.address} ({error!r}). If "
+                    "files or memory are at their limit, raise it, or take fewer `num_workers`; make a new dataset."
+                )
+            )
         finally:
+            self._mapped.clear()
             self._ended = True  # before the reader wakes
             self._answered.set()
             self._wake()
+
+    def _add(self, item: Fetched | ReverbWriterError) -> None:
+        with self._lock:
+            self._ready.append(item)
+        self._wake()
+
+    def _add_end(self) -> None:
+        """Tell that the process has ended, unless it was to, or has told why."""
+        if self._closed:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        if self._process.returncode != 0:
+            self._add(
+                ReverbWriterError(
+                    f"the process {self._process.pid} that fetched samples from {self.address} has ended with exit "
+                    f"code {self._process.returncode}, expected none to end before `close()`. Look at what it printed, "
+                    "or whether memory ran out; make a new dataset."
+                )
+            )
 
     def _fetched(self, columns: list[tuple[Any, Any, bool]], infos: Any, oldest_at: float) -> Fetched:
         made = []
@@ -206,13 +234,17 @@ class Worker:
     def _ask(self, question: str) -> Any:
         """Return the process's answer, or None if there is none in time."""
         with self._asking:
+            # While a question is open none follows: its answer would be taken for the next one's.
+            if self.is_forked or not self._answered.wait(_ANSWER_S):
+                return None
             self._answered.clear()
             self._answer = None
-            if self._ended or not self._send(question) or not self._answered.wait(_ANSWER_S):
-                return None
-            return self._answer
+            if self._ended or not self._send(question):
+                self._answered.set()
+            return self._answer if self._answered.wait(_ANSWER_S) else None
 
     def _send(self, command: str) -> bool:
+        """Send a command, at most a few that are not read yet: this never waits."""
         try:
             with self._sending:
                 self._connection.send(command)
