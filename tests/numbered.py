@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
 import reverb_writer as rw
+from reverb_writer.wire import messages
+from reverb_writer.wire.single_item import one_item
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
 
@@ -25,6 +28,19 @@ def insert_numbers(address: str, table: str, numbers: Any, length: int = 1) -> N
     with rw.Client(address) as client:
         for number in numbers:
             client.insert({"n": np.full(length, number, np.int64)}, {table: 1.0})
+
+
+def insert_variant(client: rw.Client, table: str) -> None:
+    """Write an item with one empty tensor of dtype VARIANT, as anyone who reaches the server can."""
+    request = one_item([np.zeros(1, np.int64)], [False], {table: 1.0})
+    ((key, encoded),) = request.chunks.items()
+    message = messages.InsertStreamRequest.FromString(encoded)
+    message.chunks[0].data.tensors[0].dtype = messages.DataType.DT_VARIANT
+    message.chunks[0].data.tensors[0].tensor_content = b""
+    request.chunks[key] = message.SerializeToString()
+    with contextlib.closing(client.open_stream()) as stream:
+        stream.write(request)
+        stream.flush(20)
 
 
 def first_numbers(batch: rw.Batch) -> list[int]:

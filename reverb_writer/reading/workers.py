@@ -235,7 +235,7 @@ class Worker:
         """Return the process's answer, or None if there is none in time."""
         with self._asking:
             # While a question is open none follows: its answer would be taken for the next one's.
-            if self.is_forked or not self._answered.wait(_ANSWER_S):
+            if self.is_forked or not self._answered.is_set():
                 return None
             self._answered.clear()
             self._answer = None

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from numbered import insert_variant
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.wire import messages
-from reverb_writer.wire.single_item import one_item
 
 StartServer = Callable[..., HostedServer]
 
 QUEUE = rw.TableConfig("queue", 1000, sampler="fifo", max_times_sampled=1)
-
-
-def insert_variant(client: rw.Client, table: str) -> None:
-    """Write an item with one empty tensor of dtype VARIANT, as anyone who reaches the server can."""
-    request = one_item([np.zeros(1, np.int64)], [False], {table: 1.0})
-    ((key, encoded),) = request.chunks.items()
-    message = messages.InsertStreamRequest.FromString(encoded)
-    message.chunks[0].data.tensors[0].dtype = messages.DataType.DT_VARIANT
-    message.chunks[0].data.tensors[0].tensor_content = b""
-    request.chunks[key] = message.SerializeToString()
-    with contextlib.closing(client.open_stream()) as stream:
-        stream.write(request)
-        stream.flush(20)
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import pytest
 
@@ -43,7 +45,7 @@ def ends() -> Iterator[Ends]:
         yield Ends(stack.enter_context(maker), stack.enter_context(reader))
 
 
-def placed(ends: Ends, array: np.ndarray) -> SharedPlace:
+def placed(ends: Ends, array: npt.NDArray[Any]) -> SharedPlace:
     place = ends.shared.place(array)
     assert place is not None
     ends.hear()
