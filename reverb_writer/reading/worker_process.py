@@ -102,7 +102,7 @@ def main(descriptor: int) -> None:
                 status = 0 if worker.run() else 1  # the log says why
     except (EOFError, ConnectionError):  # the learner is gone
         pass
-    except BaseException:  # noqa: BLE001  # for the same reason as below
+    except BaseException:  # noqa: BLE001  # which nobody would print
         traceback.print_exc()
         status = 1
     finally:

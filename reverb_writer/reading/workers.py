@@ -172,9 +172,9 @@ class Worker:
 
     def _receive(self) -> None:
         try:
-            while True:
-                kind, *rest = self._connection.recv()
+            while message := self._message():
                 self._heard = True
+                kind, *rest = message
                 if kind == "memory":
                     self._mapped.receive(*rest)
                 elif kind == "batch":
@@ -184,7 +184,8 @@ class Worker:
                 else:
                     self._answer, self.gone_since = rest
                     self._answered.set()
-        except (EOFError, ConnectionError):
+            self._add_end()
+        except (EOFError, ConnectionError):  # before a file descriptor
             self._add_end()
         except Exception as error:  # noqa: BLE001  # whatever it is, the reader must not wait for this process
             self._process.kill()
@@ -199,6 +200,14 @@ class Worker:
             self._ended = True  # before the reader wakes
             self._answered.set()
             self._wake()
+
+    def _message(self) -> tuple[Any, ...] | None:
+        """Return what the process sends next; None if it has ended."""
+        try:
+            message: tuple[Any, ...] = self._connection.recv()
+        except (EOFError, OSError):  # between messages, or within one
+            return None
+        return message
 
     def _add(self, item: Fetched | ReverbWriterError) -> None:
         with self._lock:

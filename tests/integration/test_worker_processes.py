@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -20,6 +21,7 @@ from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.reading.shared_memory import MappedArrays
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="only Linux has memory without a name")
 
@@ -127,6 +129,19 @@ def test_stopped_process_keeps_nobody_waiting(address: str) -> None:
     assert eventually(is_named)
     dataset.close()
     assert have_ended([process])
+
+
+def test_batch_that_cannot_be_mapped_is_named(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(MappedArrays, "receive", fail)
+    with rw.ReplayDataset(address, "replay", 4, num_workers=1) as dataset:
+        processes = workers()
+        with pytest.raises(rw.ReverbWriterError, match=r"cannot read what .*Too many open files.*fewer `num_workers`"):
+            next(dataset)
+        assert list(dataset) == []
+        assert eventually(lambda: have_ended(processes))
 
 
 # The end of a dataset.

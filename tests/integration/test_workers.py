@@ -361,3 +361,8 @@ def test_certificates_and_tokens_are_used_there_too(address: str, tmp_path: Path
         with rw.ReplayDataset(client, "replay", 8, num_workers=1) as dataset:
             assert len(check_frames(next(dataset))) == 8
         assert forwarder.accepted > connections
+        gateway.certificate.unlink()  # read by each process for itself
+        with rw.ReplayDataset(client, "replay", 8, num_workers=1) as dataset:
+            with pytest.raises(rw.SpecError, match="cannot use the PEM files"):
+                next(dataset)
+            assert list(dataset) == []
