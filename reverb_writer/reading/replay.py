@@ -326,8 +326,8 @@ class ReplayDataset:
         """Stop fetching, and set the priorities that are on their way. Idempotent.
 
         What has come can still be iterated over, a last, smaller batch included; `stats().undelivered_samples` counts
-        what is not. From tables whose items are removed after some samples, what the server has taken out already is
-        read first.
+        what is not, and what processes of `num_workers` had not handed over. From tables whose items are removed after
+        some samples, what the server has taken out already is read first.
 
         Args:
             timeout_s: how long priorities are waited for at most, and the table's structure if it is not known yet,

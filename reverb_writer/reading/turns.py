@@ -125,9 +125,10 @@ class Turns:
         return None
 
     def _too_late(self, timeout_s: float) -> ReverbWriterError:
-        causes = " ".join(sources[0].why_waiting() for sources in self._servers)
+        going = [[source for source in sources if not source.has_ended] for sources in self._servers]
+        causes = " ".join(sources[0].why_waiting() for sources in going if sources)
         held = sum(source.stats().ready_samples for source in self.sources)
-        gone = all(source.gone_since is not None for source in self.sources)
+        gone = all(source.gone_since is not None for sources in going for source in sources)
         return (ServerUnavailableError if gone else ReplayTimeoutError)(
             f"table `{self._table}`: no batch within {timeout_s:.1f} s, {held} of {self._batch_size} samples have "
             f"come. {causes}"

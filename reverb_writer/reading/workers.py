@@ -1,7 +1,7 @@
 """A `Prefetch` in a process of its own: the learner's process neither fetches nor decodes.
 
-    Worker -- take, rest, stats, why, end --> worker_process: Prefetch -> batches in shared memory
-           <-- batch, error, memory, answer --
+    Worker --- take, rest, stats, why, end --> worker_process: Prefetch -> batches in shared memory
+           <-- batch, error, memory, answer ---
 
 A batch takes no copy if its arrays may be overwritten later, and one if they are to be the caller's own. What a process
 holds that never gives items away is lost to nobody, so processes are ended by SIGKILL: nothing can keep them.
@@ -46,7 +46,7 @@ class Worker:
 
     Attributes:
         address: of the server.
-        gone_since: `time.monotonic()` when the connection was lost, as far as `why_waiting` was told; else None.
+        gone_since: `time.monotonic()` when the connection was lost, as far as the process was asked; else None.
     """
 
     def __init__(self, client: Client, info: ServerInfo, plan: Plan, *, wake: Callable[[], None]) -> None:

@@ -102,6 +102,24 @@ def test_batch_stays_until_the_next_is_asked_for(address: str) -> None:
         assert len(places) == 3
 
 
+def test_batch_stays_also_if_it_is_not_waited_for(address: str) -> None:
+    options: dict[str, Any] = {"reuse_buffers": True, "max_in_flight_batches": 1, "num_workers": 1}
+    with rw.ReplayDataset(address, "replay", 8, on_timeout="stop", **options) as dataset:
+        check_frames(next(dataset))
+        dataset.timeout_s = 1e-4
+        sizes = set()
+        for _ in range(100):
+            batch = next(iter(dataset), None)
+            if batch is not None:
+                numbers = check_frames(batch)
+                sizes.add(len(numbers))
+                assert eventually(lambda: dataset.stats().ready_samples > 8)  # all ahead there, and some here
+                assert check_frames(batch) == numbers
+                for _ in range(10):  # so that one is on its way
+                    dataset._turns.rest()
+        assert sizes
+
+
 def test_reused_buffers_are_right_when_they_are_handed_out(address: str) -> None:
     with rw.ReplayDataset(address, "replay", 8, num_workers=2, reuse_buffers=True) as dataset:
         found = [tuple(check_frames(next(dataset))) for _ in range(50)]
