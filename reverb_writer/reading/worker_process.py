@@ -30,6 +30,7 @@ class _Worker:
         self._shared = SharedArrays(connection)
         self._may_send = True
         self._has_told = False
+        self._num_sent = 0  # samples
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._wake, False)
         (shard,) = client.shards
@@ -53,7 +54,9 @@ class _Worker:
                 elif command == "why":
                     self._answer(self._prefetch.why_waiting())
                 else:
-                    self._answer(self._prefetch.stats())
+                    stats = self._prefetch.stats()
+                    stats.ready_samples += self._num_sent  # the other end knows how many of them were taken
+                    self._answer(stats)
                     if command == "end":
                         return True
 
@@ -86,6 +89,7 @@ class _Worker:
         for column in fetched.columns:
             place = None if isinstance(column.rows, list) else self._shared.place(column.rows)
             columns.append((column.rows if place is None else place, column.lengths, column.squeezed))
+        self._num_sent += len(fetched.infos.keys)
         self._connection.send(("batch", columns, fetched.infos, fetched.oldest_at))
 
 

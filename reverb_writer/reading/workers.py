@@ -64,6 +64,7 @@ class Worker:
         self._lock = threading.RLock()  # guards what follows; a garbage collection under it may close a dataset
         self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
         self._stats = PrefetchStats()
+        self._num_taken = 0  # samples; `_stats` counts them as ready
         self._heard = self._ended = self._closed = False
         self._asking = threading.Lock()  # one question at a time
         self._sending = threading.Lock()
@@ -105,6 +106,8 @@ class Worker:
             if not self._ready:
                 return None
             item = self._ready.popleft()
+            if isinstance(item, Fetched):
+                self._num_taken += len(item.infos.keys)
         self._send("take")
         if isinstance(item, ReverbWriterError):
             raise item
@@ -148,7 +151,9 @@ class Worker:
             if told is not None:
                 self._stats = told
             stats = PrefetchStats(**vars(self._stats))
-            stats.ready_samples += sum(len(item.infos.keys) for item in self._ready if isinstance(item, Fetched))
+            # The process may have told before what is here now was sent, or taken.
+            here = sum(len(item.infos.keys) for item in self._ready if isinstance(item, Fetched))
+            stats.ready_samples = max(stats.ready_samples - self._num_taken, here)
         return stats
 
     def close(self, drain_s: float = 0.0) -> None:  # noqa: ARG002  # as `Prefetch`
