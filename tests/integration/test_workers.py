@@ -339,6 +339,7 @@ def test_server_that_was_started_again_is_found(lone_server: StartServer) -> Non
     insert_numbers(server.address, "replay", [1])
     with rw.ReplayDataset(server.address, "replay", 2, num_workers=2, timeout_s=60) as dataset:
         assert first_numbers(next(dataset)) == [1, 1]
+        assert eventually(lambda: dataset.stats().ready_samples == 12)  # both are there
         server.process.kill()
         server.process.restart()
         insert_numbers(server.address, "replay", [2])
