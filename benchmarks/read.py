@@ -63,11 +63,10 @@ def read_frames(effort: Effort) -> Table:
             ("within", 2 * table_bytes, 0, 2.0),
             ("four times", table_bytes // 4, 2, 1.3),
         ):
-            options = {"batch_size": 64, "max_cache_bytes": cache_bytes, "reuse_buffers": True}
-            contenders = {
-                **_datasets(workload, num_workers=num_workers, **options),
-                **({_IN_A_THREAD: functools.partial(learners.ours, **options)} if num_workers else {}),
-            }
+            options: dict[str, Any] = {"batch_size": 64, "max_cache_bytes": cache_bytes, "reuse_buffers": True}
+            contenders: Contenders = _datasets(workload, num_workers=num_workers, **options)
+            if num_workers:
+                contenders = {**contenders, _IN_A_THREAD: functools.partial(learners.ours, **options)}
             runs = _race(server.address, contenders, effort)
             for row in _report("", runs, {_PEER: required}).rows:
                 ours = f"ours, {num_workers} workers" if num_workers and row[0] == "ours" else row[0]
