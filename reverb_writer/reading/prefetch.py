@@ -160,13 +160,15 @@ class Prefetch:
                 return None
             item = self._ready.popleft()
             if isinstance(item, ReverbWriterError):
-                raise item
-            taken = len(item.infos.keys)
-            self._held -= taken
-            self._room += taken
+                self._room += 1
+            else:
+                self._held -= len(item.infos.keys)
+                self._room += len(item.infos.keys)
             if not self._gives_away:
                 self._request(self._room)
         self._changed.set()
+        if isinstance(item, ReverbWriterError):
+            raise item
         return item
 
     @property
@@ -312,20 +314,20 @@ class Prefetch:
                 self._oldest_at = time.monotonic()
             missing = self._batch_size - before
             errors = self._assembly.add(samples[:missing])
+            told = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
+            num_skipped = len(errors) - len(told)
             with self._lock:
                 self._held += self._assembly.num_samples - before
-                self._room += len(errors)
+                self._stats.skipped_samples += num_skipped
+                self._room += num_skipped  # an error that is to be told has its place until then
                 if not self._gives_away:
-                    self._request(len(errors))
+                    self._request(num_skipped)
             if self._assembly.num_samples == self._batch_size:
                 self._finish_batch()
                 self._wake()
-        for error in errors:
-            if self._skip_unsafe and isinstance(error, UnsafeDataError):
-                self._stats.skipped_samples += 1
-            else:
-                self._ready.append(error)
-                self._wake()
+        if told:
+            self._ready.extend(told)
+            self._wake()
         return samples[missing:]
 
     def _finish_batch(self) -> None:

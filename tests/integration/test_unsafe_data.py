@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import insert_variant
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -46,6 +47,18 @@ def test_variant_is_skipped_and_counted_if_asked_for(address: str) -> None:
         assert numbers(next(dataset)) == [1, 2, 3]
         assert dataset.stats().skipped_samples == 1
         assert dataset.stats().received_samples == 4
+
+
+def test_errors_that_nobody_takes_are_bounded_as_samples_are(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("variants", 10))
+    with rw.Client(server.address) as client:
+        insert_variant(client, "variants")
+    with rw.ReplayDataset(server.address, "variants", 2, max_in_flight_batches=3) as dataset:
+        assert eventually(lambda: dataset.stats().received_samples >= 6)
+        for num_taken in range(1, 9):
+            with pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):
+                next(dataset)
+            assert eventually(lambda: dataset.stats().received_samples == 6 + num_taken)  # noqa: B023  # called at once
 
 
 def test_client_sample_refuses_a_variant(address: str) -> None:
