@@ -103,7 +103,7 @@ class ReplayDataset:
                 part of the cache, and fetches `max_in_flight_batches` batches ahead and one more. Batches come in no
                 order; not for tables that remove items when they have been sampled. Linux only.
             max_cache_bytes: bound on decoded chunks, which spare decoding again, for each server; a quarter more is
-                used to know items again, and up to 48 MB to find the contents of chunks.
+                used to know items again, a sixteenth (16 MB at most) and 32 MB to find the contents of chunks.
             max_sample_bytes: bound on one sample, decoded.
 
         Raises:

@@ -43,6 +43,7 @@ class Arena:
         spans: first row and row after the last, by chunk key.
         columns: [capacity, ...] arrays; valid where a span says so.
         num_bytes: what the chunks in it occupy, the characters of strings included.
+        is_enlarged: whether it is larger than its bound, for chunks that are.
     """
 
     def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int, before_loss: Callable[[], None]) -> None:
@@ -64,8 +65,11 @@ class Arena:
         """Begin anew, with at least so many rows and bytes. Memory that is not used yet costs nothing."""
         self._capacity = max(min(self._max_bytes // max(self._row_bytes, 1), _MAX_ROWS), min_rows, 1)
         self._room_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
+        self.columns, self._stored = [], []  # first, or there would be both for a moment
         self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
-        self._stored = [] if self._has_strings else [_as_bytes(column) for column in self.columns]
+        if not self._has_strings:
+            self._stored = [_as_bytes(column) for column in self.columns]
+        self.is_enlarged = self._capacity * self._row_bytes > self._max_bytes or min_bytes > self._max_bytes
         self.spans: dict[int, tuple[int, int]] = {}
         self._places: collections.deque[_Place] = collections.deque()  # the one that came first leaves first
         self._next = 0
@@ -80,6 +84,10 @@ class Arena:
         self._kind = chunk.kind
         return True
 
+    def fits(self, chunk: SentChunk) -> bool:
+        """Return whether there would be room for a chunk, were the others to go."""
+        return chunk.length <= self._capacity and chunk.num_bytes <= self._room_bytes
+
     def clear(self, chunks: Iterable[SentChunk]) -> None:
         """Give up all chunks; these will have room together."""
         self._before_loss()
@@ -93,7 +101,7 @@ class Arena:
             FormatError: it is damaged, and still not there.
         """
         length, num_bytes = chunk.length, chunk.num_bytes
-        if length > self._capacity or num_bytes > self._room_bytes:
+        if not self.fits(chunk):
             self.clear([chunk])
         row = self._next
         start = row % self._capacity

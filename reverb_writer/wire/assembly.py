@@ -14,7 +14,7 @@ import functools
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,8 @@ from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.wire.arena import Arena, row_bytes
 from reverb_writer.wire.output import Empty, Output
 from reverb_writer.wire.samples import Column, SampleInfos
-from reverb_writer.wire.sent_chunks import DtypesAndShapes, Lessons, SentChunk, SentChunks
+from reverb_writer.wire.sent_chunks import MAX_PLACE_BYTES, DtypesAndShapes, Lessons, SentChunks
+from reverb_writer.wire.shelf import Part, Rows, Shelf
 from reverb_writer.wire.trajectories import Layout, Slice, parse
 
 __all__ = ["MAX_SAMPLE_BYTES", "Assembly"]
@@ -33,60 +34,13 @@ Array = npt.NDArray[Any]
 MAX_SAMPLE_BYTES = 1 << 30
 """Size of the largest sample that is decoded, unless told otherwise."""
 
-Rows = tuple[tuple[int, ...], ...]
-"""Which rows of its arena each part of an item is: of slice after slice, first row and their number."""
-
 _MAX_LAYOUTS = 4
-_KNOWN_SHARE = 4  # trajectories that are remembered take so much of what decoded chunks may take
-_ENTRY_BYTES, _INT_BYTES = 200, 40
+_KNOWN_SHARE = 4  # trajectories that are remembered take so much of what decoded chunks may take,
+_PLACE_SHARE = 16  # and where chunks have their contents
 
 # Columns that take so little of a row are kept apart, for so many times the rows: of a table of frames that is larger
 # than the cache, only the frames are decoded again.
 _LIGHT_SHARE, _LIGHT_ROWS = 1 / 128, 16
-
-
-class _Part(NamedTuple):
-    """Some columns of a group, and where they are kept.
-
-    Attributes:
-        group: whose slices they have.
-        columns: which columns of the item.
-        tensors: for each, which tensor of the chunks.
-        arena: their decoded chunks.
-        max_rows: how many one sample may have.
-    """
-
-    group: int
-    columns: tuple[int, ...]
-    tensors: tuple[int, ...]
-    arena: Arena
-    max_rows: int
-
-
-class _Shelf:
-    """What is known of the items of one layout.
-
-    Attributes:
-        parts: every column is in one.
-        known: by trajectory, which rows of each part's arena an item is.
-    """
-
-    def __init__(self, layout: Layout, max_known_bytes: int) -> None:
-        self.layout = layout
-        self.parts: list[_Part] = []
-        self.known: dict[bytes, Rows] = {}
-        self._known_bytes, self._max_known_bytes = 0, max_known_bytes
-
-    def remember(self, trajectory: bytes, rows: Rows) -> None:
-        num_bytes = len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_part) for of_part in rows])
-        if self._known_bytes + num_bytes > self._max_known_bytes:
-            self.forget()
-        self._known_bytes += num_bytes
-        self.known[trajectory] = rows
-
-    def forget(self) -> None:
-        self.known.clear()
-        self._known_bytes = 0
 
 
 class Assembly:
@@ -109,7 +63,8 @@ class Assembly:
 
         Args:
             max_cache_bytes: bound on decoded chunks, for each of up to four ways in which writers lay out columns; a
-                quarter more goes to what is known of items, and up to 48 MB to where chunks have their contents.
+                quarter more goes to what is known of items; a sixteenth (16 MB at most), and 32 MB at most, to where
+                chunks have their contents.
             max_sample_bytes: bound on what is made of one sample, and on the chunks of it.
             batch_size: how many samples are likely to be taken together.
             num_buffers: use the arrays of the batch so many batches ago again; 0 for new ones each time.
@@ -119,9 +74,9 @@ class Assembly:
         self._used: collections.deque[list[Output]] = collections.deque()
         self.num_decoded_chunks = 0
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
-        self._shelves: dict[Layout, _Shelf] = {}
-        self._lessons = Lessons()
-        self._current: _Shelf | None = None
+        self._shelves: dict[Layout, Shelf] = {}
+        self._lessons = Lessons(min(max_cache_bytes // _PLACE_SHARE, MAX_PLACE_BYTES))
+        self._current: Shelf | None = None
         self._known: Mapping[bytes, Rows] = {}  # of the current shelf
         self._begin()
 
@@ -226,15 +181,15 @@ class Assembly:
         return rows
 
     def _load(
-        self, layout: Layout, shelf: _Shelf | None, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks
+        self, layout: Layout, shelf: Shelf | None, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks
     ) -> Rows:
         """Decode the chunks that are not there, and return the rows of an item."""
         # Dtypes, shapes and sizes are checked before anything is decoded, and what is decoded is stored only if it is
         # good: a bad sample changes nothing.
-        missing = _missing(shelf, slices_of, chunks) if shelf else None
+        missing = shelf.missing(slices_of, chunks) if shelf else None
         if shelf is None or missing is None:
             shelf = self._new_shelf(layout, slices_of, chunks)
-            missing = _missing(shelf, slices_of, chunks)
+            missing = shelf.missing(slices_of, chunks)
         for part in shelf.parts:
             if sum([length for _, _, length in slices_of[part.group]]) > part.max_rows:
                 raise UnsafeDataError(
@@ -242,9 +197,9 @@ class Assembly:
                     "writer."
                 )
         for has_room in (False, False, True):
-            if has_room:
-                _make_room(shelf, slices_of, chunks)
-                missing = _missing(shelf, slices_of, chunks)
+            if has_room or (missing and not shelf.fits(missing)):
+                shelf.make_room(slices_of, chunks)
+                missing = shelf.missing(slices_of, chunks)
             if missing is None:
                 raise FormatError("the chunks of an item differ in dtype or shape.")
             self._enter(shelf)
@@ -252,15 +207,15 @@ class Assembly:
                 for key, chunk in of_part.items():
                     part.arena.put(key, chunk)
                 self.num_decoded_chunks += len(of_part)
-            rows = _rows_of(shelf, slices_of)
+            rows = shelf.rows(slices_of)
             if rows:
                 return rows
             # A chunk that was there has made room for another one, and is decoded again. If that pushes out the next,
             # the cache is too small for them and others.
-            missing = _missing(shelf, slices_of, chunks)
+            missing = shelf.missing(slices_of, chunks)
         raise FormatError("the chunks of an item are not what they were.")
 
-    def _enter(self, shelf: _Shelf) -> None:
+    def _enter(self, shelf: Shelf) -> None:
         """Make a shelf the current one."""
         if shelf is self._current:
             return
@@ -274,9 +229,9 @@ class Assembly:
                 del self._shelves[next(iter(self._shelves))]
             self._shelves[shelf.layout] = shelf
 
-    def _new_shelf(self, layout: Layout, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks) -> _Shelf:
+    def _new_shelf(self, layout: Layout, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks) -> Shelf:
         """Share the cache among the parts so that each holds as many rows, and light ones more."""
-        shelf = _Shelf(layout, self._max_cache_bytes // _KNOWN_SHARE)
+        shelf = Shelf(layout, self._max_cache_bytes // _KNOWN_SHARE)
         # Weak, for an arena that is given up must go at once, not when the garbage collector finds a cycle.
         owner, lost = weakref.ref(self), weakref.ref(shelf)
 
@@ -302,71 +257,14 @@ class Assembly:
             columns, indices = (tuple([numbers[index] for index in of_part]) for numbers in group)
             its_loss = functools.partial(before_loss, len(shelf.parts))
             arena = Arena(kinds, self._max_cache_bytes * weight // total, its_loss)
-            shelf.parts.append(_Part(number, columns, indices, arena, max_rows))
+            shelf.parts.append(Part(number, columns, indices, arena, max_rows))
         return shelf
 
-    def _before_loss(self, shelf: _Shelf, number: int) -> None:
+    def _before_loss(self, shelf: Shelf, number: int) -> None:
         """Read for the last time what the arena of a part is about to lose."""
         if shelf is self._current:
             self._gather_part(number)
         shelf.forget()
-
-
-def _make_room(shelf: _Shelf, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks) -> None:
-    """Let the arenas that lack chunks of an item have room for all of them together."""
-    for part in shelf.parts:
-        keys = dict.fromkeys([key for key, _, _ in slices_of[part.group]])
-        if not keys.keys() <= part.arena.spans.keys():
-            part.arena.clear([chunks.get(key, part.tensors) for key in keys])
-
-
-def _missing(
-    shelf: _Shelf, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks
-) -> list[dict[int, SentChunk]] | None:
-    """Return the chunks that each part does not have, by key; None if they are of other dtypes or shapes.
-
-    Raises:
-        FormatError: a slice is of rows that its chunk does not have.
-    """
-    new = []
-    for part in shelf.parts:
-        arena = part.arena
-        of_part: dict[int, SentChunk] = {}
-        for key, offset, length in slices_of[part.group]:
-            span = arena.spans.get(key)
-            if span:
-                chunk_length = span[1] - span[0]
-            else:
-                chunk = of_part.get(key)
-                if chunk is None:
-                    chunk = of_part[key] = chunks.get(key, part.tensors)
-                    if not arena.holds(chunk):
-                        return None
-                chunk_length = chunk.length
-            if offset + length > chunk_length:
-                raise FormatError(f"an item names rows {offset}+{length} of a chunk of {chunk_length}.")
-        new.append(of_part)
-    return new
-
-
-def _rows_of(shelf: _Shelf, slices_of: Sequence[Sequence[Slice]]) -> Rows | None:
-    """Return which rows of its arenas an item is; None if chunks lack some, or they are too many."""
-    rows_of = []
-    for part in shelf.parts:
-        arena = part.arena
-        spans = arena.spans
-        rows: list[int] = []
-        num_rows = 0
-        for key, offset, length in slices_of[part.group]:
-            span = spans.get(key)
-            if span is None or span[0] + offset + length > span[1]:
-                return None
-            rows += (span[0] + offset, length)
-            num_rows += length
-        if num_rows > part.max_rows:
-            return None
-        rows_of.append(tuple(rows))  # unlike lists, of no concern to the garbage collector
-    return tuple(rows_of)
 
 
 def _light(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:

@@ -18,7 +18,7 @@ from reverb_writer.wire import messages, tensors
 from reverb_writer.wire.plain_chunks import Expected, find_contents, find_frame
 from reverb_writer.wire.tensors import decompress_into, varint
 
-__all__ = ["DtypesAndShapes", "Lessons", "SentChunk", "SentChunks"]
+__all__ = ["MAX_PLACE_BYTES", "DtypesAndShapes", "Lessons", "SentChunk", "SentChunks"]
 
 Array = npt.NDArray[Any]
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
@@ -28,7 +28,7 @@ _MAX_SHARED_COLUMNS, _MAX_SHARED_BYTES = 256, 8192
 _MAX_PARTS = 1024  # columns of all of them
 _MAX_KINDS = 16
 _MAX_HEAD_BYTES = 2 << 20  # of one kind
-_MAX_PLACE_BYTES = 16 << 20
+MAX_PLACE_BYTES = 16 << 20
 _PLACE_BYTES, _CONTENT_BYTES = 450, 130
 
 _Asked = tuple[int, Sequence[int]]
@@ -216,10 +216,11 @@ class _Place(NamedTuple):
 
 
 class Lessons:
-    """What chunks so far teach about those to come: 16 MB of places, and 2 MB for each of up to 16 kinds, at most."""
+    """What chunks so far teach about those to come: their places, and at most 2 MB for each of up to 16 kinds."""
 
-    def __init__(self) -> None:
-        """Know nothing."""
+    def __init__(self, max_place_bytes: int = MAX_PLACE_BYTES) -> None:
+        """Know nothing; remember so many bytes of places at most."""
+        self._max_place_bytes = max_place_bytes
         self._kinds: dict[bytes, Kind] = {}  # of all tensors of a chunk, by the bytes after them
         self._expected: dict[Kind, list[Expected]] = {}
         self._places: collections.OrderedDict[_Asked, _Place] = collections.OrderedDict()
@@ -253,7 +254,7 @@ class Lessons:
         before = self._places.pop(asked, None)
         self._place_bytes += place.num_bytes - (before.num_bytes if before else 0)
         self._places[asked] = place
-        while self._place_bytes > _MAX_PLACE_BYTES:
+        while self._place_bytes > self._max_place_bytes:
             _, first = self._places.popitem(last=False)
             self._place_bytes -= first.num_bytes
 

@@ -92,7 +92,8 @@ def test_mutated_responses_give_samples_or_typed_errors_within_bounds() -> None:
         for number in range(MUTATIONS):
             learn(mutated(rng.choice(RECORDED), rng), assembly)
             if number % 1000 == 999:
-                assert tracemalloc.get_traced_memory()[1] < 8 * (CACHE_BYTES + SAMPLE_BYTES)
+                # Four layouts, one that takes the place of another, and what is handed out while it grows.
+                assert tracemalloc.get_traced_memory()[1] < 10 * (CACHE_BYTES + SAMPLE_BYTES)
     finally:
         tracemalloc.stop()
 

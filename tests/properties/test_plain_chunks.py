@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sampled import chunk
 
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.wire import messages, sent_chunks
+from reverb_writer.wire import messages
 from reverb_writer.wire.plain_chunks import Expected, find_contents, find_frame
 from reverb_writer.wire.sent_chunks import Kind, Lessons, SentChunk, SentChunks
 from reverb_writer.wire.tensors import varint
@@ -132,9 +132,8 @@ def test_damaged_block_of_a_kind_that_is_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize("num_indices", [1, 200])
-def test_places_are_bounded(monkeypatch: pytest.MonkeyPatch, num_indices: int) -> None:
-    monkeypatch.setattr(sent_chunks, "_MAX_PLACE_BYTES", 1_000_000)
-    lessons = Lessons()
+def test_places_are_bounded(num_indices: int) -> None:
+    lessons = Lessons(1_000_000)
     tracemalloc.start()
     try:
         for key in range(2000):

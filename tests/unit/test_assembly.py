@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,26 @@ def test_a_sample_may_be_as_large_as_the_bound_whatever_its_columns_weigh() -> N
     np.testing.assert_array_equal(columns[1].rows, frames(content))
     with pytest.raises(UnsafeDataError, match="max_sample_bytes"):
         assembled(message, sample=num_bytes - 1)
+
+
+def test_what_exceeds_the_cache_is_of_one_item() -> None:
+    """Each of ten items has another column that is large; the columns are a group each, with an arena of its own."""
+    assembly = Assembly(10_000, 1 << 20)
+    tracemalloc.start()
+    try:
+        for large in range(10):
+            lengths = [100_000 if column == large else 1 for column in range(10)]
+            keys = [100 * large + column for column in range(10)]
+            slices = [[(key, 0, length, 0)] for key, length in zip(keys, lengths, strict=True)]
+            contents = [chunk(key, [np.full(length, key)]) for key, length in zip(keys, lengths, strict=True)]
+            assert assembly.add(samples_of(response((item(large, slices), contents)))) == []
+            columns, _ = assembly.take()
+            assert [column.rows[0] for column in columns] == keys
+            assert [len(column.rows) for column in columns] == lengths
+            del columns
+        assert tracemalloc.get_traced_memory()[0] < 2 * 8 * 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_samples_of_different_shapes_are_kept_apart() -> None:

@@ -31,6 +31,7 @@ LAYERS = [
     "wire.plain_chunks",
     "wire.sent_chunks",
     "wire.arena",
+    "wire.shelf",
     "wire.samples",
     "wire.output",
     "wire.assembly",
