@@ -81,7 +81,8 @@ def actor_processes(effort: Effort) -> Table:
     workload = Workload(small_steps())
     rows = []
     for processes in (1, 2, 4):
-        num_steps = int(1.25 * effort.seconds * _MOST_STEPS_PER_S / processes)  # the warm-up included
+        # The warm-up included, which must not send all there is.
+        num_steps = max(int(1.25 * effort.seconds * _MOST_STEPS_PER_S / processes), 4 * _MAX_IN_FLIGHT_ITEMS)
         with Arena() as arena:
             arena.enter("actors", Contender, ours, workload, processes=processes)
             with Server() as server:
