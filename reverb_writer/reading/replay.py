@@ -43,7 +43,8 @@ _DRAIN_S = 0.25
 class ReplayDataset:
     """An endless iterator over batches of a table.
 
-    Samples come in the order in which the server chooses them: with one server, FIFO, LIFO and heap tables keep theirs.
+    Samples come in the order in which the server chooses them: with one server and no workers, FIFO, LIFO and heap
+    tables keep theirs.
     Iterated by one thread at a time; the rest is thread-safe. A context manager. Not usable in a forked child.
 
     Attributes:

@@ -95,14 +95,12 @@ class Arena:
         self._allocate(sum([length for length, _ in sizes]), sum([num_bytes for _, num_bytes in sizes]))
 
     def put(self, key: int, chunk: SentChunk) -> None:
-        """Decode a chunk that is not there; it stays until there must be room for others.
+        """Decode a chunk that fits and is not there; it stays until there must be room for others.
 
         Raises:
             FormatError: it is damaged, and still not there.
         """
         length, num_bytes = chunk.length, chunk.num_bytes
-        if not self.fits(chunk):
-            self.clear([chunk])
         row = self._next
         start = row % self._capacity
         if start + length > self._capacity:  # the rows up to the end stay empty, for a chunk is in one piece

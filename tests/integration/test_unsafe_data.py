@@ -61,6 +61,17 @@ def test_errors_that_nobody_takes_are_bounded_as_samples_are(replay_server: Star
             assert eventually(lambda: dataset.stats().received_samples == 6 + num_taken)  # noqa: B023  # called at once
 
 
+def test_variants_that_are_skipped_take_no_room_from_others(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("mixed", 10))
+    with rw.Client(server.address) as client:
+        insert_variant(client, "mixed")
+        client.insert([np.array([1])], {"mixed": 1.0})
+    with rw.ReplayDataset(server.address, "mixed", 2, max_in_flight_batches=1, skip_unsafe=True) as dataset:
+        for _ in range(10):
+            assert numbers(next(dataset)) == [1, 1]
+        assert dataset.stats().skipped_samples > 2
+
+
 def test_client_sample_refuses_a_variant(address: str) -> None:
     with rw.Client(address) as client, pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):
         list(client.sample("queue", 2))

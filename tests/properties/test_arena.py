@@ -63,14 +63,21 @@ def test_chunks_leave_many_at_a_time() -> None:
     assert len(arena.spans) * 12 > 1000 - 1000 // 8 - 2 * 12
 
 
-def test_chunk_larger_than_the_arena_has_room_alone_and_chunks_that_are_named_together() -> None:
+def test_arena_is_enlarged_for_a_chunk_that_does_not_fit_and_for_chunks_that_are_named_together() -> None:
     arena = Arena([(np.dtype(float), (3,))], MAX_BYTES, lambda: None)
     model: dict[int, Any] = {}
-    for key, length in enumerate((5, 100, 60, 30)):
+    for key, (length, fits) in enumerate(((5, True), (40, True), (41, False), (100, False), (60, True), (30, True))):
         model[key] = np.full((length, 3), float(key))
-        arena.put(key, sent(key, model[key]))
+        one = sent(key, model[key])
+        assert arena.fits(one) is fits
+        if not fits:
+            arena.clear([one])
+        assert arena.is_enlarged is (key >= 2)
+        arena.put(key, one)
         check(arena, model)
         assert key in model
+    arena.clear([])
+    assert not arena.is_enlarged
     columns = {key: np.full((70, 3), float(key)) for key in range(3)}
     together = {key: sent(key, column) for key, column in columns.items()}
     arena.clear(together.values())

@@ -195,16 +195,35 @@ def test_what_exceeds_the_cache_is_of_one_item() -> None:
     tracemalloc.start()
     try:
         for large in range(10):
-            lengths = [100_000 if column == large else 1 for column in range(10)]
-            keys = [100 * large + column for column in range(10)]
-            slices = [[(key, 0, length, 0)] for key, length in zip(keys, lengths, strict=True)]
-            contents = [chunk(key, [np.full(length, key)]) for key, length in zip(keys, lengths, strict=True)]
-            assert assembly.add(samples_of(response((item(large, slices), contents)))) == []
-            columns, _ = assembly.take()
-            assert [column.rows[0] for column in columns] == keys
-            assert [len(column.rows) for column in columns] == lengths
-            del columns
+            for rows_of_large in (100_000, 1):  # after each an item of small chunks, which is then in all arenas
+                lengths = [rows_of_large if column == large else 1 for column in range(10)]
+                keys = [column if length == 1 else 100 + large for column, length in enumerate(lengths)]
+                slices = [[(key, 0, length, 0)] for key, length in zip(keys, lengths, strict=True)]
+                contents = [chunk(key, [np.full(length, key)]) for key, length in zip(keys, lengths, strict=True)]
+                assert assembly.add(samples_of(response((item(large, slices), contents)))) == []
+                columns, _ = assembly.take()
+                assert [column.rows[0] for column in columns] == keys
+                assert [len(column.rows) for column in columns] == lengths
+                del columns
         assert tracemalloc.get_traced_memory()[0] < 2 * 8 * 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_learned_of_chunks_takes_its_share_of_a_small_cache() -> None:
+    def filled() -> Assembly:
+        assembly = Assembly(160_000, 1 << 20)
+        for key in range(3000):
+            assembly.add(samples_of(response((together(key, [key], [(0, 2)], 1), [chunk(key, [[key, key]])]))))
+            assembly.take()
+        return assembly
+
+    filled()  # what all assemblies share
+    tracemalloc.start()
+    try:
+        assembly = filled()
+        assert assembly.cache_bytes == 3000 * 16
+        assert tracemalloc.get_traced_memory()[0] < 1_300_000  # most of it lists where small chunks are
     finally:
         tracemalloc.stop()
 
