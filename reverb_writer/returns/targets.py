@@ -197,14 +197,14 @@ def vtrace(
 
 
 def normalize(x: Array, *, epsilon: float = 1e-8) -> Array:
-    """Shift and scale to mean 0 and standard deviation 1 (unbiased), over all elements together.
+    """Shift and scale to mean 0 and standard deviation 1 (unbiased), over all elements together; a lone one becomes 0.
 
     Args:
-        x: any shape, at least two elements; advantages, mostly.
+        x: any shape, at least one element; advantages, mostly.
         epsilon: added to the standard deviation.
 
     Raises:
-        StructureError: fewer than two elements.
+        StructureError: no elements.
 
     >>> normalize([1.0, 2.0, 3.0]).round(4).tolist()
     [-1.0, 0.0, 1.0]
@@ -212,7 +212,7 @@ def normalize(x: Array, *, epsilon: float = 1e-8) -> Array:
     xp = array_namespace(x)
     x = as_float(xp, x)
     size = math.prod(x.shape)
-    if size < 2:  # noqa: PLR2004  # what a standard deviation takes
-        raise StructureError(f"`x` must have at least 2 elements to be normalized, got shape {tuple(x.shape)}.")
+    if not size:
+        raise StructureError(f"`x` must have elements to be normalized, got shape {tuple(x.shape)}.")
     centred = x - xp.mean(x)
-    return centred / (xp.sqrt(xp.sum(centred * centred) / (size - 1)) + epsilon)
+    return centred / (xp.sqrt(xp.sum(centred * centred) / max(size - 1, 1)) + epsilon)

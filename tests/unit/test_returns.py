@@ -190,13 +190,17 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exceptio
         gae(**{**good, **arguments})
 
 
+def test_a_lone_element_is_normalized_to_zero() -> None:
+    assert normalize([7.0]).tolist() == [0.0]
+
+
 def test_further_bad_arguments_are_named() -> None:
     with pytest.raises(SpecError, match=r"`n` must be >= 1, got 0."):
         n_step_transitions([1.0], [1.0], 0, gamma=0.9)
     with pytest.raises(SpecError, match=r"`max_rho` must be > 0, got 0."):
         vtrace([1.0], [1.0], 1.0, [1.0], gamma=0.9, max_rho=0)
-    with pytest.raises(StructureError, match=r"at least 2 elements to be normalized, got shape \(1,\)"):
-        normalize([1.0])
+    with pytest.raises(StructureError, match=r"elements to be normalized, got shape \(0,\)"):
+        normalize([])
     with pytest.raises(StructureError, match=r"steps along axis 0, and `mask` \(2,\) the same shape"):
         sequence_priorities([1.0, 2.0, 3.0], [True, False])
 

@@ -236,3 +236,12 @@ def test_gradients_do_not_get_into_the_storage() -> None:
     transition.values = make([[0.5]]).requires_grad_()
     storage.add_transitions(transition)
     assert not storage.values.requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_returns_of_a_lone_element_are_there(device: Any) -> None:
+    make = arrays_of(device)
+    storage = RolloutStorage(1, 1, (1,), None, (1,), device=device)
+    add(storage, make, rewards=np.ones((1, 1), np.float32), values=np.full((1, 1), 3, np.float32))
+    storage.compute_returns(make([4.0]), 0.5, 1.0)
+    assert (plain(storage.returns), plain(storage.advantages)) == ([[[3.0]]], [[[0.0]]])
