@@ -40,7 +40,7 @@ def discounted_returns(
         rewards: [T, ...], T >= 1.
         gamma: the discount, a number in [0, 1], or [T, ...] of discounts as dm_env has them.
         last_value: [...] or a number, what follows the last row.
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
@@ -79,7 +79,7 @@ def lambda_returns(
         last_value: [...], of the observation after the last row.
         gamma: the discount, a number in [0, 1], or [T, ...].
         lam: lam in [0, 1]; 0 for one-step targets, 1 for discounted returns.
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
@@ -118,7 +118,7 @@ def gae(
         last_value: [...], of the observation after the last row.
         gamma: the discount, a number in [0, 1], or [T, ...].
         lam: lam in [0, 1].
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
@@ -168,7 +168,7 @@ def vtrace(
         lam: lam in [0, 1].
         max_rho: upper bound of the ratios rho_t that weigh the errors and the advantages, > 0; may be infinite.
         max_c: upper bound of the ratios c_t that weigh the trace, > 0; may be infinite.
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
