@@ -52,9 +52,16 @@ class Arrays:
                 raise SpecError(f"`device` {device!r} is none that PyTorch knows: {error}") from None
 
     def dtype(self, name: Any) -> Any:
-        """Return the library's dtype of a NumPy one."""
+        """Return the library's dtype of a NumPy one.
+
+        Raises:
+            SpecError: PyTorch has none, as for strings.
+        """
         dtype = np.dtype(name)
-        return dtype if self.xp is np else getattr(self.xp, dtype.name)
+        found = dtype if self.xp is np else getattr(self.xp, dtype.name, None)
+        if found is None:
+            raise SpecError(f"PyTorch has no arrays of {dtype}. Pass `device=None` for NumPy arrays.")
+        return found
 
     def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
         """Return arrays [*rows, ...] for a nest of shapes that `stated` has returned; None stays None."""
@@ -68,11 +75,20 @@ class Arrays:
         return zeros(dtype, shape) if self.xp is np else self.xp.zeros(shape, dtype=dtype, **self._at)
 
     def asarray(self, x: Any) -> Array:
-        """Return anything as an array of the library, on the device, without its gradients; not copied if it is one."""
+        """Return anything as an array of the library, on the device, without its gradients; not copied if it is one.
+
+        Raises:
+            StructureError: PyTorch has no arrays of this kind, such as of strings.
+        """
         if hasattr(x, "detach"):
             x = x.detach()
             x = x if self._at else x.cpu()
-        return self.xp.asarray(x, **self._at)
+        if self._at and str(getattr(x, "dtype", "")) == "bfloat16":  # which PyTorch does not take from NumPy
+            return self.xp.asarray(np.asarray(x).view(np.int16), **self._at).view(self.xp.bfloat16)
+        try:
+            return self.xp.asarray(x, **self._at)
+        except TypeError as error:
+            raise StructureError(f"PyTorch has no such arrays; `device=None` makes NumPy ones: {error}") from None
 
     def to_numpy(self, x: Array) -> npt.NDArray[Any]:
         """Return an array of the library as one of NumPy."""
