@@ -30,21 +30,42 @@ def act(address: str, num_episodes: int, seed: int = 0) -> None:
                 action = int(rng.integers(NUM_ACTIONS))
                 after = min(max(cell + 2 * action - 1, 0), NUM_CELLS - 1)
                 is_last = after == NUM_CELLS - 1
-                # `discount` is 0 where nothing follows, and so are the padding steps after it.
+                # `discount` is 0 where the corridor ended, and 1 where the time limit did: it could have gone on.
                 observer(_step(cell, action, float(is_last), 1.0 - is_last), end_of_episode=False)
                 cell = after
                 if is_last or step == 29:
                     break
-            observer(_step(cell, 0, 0.0, 0.0), end_of_episode=True)
+            observer(_step(cell), end_of_episode=True)
 
 
-def _step(cell: int, action: int, reward: float, discount: float) -> dict[str, Any]:
+def _step(cell: int, action: int | None = None, reward: float = 0.0, discount: float = 0.0) -> dict[str, Any]:
+    """Return a step; without an action the boundary step, which only holds where the episode stopped.
+
+    Padding is zeros, and so it has no action either.
+    """
     return {
         "cell": np.int64(cell),
-        "action": np.int64(action),
+        "has_action": np.bool_(action is not None),
+        "action": np.int64(action or 0),
         "reward": np.float32(reward),
         "discount": np.float32(discount),
     }
+
+
+def n_step_targets(data: dict[str, Any], values: Any) -> Any:
+    """Return what the first action of each window was worth, [B], given windows [B, n + 1] and Q, [cells, actions].
+
+    The rewards of the next n actions, or of as many as there were, and the value of what was seen after the last of
+    them: that is the boundary step where a time limit ended the episode. Where `discount` is 0, nothing follows.
+    """
+    taken = data["has_action"][:, :NUM_STEPS].long().cumprod(dim=1)
+    rows = torch.arange(len(taken))
+    target, weight = torch.zeros(len(taken)), torch.ones(len(taken))
+    for k in range(NUM_STEPS):
+        target += weight * taken[:, k] * data["reward"][:, k]
+        weight = torch.where(taken[:, k] == 1, weight * DISCOUNT * data["discount"][:, k], weight)
+    after = data["cell"][rows, taken.sum(dim=1)]
+    return target + weight * values[after].max(dim=1).values
 
 
 def learn(address: str, num_batches: int) -> Any:
@@ -55,23 +76,14 @@ def learn(address: str, num_batches: int) -> Any:
     with rw.ReplayDataset(address, TABLE, batch_size=64) as dataset:
         for _, batch in zip(range(num_batches), dataset.as_torch(), strict=False):
             data = batch.data
-            rows = torch.arange(len(data["cell"]))
-            target = torch.zeros(len(rows))
-            alive = torch.ones(len(rows))
-            for k in range(NUM_STEPS):
-                target += alive * DISCOUNT**k * data["reward"][:, k]
-                alive = alive * data["discount"][:, k]
-            last = values.detach()[data["cell"][:, NUM_STEPS]].max(dim=1).values
-            target += alive * DISCOUNT**NUM_STEPS * last
-            errors = target - values[data["cell"][:, 0], data["action"][:, 0]]
-            # A window that begins with the boundary step or with padding teaches nothing.
+            errors = n_step_targets(data, values.detach()) - values[data["cell"][:, 0], data["action"][:, 0]]
+            errors = errors * data["has_action"][:, 0]  # a window that begins with the boundary step teaches nothing
             weights = torch.from_numpy(batch.info.importance_weights(0.4)).float()
-            weights *= data["discount"][:, 0] + data["reward"][:, 0]
             optimizer.zero_grad()
             (weights * errors**2).mean().backward()
             optimizer.step()
             schedule.step()
-            dataset.update_priorities(batch.info.keys, (errors.detach().abs() * (weights > 0)).numpy() + 1e-3)
+            dataset.update_priorities(batch.info.keys, errors.detach().abs().numpy() + 1e-3)
     return values.detach().numpy()
 
 

@@ -9,6 +9,7 @@ data       what an episode holds, and its getters and setters
 chunks     cut, concatenate, slice
 steps      what observers write of it, and back
 encoding   plain data as what JSON has
+column_state  a column as what JSON has
 state      an episode as what JSON has
 episode    `Episode`: how it grows
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.episode import filling
+from reverb_writer.episode.column_state import broken_state, column_state, restore_column
 from reverb_writer.episode.columns import Block, Columns, as_objects, batched, listed, stacked
 from reverb_writer.episode.indexing import position, span
 from reverb_writer.episode.spaces import Parts, check
@@ -63,6 +64,11 @@ class InfiniteLookbackBuffer:
             self.rows.size = block.num_rows
         self.lookback = min(integer("lookback", lookback, minimum=0), self.rows.size)
         self.space = space
+
+    @property
+    def is_untyped(self) -> bool:
+        """Whether rows are any objects, kept as they are."""
+        return self._untyped
 
     @property
     def space_struct(self) -> Any:
@@ -268,6 +274,16 @@ class InfiniteLookbackBuffer:
                 for row in range(size):
                     check(self.space, new.row(row), "new_data")
             self.rows.replace(index, block)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the rows, the look-back and the space as what JSON has, and a copy; as `Episode.get_state`."""
+        return column_state(self, type(self).__name__)
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> InfiniteLookbackBuffer:
+        """Make a buffer of what `get_state` returned; raises FormatError if it is something else."""
+        with broken_state("a buffer"):
+            return restore_column(cls(untyped=bool(state["untyped"])), state)
 
     def __getitem__(self, indices: Any) -> Any:
         return self.get(indices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, TypeVar
 
 import numpy as np
@@ -91,6 +92,7 @@ def concat(episode: EpisodeData, other: EpisodeData) -> None:
         episode.extra_model_outputs = extras
     episode.infos.pop()
     episode.infos.extend(other.infos.get())
+    episode.custom_data.update(other.custom_data)
     episode.t = other.t
     episode.is_terminated, episode.is_truncated = other.is_terminated, other.is_truncated
 
@@ -112,6 +114,7 @@ def _part(episode: Chunk, observations: Rows, others: Rows, lookback: int, t_sta
         key: buffer.part(others, lookback) for key, buffer in episode.extra_model_outputs.items()
     }
     part.t = t_started + len(part.rewards)
+    part.custom_data = copy.deepcopy(episode.custom_data)
     return part
 
 

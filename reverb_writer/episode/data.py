@@ -92,6 +92,7 @@ class EpisodeData:
         self.t_started = integer("t_started", 0 if t_started is None else t_started, minimum=0)
         self.t = self.t_started + len(self.rewards)
         self.temporary_timestep_data: dict[str, list[Any]] = {}
+        self.custom_data: dict[str, Any] = {}
         self._start_time = self._last_step_time = time.perf_counter()
         self.validate()
 
@@ -117,6 +118,16 @@ class EpisodeData:
     def is_finalized(self) -> bool:
         """Whether getters return arrays; no step may be added then."""
         return self.rewards.finalized
+
+    @property
+    def is_numpy(self) -> bool:
+        """`is_finalized`, by RLlib's newer name."""
+        return self.is_finalized
+
+    @property
+    def is_reset(self) -> bool:
+        """Whether there is an observation: that of the reset, or of the step before a chunk."""
+        return len(self.observations) > 0
 
     @property
     def is_done(self) -> bool:

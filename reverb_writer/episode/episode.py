@@ -41,6 +41,8 @@ class Episode(EpisodeData):
         is_truncated: whether it was cut off, by a time limit or the like.
         observations, infos, actions, rewards: the columns, each an `InfiniteLookbackBuffer`.
         extra_model_outputs: more columns, by name.
+        custom_data: whatever the caller wants to keep with it, by name; nothing is checked. Chunks that follow, and
+            slices, have copies; of a chunk that is added the entries win.
 
     >>> episode = Episode()
     >>> episode.add_env_reset(observation=0)
@@ -178,6 +180,9 @@ class Episode(EpisodeData):
         self.temporary_timestep_data.clear()
         return self
 
+    to_numpy = finalize
+    """`finalize`, by RLlib's newer name."""
+
     def concat_episode(self, other: Episode) -> None:
         """Add the steps of the chunk that follows this one, in place; its look-back is left out.
 
@@ -263,8 +268,8 @@ class Episode(EpisodeData):
         Arrays are base64 of their bytes, so nothing is rounded; nothing in it is shared with the episode.
 
         Raises:
-            StructureError: something in `infos`, an id or the temporary data is of a kind that JSON cannot have, or a
-                space is; named by path.
+            StructureError: something in `infos`, an id, the temporary or the custom data is of a kind that JSON cannot
+                have, or a space is; named by path.
         """
         return state_of(self)
 

@@ -372,10 +372,11 @@ class _Pool:
 
     def __init__(self, batch: Batch, draw: _Draw) -> None:
         self.data, self.infos = batch.data, batch.info
-        self.markers = read_markers(self.data)
         ends = np.cumsum(batch.info.lengths)
+        first_rows = ends - batch.info.lengths
+        self.markers = read_markers(self.data, starts=first_rows)
         starts = np.zeros(ends[-1], bool)
-        starts[ends - batch.info.lengths] = True
+        starts[first_rows] = True
         is_init = starts if self.markers.is_init is None else starts | self.markers.is_init
         trajectories = find_trajectories(dataclasses.replace(self.markers, is_init=is_init))
         item_of = np.searchsorted(ends, trajectories.starts, "right")

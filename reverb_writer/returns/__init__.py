@@ -18,6 +18,12 @@ the others, and v'_t depends on how it ends:
     the last row of all              last_value
     any other                        values[t + 1]
 
+`terminated` and `truncated` belong on the row of the action that ended the episode. What `environments.record`,
+`Episode.steps`, RLDS and TF-Agents write has them one row later, on the boundary step, which holds the final
+observation and no action: move them up by a row, and leave that step out of what is learnt (docs/contiguous.md).
+Given as they are, the last action would go on with the value of the final observation. That is refused where discounts
+by row give it away; flags alone do not tell on which row they belong.
+
 Who has no final observations passes `final_values=values`: the approximation V(s_t) of legged-robot training, there
 written `rewards += gamma * values * time_outs`. `truncated` without `final_values` is refused.
 

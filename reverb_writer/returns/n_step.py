@@ -38,7 +38,7 @@ def n_step_returns(
         last_value: [...], of the observation after the last row.
         n: rewards in a sum, >= 1.
         gamma: the discount, a number in [0, 1], or [T, ...].
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 

@@ -43,7 +43,8 @@ class Rows:
 
         Raises:
             SpecError: `gamma` out of range, or `truncated` without `final_values`.
-            StructureError: shapes do not go together, or arrays are of different libraries.
+            StructureError: shapes do not go together, arrays are of different libraries, or `terminated` is set one row
+                after those where the discounts are 0.
         """
         if truncated is not None and final_values is None:
             raise SpecError(
@@ -58,6 +59,8 @@ class Rows:
         self.last = self.fit("last_value", last_value, self.rewards[0, ...])
         self.gamma = fraction("gamma", gamma) if isinstance(gamma, int | float) else self.fit("gamma", gamma)
         ended = None if terminated is None else self._flags("terminated", terminated)
+        if ended is not None and not isinstance(self.gamma, float):
+            self._check_not_on_boundary_steps(ended)
         self.end_values: Array = 0.0
         self._ended = ended
         if truncated is not None:
@@ -99,6 +102,22 @@ class Rows:
             last = start[t, ...] + weight[t, ...] * last
             rows.append(last)
         return self.xp.stack(rows[::-1])
+
+    def _check_not_on_boundary_steps(self, ended: Array) -> None:
+        """Refuse flags on the row after the one whose discount tells of the end, unless discounts are 0 elsewhere."""
+        is_zero = (self.gamma == 0) & ~ended
+        before = shifted(self.xp, ended, ended[0, ...] & ~ended[0, ...])
+        try:
+            num_late, is_elsewhere = int((is_zero & before).sum()), bool((is_zero & ~before).any())
+        except TypeError:  # JAX traces the function: there are no numbers yet
+            return
+        if num_late and not is_elsewhere:
+            raise StructureError(
+                f"`terminated` is set on {num_late} rows that come after one with a discount of 0: on boundary steps, "
+                "which only hold the final observation. It belongs on the row of the action that ended the episode, "
+                "one row before. Move each flag up by a row, `np.append(terminated[1:], False)`, within its episode. "
+                "Leave boundary steps out of what is learnt; docs/contiguous.md shows it."
+            )
 
     def _flags(self, name: str, x: Array) -> Array:
         flags = self.fit(name, x)

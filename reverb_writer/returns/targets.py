@@ -40,7 +40,7 @@ def discounted_returns(
         rewards: [T, ...], T >= 1.
         gamma: the discount, a number in [0, 1], or [T, ...] of discounts as dm_env has them.
         last_value: [...] or a number, what follows the last row.
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
@@ -79,7 +79,7 @@ def lambda_returns(
         last_value: [...], of the observation after the last row.
         gamma: the discount, a number in [0, 1], or [T, ...].
         lam: lam in [0, 1]; 0 for one-step targets, 1 for discounted returns.
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
@@ -118,7 +118,7 @@ def gae(
         last_value: [...], of the observation after the last row.
         gamma: the discount, a number in [0, 1], or [T, ...].
         lam: lam in [0, 1].
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
@@ -168,7 +168,7 @@ def vtrace(
         lam: lam in [0, 1].
         max_rho: upper bound of the ratios rho_t that weigh the errors and the advantages, > 0; may be infinite.
         max_c: upper bound of the ratios c_t that weigh the trace, > 0; may be infinite.
-        terminated: see the package's docstring, as the other ends.
+        terminated: on the row of the action; see the package's docstring, as the other ends.
         truncated: as there.
         final_values: as there.
 
@@ -197,14 +197,14 @@ def vtrace(
 
 
 def normalize(x: Array, *, epsilon: float = 1e-8) -> Array:
-    """Shift and scale to mean 0 and standard deviation 1 (unbiased), over all elements together.
+    """Shift and scale to mean 0 and standard deviation 1 (unbiased), over all elements together; a lone one becomes 0.
 
     Args:
-        x: any shape, at least two elements; advantages, mostly.
+        x: any shape, at least one element; advantages, mostly.
         epsilon: added to the standard deviation.
 
     Raises:
-        StructureError: fewer than two elements.
+        StructureError: no elements.
 
     >>> normalize([1.0, 2.0, 3.0]).round(4).tolist()
     [-1.0, 0.0, 1.0]
@@ -212,7 +212,7 @@ def normalize(x: Array, *, epsilon: float = 1e-8) -> Array:
     xp = array_namespace(x)
     x = as_float(xp, x)
     size = math.prod(x.shape)
-    if size < 2:  # noqa: PLR2004  # what a standard deviation takes
-        raise StructureError(f"`x` must have at least 2 elements to be normalized, got shape {tuple(x.shape)}.")
+    if not size:
+        raise StructureError(f"`x` must have elements to be normalized, got shape {tuple(x.shape)}.")
     centred = x - xp.mean(x)
-    return centred / (xp.sqrt(xp.sum(centred * centred) / (size - 1)) + epsilon)
+    return centred / (xp.sqrt(xp.sum(centred * centred) / max(size - 1, 1)) + epsilon)

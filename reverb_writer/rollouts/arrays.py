@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.returns.recursion import Array
+from reverb_writer.steps import zeros
 
-__all__ = ["Arrays", "flat_rows", "stated", "write_row"]
+__all__ = ["Arrays", "flat_rows", "map_present", "stated", "write_row"]
 
 
 class Arrays:
@@ -51,26 +52,43 @@ class Arrays:
                 raise SpecError(f"`device` {device!r} is none that PyTorch knows: {error}") from None
 
     def dtype(self, name: Any) -> Any:
-        """Return the library's dtype of a NumPy one."""
+        """Return the library's dtype of a NumPy one.
+
+        Raises:
+            SpecError: PyTorch has none, as for strings.
+        """
         dtype = np.dtype(name)
-        return dtype if self.xp is np else getattr(self.xp, dtype.name)
+        found = dtype if self.xp is np else getattr(self.xp, dtype.name, None)
+        if found is None:
+            raise SpecError(f"PyTorch has no arrays of {dtype}. Pass `device=None` for NumPy arrays.")
+        return found
 
     def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
-        """Return arrays [*rows, ...] for a nest of shapes that `stated` has returned."""
-        return tree.map_structure(
-            lambda shape: self.xp.zeros((*rows, *shape.sizes), dtype=self.dtype(shape.dtype), **self._at), shapes
-        )
+        """Return arrays [*rows, ...] for a nest of shapes that `stated` has returned; None stays None."""
+        return map_present(lambda shape: self._zeros((*rows, *shape.sizes), self.dtype(shape.dtype)), shapes)
 
     def zeros_like(self, x: Array, shape: tuple[int, ...]) -> Array:
         """Return zeros of another shape and the same dtype."""
-        return self.xp.zeros(shape, dtype=x.dtype, **self._at)
+        return self._zeros(shape, x.dtype)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return zeros(dtype, shape) if self.xp is np else self.xp.zeros(shape, dtype=dtype, **self._at)
 
     def asarray(self, x: Any) -> Array:
-        """Return anything as an array of the library, on the device, without its gradients; not copied if it is one."""
+        """Return anything as an array of the library, on the device, without its gradients; not copied if it is one.
+
+        Raises:
+            StructureError: PyTorch has no arrays of this kind, such as of strings.
+        """
         if hasattr(x, "detach"):
             x = x.detach()
             x = x if self._at else x.cpu()
-        return self.xp.asarray(x, **self._at)
+        if self._at and str(getattr(x, "dtype", "")) == "bfloat16":  # which PyTorch does not take from NumPy
+            return self.xp.asarray(np.asarray(x).view(np.int16), **self._at).view(self.xp.bfloat16)
+        try:
+            return self.xp.asarray(x, **self._at)
+        except TypeError as error:
+            raise StructureError(f"PyTorch has no such arrays; `device=None` makes NumPy ones: {error}") from None
 
     def to_numpy(self, x: Array) -> npt.NDArray[Any]:
         """Return an array of the library as one of NumPy."""
@@ -91,7 +109,7 @@ class Arrays:
     def concatenate(self, *nests: Any) -> Any:
         """Lay nests of one structure end to end."""
         concat = np.concatenate if self.xp is np else self.xp.concat  # NumPy 1.26 does not know the other name
-        return tree.map_structure(lambda *leaves: concat(leaves, axis=0), *nests)
+        return map_present(lambda *leaves: concat(leaves, axis=0), *nests)
 
     def conform(self, name: str, given: Any, column: Any, rows: tuple[int, ...], *, num_axes: int = 2) -> Any:
         """Return a nest with the structure, the row shapes and the dtypes of a column, or refuse it.
@@ -161,9 +179,19 @@ def stated(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
 
 
 def write_row(column: Any, row: int, nest: Any) -> None:
-    """Copy a nest into a row of leaves [T, ...], in place."""
+    """Copy a nest into a row of leaves [T, ...], in place; None stays None."""
     for whole, part in zip(tree.flatten(column), tree.flatten(nest), strict=True):
-        whole[row] = part
+        if whole is not None:
+            whole[row] = part
+
+
+def map_present(function: Callable[..., Any], *nests: Any) -> Any:
+    """Apply a function to the leaves of nests of one structure; None stays None.
+
+    >>> map_present(lambda x: -x, (1, None))
+    (-1, None)
+    """
+    return tree.map_structure(lambda *leaves: None if leaves[0] is None else function(*leaves), *nests)
 
 
 def flat_rows(nest: Any) -> Any:

@@ -1,4 +1,7 @@
-"""Hidden states of recurrent networks: nests of arrays [layers, B, H] in a step, [T, layers, B, H] in a storage."""
+"""Hidden states of recurrent networks: nests of arrays [layers, B, H] in a step, [T, layers, B, H] in a storage.
+
+A network without memory, beside one that has it, has None in its place; it stays None.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.rollouts.arrays import Arrays, write_row
+from reverb_writer.rollouts.arrays import Arrays, map_present, write_row
 
 __all__ = ["read", "write", "zeros"]
 
@@ -15,25 +18,26 @@ _MIN_AXES = 2  # [layers, B]
 
 
 def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
-    """Return a step's states as arrays; None, which stands for zeros, if any of them is None.
+    """Return a step's states as arrays; None, which stands for zeros, if there is nothing but None.
 
     Args:
         arrays: of the storage.
-        given: leaves [layers, B, ...], or None.
+        given: leaves [layers, B, ...] or None, or None.
         num_envs: B.
-        saved: those of the steps before, leaves [T, layers, B, ...], or None.
+        saved: those of the steps before, leaves [T, layers, B, ...] or None, or None.
 
     Raises:
         StructureError: other shapes, or not those of the steps before.
     """
-    if any(leaf is None for leaf in tree.flatten(given)):
+    if all(leaf is None for leaf in tree.flatten(given)):
         return None
-    states = tree.map_structure(arrays.asarray, given)
-    shapes = tree.map_structure(lambda leaf: str(tuple(leaf.shape)), states)
-    if any(leaf.ndim < _MIN_AXES or leaf.shape[1] != num_envs for leaf in tree.flatten(states)):
+    states = map_present(arrays.asarray, given)
+    shapes = tree.map_structure(lambda leaf: str(None if leaf is None else tuple(leaf.shape)), states)
+    present = (leaf for leaf in tree.flatten(states) if leaf is not None)
+    if any(leaf.ndim < _MIN_AXES or leaf.shape[1] != num_envs for leaf in present):
         raise StructureError(f"`hidden_states` must be [layers, {num_envs}, ...], got {shapes}.")
     if saved is not None:
-        expected = tree.map_structure(lambda leaf: str(tuple(leaf.shape[1:])), saved)
+        expected = tree.map_structure(lambda leaf: str(None if leaf is None else tuple(leaf.shape[1:])), saved)
         if shapes != expected:
             raise StructureError(f"`hidden_states` are {shapes}, expected {expected}, as in the steps before.")
     return states
@@ -41,7 +45,7 @@ def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
 
 def zeros(arrays: Arrays, states: Any, num_rows: int) -> Any:
     """Return room for the states of so many steps."""
-    return tree.map_structure(lambda leaf: arrays.zeros_like(leaf, (num_rows, *leaf.shape)), states)
+    return map_present(lambda leaf: arrays.zeros_like(leaf, (num_rows, *leaf.shape)), states)
 
 
 def write(saved: Any, row: int, states: Any) -> None:
@@ -50,4 +54,5 @@ def write(saved: Any, row: int, states: Any) -> None:
         write_row(saved, row, states)
         return
     for leaf in tree.flatten(saved):
-        leaf[row] = 0
+        if leaf is not None:
+            leaf[row] = 0

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.rollouts.arrays import Arrays, flat_rows
+from reverb_writer.rollouts.arrays import Arrays, flat_rows, map_present
 from reverb_writer.rollouts.trajectories import pad
 from reverb_writer.rollouts.transitions import ContiguousMiniBatch
 from reverb_writer.slices import Trajectories
@@ -120,7 +120,7 @@ class MiniBatches:
         return tree.map_structure(lambda leaf: self.arrays.xp.take(leaf, indices, axis=1), nest)
 
     def _first_states(self, trajectories: Trajectories, part: _Part) -> Any:
-        """Return [layers, n, H]: the states at the first rows of trajectories, of leaves [T, layers, B, H]."""
+        """Return [layers, n, H]: the states at the first rows of trajectories, of leaves [T, layers, B, H] or None."""
         nest = self.columns["hidden_states"]
         if nest is None:
             return None
@@ -132,7 +132,7 @@ class MiniBatches:
             found = self.arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), self.arrays.asarray(rows.ravel()), axis=0)
             return found.reshape((num_layers, len(starts), *leaf.shape[3:]))
 
-        return tree.map_structure(take, nest)
+        return map_present(take, nest)
 
     def _make(self, found: dict[str, Any]) -> Any:
         for observed, by_critic in (("obs", "critic_obs"), ("next_obs", "next_critic_obs")):

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
-import tree
 
 from reverb_writer.arguments import number
 from reverb_writer.errors import SpecError
 from reverb_writer.rollouts import hidden_states
+from reverb_writer.rollouts.arrays import map_present
 from reverb_writer.rollouts.storage import RolloutStorage
 
 __all__ = ["QueueRolloutStorage"]
@@ -56,7 +56,7 @@ class QueueRolloutStorage(RolloutStorage):
                 if rows is not None:
                     setattr(self, name, self._arrays.concatenate(getattr(self, name), rows))
             if self.saved_hidden_states is not None:
-                states = tree.map_structure(lambda leaf: leaf[0], self.saved_hidden_states)
+                states = map_present(lambda leaf: leaf[0], self.saved_hidden_states)
                 self.saved_hidden_states = self._arrays.concatenate(
                     self.saved_hidden_states, hidden_states.zeros(self._arrays, states, extra)
                 )

@@ -49,7 +49,7 @@ class SarsaRolloutStorage(RolloutStorage):
 
     def _append(self, row: dict[str, Any]) -> None:
         ended = row["dones"][:, 0] != 0
-        self._knows_next = all(name in row for name, like in _NEXT.items() if like in row)
+        self._knows_next = bool(ended.all()) or all(name in row for name, like in _NEXT.items() if like in row)
         for (name, like), final in zip(_NEXT.items(), _FINAL, strict=True):
             if like in row:
                 own = row[like]

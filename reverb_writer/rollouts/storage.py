@@ -15,13 +15,13 @@ from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
-import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.returns import gae, normalize
 from reverb_writer.rollouts import hidden_states, transitions, windows
-from reverb_writer.rollouts.arrays import Arrays, write_row
+from reverb_writer.rollouts.arrays import Arrays, map_present, write_row
+from reverb_writer.rollouts.ends import ends_of
 from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectories import find
 from reverb_writer.slices import Trajectories
@@ -31,7 +31,7 @@ __all__ = ["RolloutStorage"]
 _NEEDED = ("observations", "critic_observations", "actions", "rewards", "dones")
 """What transitions must bring."""
 
-_TIME_OUTS = {"truncated": 0, "final_values": math.nan}
+_NO_END = {"truncated": 0, "final_values": math.nan, "cuts": 0}
 """What rows hold whose transitions do not bring these."""
 
 _POLICY = {"values", "actions_log_prob", "mu", "sigma"}
@@ -50,9 +50,9 @@ class RolloutStorage:
         step: the row that the next transition goes to.
         device: None for NumPy.
         saved_hidden_states: None, or a nest, leaves [T, layers, B, H], of the states before each step.
-        observations, critic_observations, actions, rewards, dones, truncated, final_values, values, actions_log_prob,
-            mu, sigma, advantages, returns: leaves [T, B, ...] as `transitions` lists them; written in place by the next
-            rollout. Rows that have not been written since then are 0, or old.
+        observations, critic_observations, actions, rewards, dones, truncated, final_values, cuts, values,
+            actions_log_prob, mu, sigma, advantages, returns: leaves [T, B, ...] as `transitions` lists them; written in
+            place by the next rollout. Rows that have not been written since then are 0, or old.
 
     Example:
         storage = RolloutStorage(num_envs=4096, num_transitions_per_env=24, obs_shape=(48,), critic_obs_shape=None,
@@ -65,7 +65,6 @@ class RolloutStorage:
     _LIKE: ClassVar[Mapping[str, str]] = {}
     """Columns that a subclass adds, and those that they look like."""
     _ALSO_NEEDED: ClassVar[tuple[str, ...]] = ()
-    """What its transitions must bring besides."""
 
     observations: Any
     critic_observations: Any
@@ -74,6 +73,7 @@ class RolloutStorage:
     dones: Any
     truncated: Any
     final_values: Any
+    cuts: Any
     values: Any
     actions_log_prob: Any
     mu: Any
@@ -120,7 +120,7 @@ class RolloutStorage:
         self.step = 0
         self.saved_hidden_states: Any = None
         self._given: frozenset[str] = frozenset()
-        self._has_returns = self._has_time_outs = False
+        self._has_returns = False
         for name, column in self._zeros(self.num_transitions_per_env).items():
             setattr(self, name, column)
 
@@ -131,8 +131,7 @@ class RolloutStorage:
 
         Raises:
             SpecError: the storage is full.
-            StructureError: a field lacks, has another structure or shape, or was not there in the rows before. Nothing
-                changed.
+            StructureError: a field lacks, has another structure or shape, or was not there in the rows before.
         """
         self._check_room(1)
         self._append(self._read(transition))
@@ -142,7 +141,8 @@ class RolloutStorage:
     ) -> transitions.Transition | None:
         """Fill a rollout with windows from a replay table: each becomes an environment of the rollout.
 
-        Takes as many batches as make B windows, and no more: from a queue table each step is used once.
+        Takes as many batches as make B windows, and no more: from a queue table each step is used once. What was there
+        before is of other actors: no return and no trajectory goes on from it into the windows.
 
         Args:
             dataset: yields batches, `batch.data` a nest with leaves [batch size, L, ...]; an `rw.ReplayDataset`. L is
@@ -157,20 +157,27 @@ class RolloutStorage:
         Raises:
             IncompleteError: the dataset has ended before. Nothing changed here, but what came is taken from the table.
             SpecError: there is no room for T rows.
-            StructureError: the windows do not fit. As for IncompleteError.
+            StructureError: the windows do not fit, or flag an end on a boundary step. As for IncompleteError.
         """
         self._check_room(self.num_transitions_per_env)
         steps = windows.read(
             self._arrays, dataset, self.Transition, self.num_envs, self.num_transitions_per_env, fields_fn
         )
-        for row in [self._read(transition) for transition in steps[: self.num_transitions_per_env]]:
+        rows = [self._read(step) for step in steps]
+        self._cut()
+        for row in rows[: self.num_transitions_per_env]:
             self._append(row)
-        return steps[self.num_transitions_per_env] if len(steps) > self.num_transitions_per_env else None
+        self._cut()
+        if len(rows) == self.num_transitions_per_env:
+            return None
+        if "values" in rows[-1]:
+            self._put_final_values(rows[-1]["values"])
+        return steps[-1]
 
     def clear(self) -> None:
         """Begin a new rollout. Columns keep their contents until they are written again."""
         self.step = 0
-        self._has_returns = self._has_time_outs = False
+        self._has_returns = False
 
     # ---------------------------------------------------------------------------------------------- reading
 
@@ -190,32 +197,30 @@ class RolloutStorage:
     ) -> None:
         """Estimate advantages by GAE, in the order of time, and returns, which are advantages + values.
 
-        Where an episode terminated, nothing follows; where it was truncated, `final_values`.
+        Where an episode terminated, nothing follows; where it was truncated, `final_values`; where an older window of
+        `fill_from` ends, the values of the step after it, or else the `last_values` of the call that came after it.
 
         Args:
             last_values: [B, R], of the observations after the newest row.
             gamma: the discount, in [0, 1].
             lam: in [0, 1].
-            approximate_time_outs: take the values of truncated rows themselves for those of their final observations.
+            approximate_time_outs: take the values of truncated rows themselves for those of their final observations;
+                and those of last rows of windows if what follows is not known.
             normalize_advantages: to mean 0 and standard deviation 1, over all rewards together.
 
         Raises:
             IncompleteError: there are no rows, or no values with them.
-            SpecError: a number out of range, or a time-out without its `final_values`.
+            SpecError: a number out of range, or a time-out or an older window of which nobody knows what follows.
             StructureError: `last_values` have another shape.
 
         Source: Schulman et al., 2016, (16); see `returns.gae`.
         """
         self._check_rows("values")
-        values, dones = self._in_time("values"), self._in_time("dones") != 0
         last_values = self._arrays.conform("last_values", last_values, self.values, (self.num_envs,))
-        ends: dict[str, Any] = {"terminated": dones}
-        if self._has_time_outs:
-            truncated = self._in_time("truncated") != 0
-            final_values = values if approximate_time_outs else self._in_time("final_values")
-            self._check_final_values(truncated, final_values)
-            ends = {"terminated": dones & ~truncated, "truncated": truncated, "final_values": final_values}
-        advantages, returns = gae(self._in_time("rewards"), values, last_values, gamma=gamma, lam=lam, **ends)
+        rewards, values = self._in_time("rewards"), self._in_time("values")
+        ends = ends_of(self._arrays, self._in_time, approximate=approximate_time_outs)
+        advantages, returns = gae(rewards, values, last_values, gamma=gamma, lam=lam, **ends)
+        self._put_final_values(last_values)
         rows = self._rows_in_time()
         self.advantages[rows] = normalize(advantages) if normalize_advantages else advantages
         self.returns[rows] = returns
@@ -294,23 +299,20 @@ class RolloutStorage:
         return MiniBatches(self._arrays, self.MiniBatch, self._columns(), num_parts, num_epochs, rng)
 
     def _trajectories(self) -> Trajectories:
-        return find(self._arrays, self._in_time("dones"))
+        return find(self._arrays, self._in_time("dones") | self._in_time("cuts"))
 
     # ------------------------------------------------------------------------------------------------ parts
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
         """Return new rows of all columns; None of those that there are not."""
-        rows = (num_rows, self.num_envs)
-        return {
-            name: None if shapes is None else self._arrays.zeros(shapes, rows) for name, shapes in self._shapes.items()
-        }
+        return dict(self._arrays.zeros(self._shapes, (num_rows, self.num_envs)))
 
     def _read(self, transition: transitions.Transition) -> dict[str, Any]:
         """Return a row of each column that the transition brings, checked."""
         row = {}
         for field in fields(self.Transition):
-            name = transitions.COLUMN_OF.get(field.name, field.name)
-            given, column = getattr(transition, field.name, None), getattr(self, name, None)
+            name, given = transitions.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
+            column = getattr(self, name, None)
             if given is not None and column is not None and name in self._shapes:
                 given = self._arrays.asarray(given) != 0 if name in ("dones", "truncated") else given
                 row[name] = self._arrays.conform(field.name, given, column, (self.num_envs,))
@@ -334,19 +336,31 @@ class RolloutStorage:
         states = row.pop("saved_hidden_states")
         if states is not None and self.saved_hidden_states is None:
             self.saved_hidden_states = hidden_states.zeros(self._arrays, states, self._capacity)
-        for name in _TIME_OUTS.keys() - row:
-            getattr(self, name)[self.step] = _TIME_OUTS[name]
+        for name in _NO_END.keys() - row:
+            getattr(self, name)[self.step] = _NO_END[name]
         for name, nest in row.items():
             write_row(getattr(self, name), self.step, nest)
         if self.saved_hidden_states is not None:
             hidden_states.write(self.saved_hidden_states, self.step, states)
         self._given = frozenset(row)
-        self._has_time_outs |= "truncated" in row
         self._has_returns = False
         self._advance()
 
     def _advance(self) -> None:
         self.step += 1
+
+    def _cut(self) -> None:
+        """Let nothing follow the newest row, if there is one: what is written next is of other actors."""
+        self.cuts[self._newest] = int(self.num_rows > 0)
+
+    def _put_final_values(self, values: Any) -> None:
+        """Keep what the newest row goes on with, [B, R], where its episode goes on."""
+        ended, known = self.dones[self._newest][:, 0] != 0, self.final_values[self._newest]
+        self.final_values[self._newest] = self._arrays.where(ended, known, values)
+
+    @property
+    def _newest(self) -> int:
+        return (self.step - 1) % self._capacity
 
     @property
     def _capacity(self) -> int:
@@ -358,7 +372,7 @@ class RolloutStorage:
 
     def _in_time(self, name: str) -> Any:
         rows = self._rows_in_time()
-        return tree.map_structure(lambda leaf: leaf[rows], getattr(self, name))
+        return map_present(lambda leaf: leaf[rows], getattr(self, name))
 
     def _columns(self) -> dict[str, Any]:
         """Return what minibatches are made of, oldest row first, by field; None where there is nothing."""
@@ -384,11 +398,3 @@ class RolloutStorage:
         lacking = [name for name in names if name not in self._given]
         if lacking:
             raise IncompleteError(f"the transitions of this rollout did not bring {', '.join(lacking)}.")
-
-    def _check_final_values(self, truncated: Any, final_values: Any) -> None:
-        unknown = int((truncated & self._arrays.xp.isnan(final_values)).sum())
-        if unknown:
-            raise SpecError(
-                f"{unknown} values of final observations are not known, or NaN, where `truncated` is set. Put them "
-                "into `transition.final_values`, or pass `approximate_time_outs=True`."
-            )

@@ -9,6 +9,7 @@
     dones                dones                  1, uint8
     truncated            truncated              1, uint8
     final_values         final_values           R
+                         cuts                   1, uint8
     values               values                 R              values
     actions_log_prob     actions_log_prob       1              old_actions_log_prob
     action_mean          mu                     A              old_mu
@@ -18,6 +19,7 @@
 
 A transition has leaves [B, ...] for B environments; axes of size 1 at the end may lack. Hidden states are
 [layers, B, H], as PyTorch's recurrent networks have them: of an LSTM a pair, of actor and critic a pair of those.
+`cuts` is not 0 in the last row of a window that `fill_from` brought: the row after it is of other actors.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class Transition:
         actions_log_prob: [B], logarithm of the probability of each action.
         action_mean: of the distribution of actions.
         action_sigma: standard deviation, likewise.
-        hidden_states: of recurrent networks before this step; None, or a nest with None in it, for zeros.
+        hidden_states: of recurrent networks before this step. None, or nothing but None, for zeros. A network without
+            memory has None in its place, in all steps alike, and so in the minibatches: `(states, None)`.
         truncated: [B], not 0 where a time limit or the like ended the episode, which could have gone on. None for
             nowhere. Such a row is done, whatever `dones` says.
         final_values: [B, R], at truncated rows the values of the final observations, which environments that reset
@@ -187,6 +190,7 @@ def column_shapes(obs_shape: Any, critic_obs_shape: Any, actions_shape: Any, num
         "dones": flag,
         "truncated": flag,
         "final_values": rewards,
+        "cuts": flag,
         "values": rewards,
         "actions_log_prob": stated("", 1),
         "mu": distribution,

@@ -10,12 +10,12 @@
 
 Left to right: TorchRL, Gymnasium, RLDS, TF-Agents. Where `next` has flags, those beside it are of the step before, and
 are not looked at. In trajectories of TF-Agents the last row is the boundary step; it is terminated if the
-discount of the transition into it is 0.
+discount of the transition into it, in the row before, is 0. Where an item starts with it, nobody knows, and it is not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
 
-__all__ = ["Markers", "read_markers"]
+__all__ = ["Markers", "boundary_steps", "read_markers"]
 
 _REASONS = ("terminated", "truncated")
 
@@ -75,12 +75,14 @@ class Markers:
         return _union(self.done, self.terminated, self.truncated)
 
 
-def read_markers(nest: Any, *, ndim: int = 1) -> Markers:
+def read_markers(nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers = (0,)) -> Markers:
     """Find the markers among the leaves of steps, by their names.
 
     Args:
         nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more.
         ndim: dimensions of the storage: those that all leaves share. A marker may have one of size 1 more.
+        starts: time steps that do not follow the one before them: the first rows of items that lie end to end, or, in a
+            ring that is full, the row after the one that was written last.
 
     Returns:
         Those that are there.
@@ -106,7 +108,11 @@ def read_markers(nest: Any, *, ndim: int = 1) -> Markers:
         is_init = types == FIRST if is_init is None else is_init
         done = types == LAST if done is None else done
         if terminated is None and _field(nest, "discount") is not None:
-            terminated = (types == LAST) & np.roll(_rows(_field(nest, "discount"), ndim) == 0, 1, axis=0)
+            # Padding looks like boundary steps, but comes after one.
+            leads_to_end = (types != LAST) & (_rows(_field(nest, "discount"), ndim) == 0)
+            before = np.roll(leads_to_end, 1, axis=0)
+            before[np.isin(np.arange(len(before)), starts)] = False
+            terminated = (types == LAST) & before
     return Markers(
         is_init=is_init,
         done=done,
@@ -114,6 +120,20 @@ def read_markers(nest: Any, *, ndim: int = 1) -> Markers:
         truncated=find(flags, "truncated"),
         traj_ids=find(nest, "traj_ids", "episode") if ids is None else ids,
     )
+
+
+def boundary_steps(nest: Any) -> Flags | None:
+    """Return which rows hold a final observation and no action, as RLDS and TF-Agents flag them; None if neither does.
+
+    >>> boundary_steps({"is_last": [[0, 1], [0, 0]]})
+    array([[False,  True],
+           [False, False]])
+    """
+    is_last, types = _field(nest, "is_last"), _field(nest, "step_type")
+    if is_last is None and types is None:
+        return None
+    found: Flags = np.asarray(types) == LAST if is_last is None else np.asarray(is_last) != 0
+    return found
 
 
 def _field(nest: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -114,6 +115,24 @@ def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server:
         [5, 6], [100, 101, 102], [200], [1005, 1006], [1100, 1101, 1102], [1200],
     ]  # fmt: skip
     assert np.unique(batch.traj_ids).size == 6
+
+
+@pytest.mark.parametrize("discount", [0.0, 1.0])
+def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_precedes_it(
+    replay_server: StartServer, discount: float
+) -> None:
+    def item(types: list[int], discounts: list[float]) -> rw.Trajectory:
+        nothing = np.zeros(len(types), np.float32)
+        kinds, after = np.array(types, np.int32), np.array([*types[1:], 0], np.int32)
+        return rw.Trajectory(kinds, nothing, nothing, (), after, nothing, np.array(discounts, np.float32))
+
+    with rw.Client(replay_server(QUEUE).address) as client:
+        for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
+            client.insert(each, {"queue": 1.0})
+        client.store_spec("queue", tree.map_structure(lambda leaf: rw_spec(leaf.dtype), each))
+        with rw.ContiguousDataset(client, "queue", 3, 2, seed=0) as dataset:
+            batch = next(dataset)
+    assert batch.terminated.tolist() == [False, False, False, False, discount == 0]
 
 
 def rw_spec(dtype: Any) -> Any:

@@ -153,10 +153,39 @@ def test_tensorflow_on_reverbs_own_dataset_has_the_same_form(address: str) -> No
         padded.as_tf(native=True)
 
 
+PRIORITIZED = pathlib.Path(__file__).parents[2] / "examples" / "prioritized_torch.py"
+
+
+@pytest.mark.parametrize(
+    ("rewards", "discounts", "has_action", "expected"),
+    [
+        ([1, 1, 1, 9], [1, 1, 1, 0], [1, 1, 1, 1], 1 + 0.9 + 0.81 + 0.729 * 16),  # it goes on
+        ([1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0], 14.86),  # a time limit after two actions: 1 + 0.9 + 0.81 * 16
+        ([1, 0, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], 15.4),  # after one: 1 + 0.9 * 16
+        ([1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], 1.9),  # terminated after two
+        ([-1, 0, 0, 0], [0, 0, 0, 0], [1, 0, 0, 0], -1),  # after one, badly
+    ],
+)
+def test_targets_of_the_prioritized_example_tell_a_time_limit_from_a_termination(
+    rewards: list[float], discounts: list[float], has_action: list[int], expected: float
+) -> None:
+    torch = pytest.importorskip("torch")
+    example = runpy.run_path(str(PRIORITIZED))
+    data = {
+        "cell": torch.arange(4)[None],
+        "has_action": torch.tensor([has_action]) == 1,
+        "reward": torch.tensor([rewards], dtype=torch.float32),
+        "discount": torch.tensor([discounts], dtype=torch.float32),
+    }
+    # What is seen after the last action is worth 16; all else is worth nothing that could help.
+    values = torch.full((5, 2), 1000.0)
+    values[min(sum(has_action), 3)] = torch.tensor([-5.0, 16.0])
+    assert example["n_step_targets"](data, values).tolist() == pytest.approx([expected])
+
+
 def test_prioritized_q_learning_finds_the_way(replay_server: StartServer) -> None:
     pytest.importorskip("torch")
-    path = pathlib.Path(__file__).parents[2] / "examples" / "prioritized_torch.py"
-    example = runpy.run_path(str(path))
+    example = runpy.run_path(str(PRIORITIZED))
     server = replay_server(rw.TableConfig("replay", 5000, sampler=rw.Prioritized(0.6)))
     example["act"](server.address, 200)
     values = example["learn"](server.address, 1000)

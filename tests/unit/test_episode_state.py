@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer.episode import Episode
+from reverb_writer.episode import Episode, InfiniteLookbackBuffer
 from reverb_writer.episode.encoding import decoded, encoded
 from reverb_writer.errors import FormatError, StructureError
 
@@ -117,3 +117,36 @@ def test_arrays_come_back_bit_for_bit_and_writable(dtype: str) -> None:
     assert (again == array.T).all()
     assert again.dtype == array.dtype.newbyteorder("=")
     again[0] = 0
+
+
+@pytest.mark.parametrize("finalized", [False, True])
+def test_state_of_a_buffer_survives_json_with_its_space_and_look_back(finalized: bool) -> None:
+    before = episode()
+    for buffer in (before.observations, before.actions, before.rewards, before.infos, InfiniteLookbackBuffer()):
+        if finalized and buffer.len_incl_lookback():
+            buffer.finalize()
+        state = json.loads(json.dumps(buffer.get_state(), allow_nan=False))
+        after = InfiniteLookbackBuffer.from_state(state)
+        if buffer is not before.infos:  # which have NaN in them
+            assert after == buffer
+        assert (len(after), after.lookback, after.finalized) == (len(buffer), buffer.lookback, buffer.finalized)
+    assert before.infos.get_state() == InfiniteLookbackBuffer.from_state(before.infos.get_state()).get_state()
+
+
+def test_what_is_no_state_of_a_buffer_is_refused() -> None:
+    state = InfiniteLookbackBuffer([1, 2]).get_state()
+    for broken in ({}, {**state, "lookback": -1}, {**state, "data": {"$array": 5}}):
+        with pytest.raises(FormatError):
+            InfiniteLookbackBuffer.from_state(broken)
+    with pytest.raises(FormatError, match="typed rows"):
+        Episode.from_state({**Episode().get_state(), "rewards": Episode().infos.get_state()})
+
+
+def test_custom_data_is_part_of_the_state() -> None:
+    before = episode()
+    before.custom_data["seed"] = {"value": 7}
+    after = Episode.from_state(json.loads(json.dumps(before.get_state())))
+    assert after.custom_data == {"seed": {"value": 7}}
+    old = before.get_state()
+    del old["custom_data"]  # of an older release
+    assert Episode.from_state(old).custom_data == {}

@@ -190,13 +190,39 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], error: type[Exceptio
         gae(**{**good, **arguments})
 
 
+RECORDED = {  # three actions and the boundary step; the last action terminated the episode
+    "rewards": np.array([1.0, 1.0, 1.0, 0.0]),
+    "values": np.array([10.0, 10.0, 10.0, 10.0]),
+    "last_value": 0.0,
+}
+
+
+def test_flags_on_boundary_steps_are_refused_where_discounts_give_them_away() -> None:
+    late, discounts = np.array([0, 0, 0, 1]), np.array([1.0, 1.0, 0.0, 0.0])
+    message = "`terminated` is set on 1 rows that come after one with a discount of 0: .* one row before"
+    for boundary_discount in (0.0, 1.0):  # ours, and TF-Agents'
+        discounts[3] = boundary_discount
+        with pytest.raises(StructureError, match=message):
+            gae(**RECORDED, gamma=discounts, lam=0.0, terminated=late)
+        with pytest.raises(StructureError, match=message):
+            n_step_returns(**RECORDED, n=2, gamma=discounts, terminated=late)
+    right = np.append(late[1:], 0)
+    assert gae(**RECORDED, gamma=discounts, lam=0.0, terminated=right).advantages[:3].tolist() == [1, 1, -9]
+    # Nothing is told by discounts that are 0 everywhere.
+    assert gae(**RECORDED, gamma=discounts * 0, lam=0.0, terminated=late).advantages[:3].tolist() == [-9, -9, -9]
+
+
+def test_a_lone_element_is_normalized_to_zero() -> None:
+    assert normalize([7.0]).tolist() == [0.0]
+
+
 def test_further_bad_arguments_are_named() -> None:
     with pytest.raises(SpecError, match=r"`n` must be >= 1, got 0."):
         n_step_transitions([1.0], [1.0], 0, gamma=0.9)
     with pytest.raises(SpecError, match=r"`max_rho` must be > 0, got 0."):
         vtrace([1.0], [1.0], 1.0, [1.0], gamma=0.9, max_rho=0)
-    with pytest.raises(StructureError, match=r"at least 2 elements to be normalized, got shape \(1,\)"):
-        normalize([1.0])
+    with pytest.raises(StructureError, match=r"elements to be normalized, got shape \(0,\)"):
+        normalize([])
     with pytest.raises(StructureError, match=r"steps along axis 0, and `mask` \(2,\) the same shape"):
         sequence_priorities([1.0, 2.0, 3.0], [True, False])
 

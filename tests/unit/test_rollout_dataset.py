@@ -316,3 +316,17 @@ def test_other_sources_of_trajectories_are_four_methods(tmp_path: Path) -> None:
     assert counter.get_batch()["at"].tolist() == [2, 0]
     with pytest.raises(NotImplementedError):
         RolloutFileBase(tmp_path, 1).get_batch()
+
+
+def test_masked_rows_of_strings_are_empty_strings(tmp_path: Path) -> None:
+    write_named(tmp_path)
+    batch = RolloutDataset(tmp_path, 2).get_batch(2)
+    assert batch.observation[:, :].tolist() == [[b"go", b""], [b"stop", b""]]
+
+
+def write_named(data_dir: Path) -> None:
+    """Write an episode of two steps, with strings for observations."""
+    with RolloutWriter(data_dir) as writer:
+        for t, name in enumerate((b"go", b"stop")):
+            step = {"observation": np.array(name, object), "action": np.float32(t), "reward": np.float32(t)}
+            writer(step, terminated=t == 1, truncated=False)

@@ -236,3 +236,43 @@ def test_gradients_do_not_get_into_the_storage() -> None:
     transition.values = make([[0.5]]).requires_grad_()
     storage.add_transitions(transition)
     assert not storage.values.requires_grad
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_returns_of_a_lone_element_are_there(device: Any) -> None:
+    make = arrays_of(device)
+    storage = RolloutStorage(1, 1, (1,), None, (1,), device=device)
+    add(storage, make, rewards=np.ones((1, 1), np.float32), values=np.full((1, 1), 3, np.float32))
+    storage.compute_returns(make([4.0]), 0.5, 1.0)
+    assert (plain(storage.returns), plain(storage.advantages)) == ([[[3.0]]], [[[0.0]]])
+
+
+def test_what_pytorch_has_no_arrays_of_is_refused_by_name() -> None:
+    arrays_of("cpu")
+    with pytest.raises(SpecError, match=r"PyTorch has no arrays of object. Pass `device=None`"):
+        RolloutStorage(1, 1, np.zeros(1, object), None, (1,), device="cpu")
+    storage = RolloutStorage(1, 1, (1,), None, (1,), device="cpu")
+    with pytest.raises(StructureError, match="PyTorch has no such arrays; `device=None` makes NumPy ones"):
+        add(storage, observations=np.full((1, 1, 1), b"go", object))
+    assert storage.num_rows == 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bfloat16_stays_what_it_is(device: Any) -> None:
+    arrays_of(device)
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    storage = RolloutStorage(1, 1, np.zeros(1, bfloat16), None, (1,), device=device)
+    nothing = np.zeros((1, 1), np.float32)
+    storage.add_transitions(storage.Transition(np.full((1, 1), 1.5, bfloat16), None, nothing, nothing, nothing))
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert (str(batch.obs.dtype).removeprefix("torch."), batch.obs.tolist()) == ("bfloat16", [[[1.5]]])
+
+
+def test_padding_of_strings_is_empty_strings() -> None:
+    storage = RolloutStorage(1, 2, np.zeros(1, object), None, (1,))
+    names = np.array([b"go", b"stop"], object)[:, None, None]
+    nothing = np.zeros((1, 1), np.float32)
+    for name, done in zip(names, (1, 0), strict=True):
+        storage.add_transitions(storage.Transition(name, None, nothing, nothing, nothing + done))
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert batch.obs[..., 0].tolist() == [[b"go", b"stop"], [b"", b""]]

@@ -9,7 +9,7 @@ import pytest
 from rollouts import DEVICES, add, arrays_of, plain
 
 from reverb_writer.errors import StructureError
-from reverb_writer.rollouts import RolloutStorage, split_and_pad_trajectories, unpad_trajectories
+from reverb_writer.rollouts import QueueRolloutStorage, RolloutStorage, split_and_pad_trajectories, unpad_trajectories
 
 T, F = True, False
 
@@ -94,6 +94,28 @@ def test_contiguous_minibatches_have_the_same_trajectories_without_padding(devic
     assert plain(first.batch.hidden_states[..., 0]) == [[100, 102], [200, 202]]
     assert (plain(second.batch.obs[:, 0]), plain(second.lengths)) == ([11, 12, 13, 14], [4])
     assert first.batch.masks is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any) -> None:
+    make = arrays_of(device)
+    storage = QueueRolloutStorage(3, 2, (1,), None, (1,), device=device, buffer_dilation_ratio=2)
+    states = np.arange(24, dtype=np.float32).reshape(4, 1, 3, 2)  # [T, layers, B, H]
+    zeros = make(np.zeros((3, 1), np.float32))
+    for t, state in enumerate(states):
+        if t == 2:
+            storage.clear()  # grows
+        storage.add_transitions(storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(make(state), None)))
+    (batch,) = storage.recurrent_mini_batch_generator(1, 1)
+    actor, critic = batch.hidden_states
+    assert (plain(actor), critic) == (plain(states[0]), None)
+    with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in the steps before"):
+        storage.add_transitions(
+            storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(make(states[0]), make(states[0])))
+        )
+    none = storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(None, None))
+    storage.add_transitions(none)
+    assert plain(storage.saved_hidden_states[0][0]) == plain(states[0] * 0)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -170,6 +170,26 @@ def test_trajectories_of_tf_agents_terminate_with_a_discount_of_zero_into_the_bo
     assert found(markers) == ([0, 3], [2, 5], [3, 3])
 
 
+def tf_agents_rows(types: list[int], discounts: list[float]) -> Trajectory:
+    nothing = np.zeros(len(types))
+    return Trajectory(np.array(types), nothing, nothing, (), nothing, nothing, np.array(discounts))
+
+
+def test_a_boundary_step_at_the_start_of_an_item_does_not_look_at_the_item_before_it() -> None:
+    # Three items end to end: the second and the third begin with the boundary step of a truncated episode.
+    steps = tf_agents_rows([MID, MID, LAST, LAST, FIRST, LAST], [1, 0, 1, 1, 0, 1])
+    assert read_markers(steps, starts=[0, 2, 3]).terminated.tolist() == [False] * 5 + [True]  # type: ignore[union-attr]
+    # Nor at the end of the steps themselves, unless they are a ring that goes on there.
+    ring = tf_agents_rows([LAST, FIRST, MID], [1, 1, 0])
+    assert read_markers(ring).terminated.tolist() == [False] * 3  # type: ignore[union-attr]
+    assert read_markers(ring, starts=[]).terminated.tolist() == [True, False, False]  # type: ignore[union-attr]
+
+
+def test_padding_after_a_boundary_step_is_not_terminated() -> None:
+    steps = tf_agents_rows([FIRST, LAST, LAST, LAST], [1, 1, 0, 0])
+    assert read_markers(steps).terminated.tolist() == [False] * 4  # type: ignore[union-attr]
+
+
 def test_markers_of_a_storage_of_lanes_have_its_dimensions() -> None:
     markers = read_markers({"done": np.zeros((5, 2, 1)), "reward": np.zeros((5, 2))}, ndim=2)
     assert markers.done is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rollout_steps import write_transitions
 
@@ -58,3 +59,22 @@ def test_next_observation_and_flags_are_tensors_too(tmp_path: Path) -> None:
     assert last.next_observation.tolist() == [[0, 1]]
     assert type(last).__name__ == "Transition"
     assert rw.rollouts.RolloutDataset is RolloutDataset
+
+
+def test_strings_come_as_lists_beside_tensors(tmp_path: Path) -> None:
+    with rw.rollouts.RolloutWriter(tmp_path) as writer:
+        for t, name in enumerate((b"go", b"stop")):
+            step = {"observation": np.array(name, object), "action": np.float32(t), "reward": np.float32(t)}
+            writer(step, terminated=t == 1, truncated=False)
+    batch = RolloutDataset(tmp_path, 2, device="cpu").get_batch(2)
+    assert batch.observation == [[b"go", b""], [b"stop", b""]]
+    assert batch.action[:, 0].tolist() == [0, 1]
+
+
+def test_bfloat16_comes_as_tensors(tmp_path: Path) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    with rw.rollouts.RolloutWriter(tmp_path) as writer:
+        step = {"observation": np.array(1.5, bfloat16), "action": np.float32(0), "reward": np.float32(0)}
+        writer(step, terminated=True, truncated=False)
+    batch = RolloutDataset(tmp_path, 1, device="cpu").get_batch()
+    assert (batch.observation.dtype, batch.observation.tolist()) == (torch.bfloat16, [1.5])

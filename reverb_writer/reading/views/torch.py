@@ -11,7 +11,7 @@ import torch.utils.data
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["TorchDataset"]
+__all__ = ["TorchDataset", "tensor_of"]
 
 # What PyTorch has no dtype for, or computes nothing with.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
@@ -58,13 +58,17 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
         return {**self.__dict__, "_dataset": None}
 
     def _tensor(self, array: Any) -> Any:
-        if array.dtype.kind == "O":
-            return array.tolist()  # strings
-        if array.dtype.name == "bfloat16":
-            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        else:
-            tensor = torch.from_numpy(array.astype(_WIDER.get(array.dtype, array.dtype), copy=False))
-        if self._device is None:
+        tensor = tensor_of(array)
+        if self._device is None or isinstance(tensor, list):
             return tensor
         # A copy from pinned memory does not wait; the batch's own memory is not pinned.
         return (tensor.pin_memory() if self._pins else tensor).to(self._device, non_blocking=self._pins)
+
+
+def tensor_of(array: Any) -> Any:
+    """Return an array as a tensor that shares its memory, where PyTorch has the dtype; strings as a list."""
+    if array.dtype.kind == "O":
+        return array.tolist()
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array.astype(_WIDER.get(array.dtype, array.dtype), copy=False))

@@ -28,6 +28,7 @@ from reverb_writer.rollouts.files.opening import open_trajectory
 from reverb_writer.rollouts.files.pool import TrajectoryPool
 from reverb_writer.rollouts.files.stored import list_trajectories
 from reverb_writer.rollouts.files.transitions import Transition, TransitionFields, concatenate_components
+from reverb_writer.steps import zeros
 
 __all__ = ["RolloutDataset"]
 
@@ -172,13 +173,13 @@ class RolloutDataset(RolloutFileBase):
             self._cursors[env] = self._pool.take()
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Transition:
-        """Make a batch of zeros: leaves [N, ...], or [num_transitions_per_env, N, ...]."""
+        """Make a batch of zeros and empty strings: leaves [N, ...], or [num_transitions_per_env, N, ...]."""
         if self._layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
         return Transition(
             *tree.map_structure(
-                lambda spec: None if spec is None else np.zeros(batch + spec.shape, spec.dtype), self._layout
+                lambda spec: None if spec is None else zeros(spec.dtype, batch + spec.shape), self._layout
             )
         )
 

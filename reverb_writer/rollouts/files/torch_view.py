@@ -7,16 +7,20 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import tree
+from reverb_writer.rollouts.arrays import map_present
 
 __all__ = ["as_torch", "to_torch"]
 
 
 def to_torch(batch: Any, device: Any) -> Any:
-    """Return a nest of arrays as tensors; on the CPU they share the arrays' memory."""
-    import torch  # noqa: PLC0415  # not a dependency
+    """Return a nest of arrays as tensors, strings as lists; on the CPU tensors share the arrays' memory."""
+    from reverb_writer.reading.views.torch import tensor_of  # noqa: PLC0415  # brings PyTorch
 
-    return tree.map_structure(lambda leaf: None if leaf is None else torch.as_tensor(leaf, device=device), batch)
+    def convert(leaf: Any) -> Any:
+        found = tensor_of(leaf)
+        return found if isinstance(found, list) else found.to(device)
+
+    return map_present(convert, batch)
 
 
 def as_torch(dataset: Any, device: Any) -> Any:
