@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import numpy as np
 
 from reverb_writer.errors import (
     ClosedError,
@@ -32,7 +31,6 @@ from reverb_writer.errors import (
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.output import Empty
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info, why_samples_wait
@@ -101,7 +99,6 @@ class Prefetch:
         plan: Plan,
         *,
         wake: Callable[[], None],
-        empty: Empty = np.empty,
     ) -> None:
         """Start to fetch.
 
@@ -110,7 +107,6 @@ class Prefetch:
             info: the server's tables at the beginning.
             plan: what is fetched.
             wake: called whenever something is ready, from the thread.
-            empty: makes the arrays of batches.
         """
         self.gone_since: float | None = None
         self.address = channel.address
@@ -120,9 +116,8 @@ class Prefetch:
             plan.max_cache_bytes,
             plan.max_sample_bytes,
             batch_size=plan.batch_size,
-            # The reader holds one, one may wait for it elsewhere, and all those ahead have arrays, too.
-            num_buffers=plan.max_in_flight_batches + 2 if plan.reuses_buffers else 0,
-            empty=empty,
+            # The reader holds one, and all those ahead have arrays, too.
+            num_buffers=plan.max_in_flight_batches + 1 if plan.reuses_buffers else 0,
         )
         self._gives_away = info.tables[plan.table].max_times_sampled > 0
         self._assembling = threading.Lock()  # guards the assembly and `_oldest_at`; taken before the other

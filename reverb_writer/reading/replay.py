@@ -28,7 +28,7 @@ from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.pieces import Pieces, check_same_length
 from reverb_writer.reading.prefetch import Fetched, Plan
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.sources import check_table, let_go, start_sources
+from reverb_writer.reading.sources import check_single_pass, let_go, start_sources
 from reverb_writer.reading.stats import DatasetStats, PrefetchStats
 from reverb_writer.reading.turns import Turns
 from reverb_writer.structure import packer
@@ -43,8 +43,7 @@ _DRAIN_S = 0.25
 class ReplayDataset:
     """An endless iterator over batches of a table.
 
-    Samples come in the order in which the server chooses them: with one server and no workers, FIFO, LIFO and heap
-    tables keep theirs.
+    Samples come in the order in which the server chooses them: with one server, FIFO, LIFO and heap tables keep theirs.
     Iterated by one thread at a time; the rest is thread-safe. A context manager. Not usable in a forked child.
 
     Attributes:
@@ -73,7 +72,6 @@ class ReplayDataset:
         single_pass: bool = False,
         skip_unsafe: bool = False,
         reuse_buffers: bool = False,
-        num_workers: int = 0,
         max_cache_bytes: int = 256 << 20,
         max_sample_bytes: int = MAX_SAMPLE_BYTES,
     ) -> None:
@@ -99,10 +97,6 @@ class ReplayDataset:
             skip_unsafe: leave out and count samples that raise UnsafeDataError.
             reuse_buffers: let the arrays of a batch be overwritten once the next batch is asked for, instead of giving
                 each batch arrays of its own. Spares the system new memory for every batch of frames.
-            num_workers: processes that fetch and decode for each server, instead of a thread of this process. Worth it
-                where decoding is what takes the time, as with frames of a table larger than the cache. Each has its
-                part of the cache, and fetches `max_in_flight_batches` batches ahead and one more. Batches come in no
-                order; not for tables that remove items when they have been sampled. Linux only.
             max_cache_bytes: bound on decoded chunks, which spare decoding again, for each server; a quarter more is
                 used to know items again, a sixteenth (16 MB at most) and 32 MB to find the contents of chunks.
             max_sample_bytes: bound on one sample, decoded.
@@ -127,7 +121,6 @@ class ReplayDataset:
                 raise SpecError(f"`{argument}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
         for name, value in (("max_cache_bytes", max_cache_bytes), ("max_sample_bytes", max_sample_bytes)):
             integer(name, value, minimum=1)
-        num_workers = integer("num_workers", num_workers, minimum=0)
         self.table = table
         self._reuses_buffers = bool(reuse_buffers)
         self._on_timeout, self._collate = on_timeout, collate
@@ -137,7 +130,8 @@ class ReplayDataset:
             infos = [shard.request_info(self.timeout_s) for shard in self._client.shards]
             for shard, info in zip(self._client.shards, infos, strict=True):
                 unknown_table([table], info, shard.address)
-                check_table(info.tables[table], num_workers, single_pass=single_pass)
+                if single_pass:
+                    check_single_pass(info.tables[table])
             plan = Plan(
                 table,
                 self._batch_size,
@@ -148,7 +142,7 @@ class ReplayDataset:
                 max_sample_bytes,
                 single_pass,
             )
-            start = functools.partial(start_sources, self._client, infos, plan, num_workers)
+            start = functools.partial(start_sources, self._client, infos, plan)
             self._turns = Turns(table, self._batch_size, start)
         except BaseException:
             if self._owns_client:
@@ -327,8 +321,8 @@ class ReplayDataset:
         """Stop fetching, and set the priorities that are on their way. Idempotent.
 
         What has come can still be iterated over, a last, smaller batch included; `stats().undelivered_samples` counts
-        what is not, and what processes of `num_workers` had not handed over. From tables whose items are removed after
-        some samples, what the server has taken out already is read first.
+        what is not. From tables whose items are removed after some samples, what the server has taken out already is
+        read first.
 
         Args:
             timeout_s: how long priorities are waited for at most, and the table's structure if it is not known yet,
