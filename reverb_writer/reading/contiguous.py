@@ -26,7 +26,7 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.client import as_client
-from reverb_writer.errors import IncompleteError, SpecError
+from reverb_writer.errors import IncompleteError, ReplayTimeoutError, SpecError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.replay import ReplayDataset, made_again
 from reverb_writer.reading.stats import DatasetStats
@@ -149,7 +149,7 @@ class ContiguousDataset:
         self._client, self._owns_client = as_client(client, options.get("timeout_s"))
         num_members = len(tables) * len(self._client.shards)
         self._members: list[_Member] = []
-        self._ended = self._closed = False
+        self._stopped = self._closed = False  # the first by a time-out, until it is iterated anew
         self._missing: list[int] = []  # slices that the batch under way needs of each member
         self._parts: list[tuple[int, _Part]] = []  # of it, with their members; they outlast a time-out
         try:
@@ -168,24 +168,33 @@ class ContiguousDataset:
         """Return the dataset itself: it goes on where it was, also after a time-out has ended an iteration."""
         for member in self._members:
             iter(member.dataset)
-        self._ended = False
+        self._stopped = False
         return self
 
     def __next__(self) -> ContiguousBatch:
         """Return the next batch; the last one of a single pass may be smaller.
 
+        A single pass ends when all tables are read: once a table has ended, the others give its share. One time-out
+        covers all tables of a batch.
+
         Raises:
             IncompleteError: for the whole time-out only trajectories came that are too short, or of priority 0.
             ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
         """
-        if not self._missing and not self._ended:
-            self._missing = allot(self._sampler.num_slices, self._weights, self._rng).tolist()
-        for number, share in enumerate(self._missing):
-            for part in self._members[number].take(share):
-                self._parts.append((number, part))
-                self._missing[number] -= len(part.infos.keys)
-            self._ended = self._ended or self._members[number].has_ended
-        self._missing = []
+        start = time.monotonic()
+        num_missing = sum(self._missing) or self._sampler.num_slices
+        while num_missing and not self._stopped:
+            if not self._missing:
+                weights = [0 if member.is_exhausted else weight for member, weight in self._weighted()]
+                if not any(weights):
+                    break
+                self._missing = allot(num_missing, weights, self._rng).tolist()
+            for number, share in enumerate(self._missing):
+                for part in self._members[number].take(share, start):
+                    self._parts.append((number, part))
+                    self._missing[number] -= len(part.infos.keys)
+                self._stopped = self._stopped or (self._missing[number] > 0 and not self._members[number].is_exhausted)
+            num_missing, self._missing = sum(self._missing), []
         parts, self._parts = self._parts, []
         if not parts:
             raise StopIteration
@@ -194,6 +203,9 @@ class ContiguousDataset:
         if len(self._members) == 1:
             given["members"] = None
         return ContiguousBatch(**given, info=SampleInfos.concatenate([part.infos for _, part in parts]))
+
+    def _weighted(self) -> Iterator[tuple[_Member, float]]:
+        return zip(self._members, self._weights, strict=True)
 
     def update_priorities(self, batch: ContiguousBatch, priorities: Any) -> None:
         """Set the priorities of the items of a batch, soon; of two slices of one item the last one counts.
@@ -320,7 +332,6 @@ class _Member:
 
     def __init__(self, dataset: ReplayDataset, draw: _Draw, *, emit_init: bool, number: int, num_members: int) -> None:
         self.dataset = dataset
-        self.has_ended = False
         self._draw, self._emit_init = draw, emit_init
         self._number, self._num_members = number, num_members
         self._num_trajectories = self._num_items = 0  # of former pools
@@ -334,9 +345,14 @@ class _Member:
         left: npt.NDArray[np.int64] = self._num_items + self._pool.item_of[self._pool.slices.trajectories[self._next :]]
         return left
 
-    def take(self, num_slices: int) -> Iterator[_Part]:
-        """Yield the next slices, in one part or in several."""
-        while num_slices and (pool := self._pool_with_slices()):
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all slices are taken and no item will come any more."""
+        return self.dataset.is_exhausted and not len(self.items_left())
+
+    def take(self, num_slices: int, start: float) -> Iterator[_Part]:
+        """Yield the next slices, in one part or in several; waits as long as the dataset does, since `start`."""
+        while num_slices and (pool := self._pool_with_slices(start)):
             first, stop = self._next, min(self._next + num_slices, len(pool.slices.lengths))
             self._next = stop
             num_slices -= stop - first
@@ -348,21 +364,24 @@ class _Member:
             items = pool.item_of[slices.trajectories]
             yield _Part(batch, pool.infos.choose(items), self._num_items + items)
 
-    def _pool_with_slices(self) -> _Pool | None:
+    def _pool_with_slices(self, start: float) -> _Pool | None:
         """Return the pool, or the next one if all its slices are taken; None at the end."""
-        deadline = time.monotonic() + self.dataset.timeout_s
+        too_short: IncompleteError | None = None
         while self._pool is None or self._next == len(self._pool.slices.lengths):
-            batch = next(self.dataset, None)
+            try:
+                batch = self.dataset.next_since(start)
+            except ReplayTimeoutError as error:
+                raise too_short or error from None
             if batch is None:
-                self.has_ended = True
                 return None
             if self._pool is not None:
                 self._num_trajectories += self._pool.num_trajectories
                 self._num_items += len(self._pool.infos.keys)
             try:
                 self._pool, self._next = _Pool(batch, self._draw), 0
-            except IncompleteError:
-                if time.monotonic() > deadline:
+            except IncompleteError as error:
+                too_short = error
+                if time.monotonic() > start + self.dataset.timeout_s:
                     raise
         return self._pool
 

@@ -49,6 +49,8 @@ class ReplayDataset:
     Attributes:
         table: its name.
         timeout_s: how long a batch is waited for at most, seconds.
+        is_exhausted: whether an iteration has ended because nothing will come any more: after a single pass or
+            `close()`, not after a time-out.
 
     Example:
         with rw.ReplayDataset("localhost:8000", "replay", batch_size=256) as dataset:
@@ -86,7 +88,7 @@ class ReplayDataset:
                 what could be sampled now, and counts as sampled for the rate limiter.
             timeout_s: how long a batch is waited for at most, seconds; None for the client's.
             on_timeout: what happens then: "raise", after which the next call goes on waiting, or "stop": the iteration
-                ends, with a last batch of what had come.
+                ends with what had come, a last batch for each server. What comes later is for the next iteration.
             collate: what becomes of samples that differ in length: "error"; "pad" with zeros to the longest, with
                 `info.mask`; "list", a list of B nests [T_i, ...]; "flat", leaves [T_0 + T_1 + ..., ...], of which
                 `info.lengths` tells the parts.
@@ -150,7 +152,10 @@ class ReplayDataset:
             raise
         self._pack: Any = None
         self._unpacked: Fetched | None = None
-        self._ended = self._closed = False
+        self._stopping: list[int] | None = (
+            None  # servers whose last batch is due, once a time-out has ended an iteration
+        )
+        self._closed = self.is_exhausted = False
         self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
         self._stats = DatasetStats()
         self._updates = PriorityUpdates(self._client, table)
@@ -163,7 +168,7 @@ class ReplayDataset:
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the dataset itself: it goes on where it was, also after a time-out has ended an iteration."""
-        self._ended = False
+        self._stopping = None
         return self
 
     def __next__(self) -> Batch:
@@ -176,17 +181,29 @@ class ReplayDataset:
             StructureError: samples differ in length or shape, which `collate` does not allow; or the table is gone.
             ClosedError: in a forked child.
         """
-        start = time.monotonic()
+        batch = self.next_since(time.monotonic())
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def next_since(self, start: float) -> Batch | None:
+        """Return the next batch as `next` does, or None where that stops; the time-out counts from `start`.
+
+        Args:
+            start: of `time.monotonic()`, so that one time-out covers the batches of several datasets.
+        """
+        called_at = time.monotonic()
         for source in self._turns.sources:
             source.check_usable()
         fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
         if fetched is None:
-            raise StopIteration
+            self.is_exhausted = self._stopping is None
+            return None
         now = time.monotonic()
         stats = self._stats
         stats.batches += 1
         stats.samples += len(fetched.infos.keys)
-        stats.wait_s += now - start
+        stats.wait_s += now - called_at
         stats.last_age_s = now - fetched.oldest_at
         server = self._client.shards[self._turns.latest].address
         return make_batch(fetched.columns, fetched.infos, self._pack, self._collate, server)
@@ -197,16 +214,7 @@ class ReplayDataset:
 
     def _next_fetched(self, start: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `_pack` is known; None at the end."""
-        fetched = self._unpacked
-        if fetched is None and not self._ended:
-            try:
-                fetched = self._turns.next(start, self.timeout_s)
-            except (ReplayTimeoutError, ServerUnavailableError):
-                if self._on_timeout == "raise":
-                    raise
-                self._ended = True
-        fetched = fetched or self._turns.rest()
-        self._ended = self._ended or fetched is None
+        fetched = self._unpacked or self._next_taken(start)
         if fetched is not None:
             self._updates.remember_owner(fetched.infos.keys, self._turns.latest)
             if self._pack is None:
@@ -214,6 +222,21 @@ class ReplayDataset:
                 self._pack = self._find_pack(self.timeout_s)
         self._unpacked = None
         return fetched
+
+    def _next_taken(self, start: float) -> Fetched | None:
+        """Take the next batch, or what is left at the end of the iteration; None once it is over."""
+        if self._stopping is None:
+            try:
+                return self._turns.next(start, self.timeout_s) or self._turns.rest()
+            except (ReplayTimeoutError, ServerUnavailableError):
+                if self._on_timeout == "raise":
+                    raise
+            self._stopping = list(range(len(self._turns.sources)))
+        while self._stopping:
+            fetched = self._turns.rest_of(self._stopping.pop())
+            if fetched is not None:
+                return fetched
+        return None
 
     def _next_pieces(self, pieces: Pieces, start: float) -> Fetched | None:
         """Return the next batch of pieces of samples, or the last one; None at the end."""

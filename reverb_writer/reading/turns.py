@@ -58,7 +58,7 @@ class Turns:
             fetched = self._take(1 if in_turn else len(self.sources))
             if fetched is not None:
                 return fetched
-            if all(source.has_ended for source in self.sources):
+            if self.have_ended:
                 return self._take(len(self.sources))
             now = time.monotonic()
             if self._ready.wait(max(min(deadline, patience if in_turn else deadline) - now, 0)):
@@ -68,9 +68,21 @@ class Turns:
             elif time.monotonic() >= deadline:
                 raise self._too_late(timeout_s)
 
+    @property
+    def have_ended(self) -> bool:
+        """Whether nothing will come any more from any server; something may still be ready."""
+        return all(source.has_ended for source in self.sources)
+
     def rest(self) -> Fetched | None:
         """Return what has come, also of a batch that is not full; None if there is nothing."""
         return self._take(len(self.sources), partial=True)
+
+    def rest_of(self, number: int) -> Fetched | None:
+        """Return the next batch that has come from one server, or what there is of one; None if there is nothing."""
+        fetched = self.sources[number].take(partial=True)
+        if fetched is not None:
+            self.latest = number
+        return fetched
 
     def _take(self, num_servers: int, *, partial: bool = False) -> Fetched | None:
         """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""

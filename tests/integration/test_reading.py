@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -68,6 +69,25 @@ def test_queue_gives_everything_once_and_the_rest_at_the_end(replay_server: Star
         insert_numbers(server.address, "queue", range(7, 9))
         assert [first_numbers(batch) for batch in dataset] == [[7, 8]]
     assert dataset.stats().undelivered_samples == 0
+
+
+@pytest.mark.parametrize("num_steps", [None, 1])
+def test_iteration_that_has_stopped_stays_stopped_while_samples_come(
+    replay_server: StartServer, num_steps: int | None
+) -> None:
+    server = replay_server(QUEUE)
+    insert_numbers(server.address, "queue", range(2))
+    with rw.ReplayDataset(server.address, "queue", 4, num_steps=num_steps, timeout_s=1.0, on_timeout="stop") as dataset:
+        assert [first_numbers(batch) for batch in dataset] == [[0, 1]]
+        insert_numbers(server.address, "queue", range(2, 5))
+        assert eventually(lambda: dataset.stats().ready_samples == 3)
+        for _ in range(3):
+            assert next(dataset, None) is None
+        insert_numbers(server.address, "queue", range(5, 7))
+        assert [first_numbers(batch) for batch in dataset] == [[2, 3, 4, 5], [6]]
+        insert_numbers(server.address, "queue", [7])
+        assert eventually(lambda: dataset.stats().ready_samples == 1)
+    assert dataset.stats().undelivered_samples == 1
 
 
 def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: StartServer) -> None:
