@@ -4,6 +4,7 @@
 
 At most `max_in_flight_batches` are on their way, being put together, or ready. A lost connection is made again; what
 was asked for and did not come is asked for again. Batches come in the order in which the server chose their samples.
+A message that cannot be read ends a stream. The reader gets an error for it, and once it has, another stream begins.
 
 From a table that gives items away (`max_times_sampled`) only what is there is asked for: a request that waits at the
 server when the learner goes takes an item out for nobody.
@@ -23,6 +24,7 @@ import grpc
 
 from reverb_writer.errors import (
     ClosedError,
+    FormatError,
     ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
@@ -123,6 +125,7 @@ class Prefetch:
         self._assembling = threading.Lock()  # guards the assembly and `_oldest_at`; taken before the other
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
+        self._single_pass = plan.single_pass
         self._remaining = info.tables[plan.table].current_size if plan.single_pass else None
         self._stream: SampleStream | None = None
         self._past_bytes = 0
@@ -236,6 +239,8 @@ class Prefetch:
                 except ServerUnavailableError as error:
                     if not self._closed.is_set():
                         self._find_server(str(error))
+                except (FormatError, UnsafeDataError) as error:
+                    self._tell(error)
                 else:
                     return
         except ClosedError:
@@ -280,14 +285,17 @@ class Prefetch:
         pause_s, longest_s = _LOOK_S
         while self._remaining != 0 and not self._closed.is_set():
             self._changed.clear()
-            if self._room:
+            if self._room > 0:
                 info = look_at_server(self._channel, _LOOK_TIMEOUT_S)
-                num_ready = info.tables[self._table].num_ready() if info and self._table in info.tables else 0
+                table = info.tables.get(self._table) if info else None
+                num_ready = table.num_ready() if table else 0
                 with self._lock:
+                    if table and self._single_pass and not stream.num_in_flight and self._remaining:
+                        self._remaining = min(self._remaining, table.current_size)  # some may be lost, or others' now
                     self._request(min(self._room, num_ready - stream.num_in_flight))
             if stream.num_in_flight:
                 break
-            self._changed.wait(pause_s if self._room else None)
+            self._changed.wait(pause_s if self._room > 0 else None)
             pause_s = min(2 * pause_s, longest_s)
         return stream.num_in_flight > 0
 
@@ -328,6 +336,21 @@ class Prefetch:
     def _finish_batch(self) -> None:
         self._ready.append(Fetched(*self._assembly.take(), self._oldest_at))
 
+    def _tell(self, error: ReverbWriterError) -> None:
+        """Have the reader told of what ended a stream; return when it is, so that damage without end costs nothing."""
+        with self._lock:
+            self._room -= 1  # an error has its place until it is told
+        self._ready.append(error)
+        self._wake()
+        while True:
+            self._changed.clear()
+            with self._lock:
+                is_told = all(item is not error for item in self._ready)
+            if is_told or self._closed.is_set():
+                break
+            self._changed.wait()
+        self._closed.wait(_RETRY_S)
+
     def _find_server(self, why: str) -> None:
         """Wait until the server is there again."""
         self._why_gone = why
@@ -336,7 +359,7 @@ class Prefetch:
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
-            except (ReplayTimeoutError, ServerUnavailableError, grpc.RpcError):
+            except (ReplayTimeoutError, ServerUnavailableError, FormatError, grpc.RpcError):
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id
