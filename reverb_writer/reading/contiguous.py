@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.arguments import integer
+from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.client import as_client
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError, SpecError
 from reverb_writer.reading.batches import Batch
@@ -47,6 +47,7 @@ from reverb_writer.wire.samples import SampleInfos
 
 __all__ = ["ContiguousBatch", "ContiguousDataset"]
 
+_LEAST_S = 0.05  # for what a call asks of a server, although its time-out has been spent on others
 _MARKERS = ("is_init", "done", "terminated", "truncated", "cut", "traj_ids", "mask")
 
 
@@ -146,7 +147,9 @@ class ContiguousDataset:
         if not tables or not all(isinstance(name, str) for name in tables):
             raise SpecError(f"`table` must be the name of a table, or several, got {table!r}.")
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
-        self._client, self._owns_client = as_client(client, options.get("timeout_s"))
+        timeout_s = options.get("timeout_s")
+        self._client, self._owns_client = as_client(client, timeout_s)
+        self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         num_members = len(tables) * len(self._client.shards)
         self._members: list[_Member] = []
         self._stopped = self._closed = False  # the first by a time-out, until it is iterated anew
@@ -155,8 +158,11 @@ class ContiguousDataset:
         try:
             self._weights = _checked_weights(weights, num_members)
             draw = _Draw(self._sampler, self._rng, replacement, row_priority_fn)
+            deadline = time.monotonic() + self._timeout_s
             for number, (one, name) in enumerate(itertools.product(self._client.each(), tables)):
+                options["timeout_s"] = max(deadline - time.monotonic(), _LEAST_S)  # one time-out for all tables
                 dataset = ReplayDataset(one, name, pool_size, collate="flat", **options)
+                dataset.timeout_s = self._timeout_s
                 self._members.append(
                     _Member(dataset, draw, emit_init=emit_init, number=number, num_members=num_members)
                 )
@@ -260,14 +266,20 @@ class ContiguousDataset:
                 stats.undelivered_samples += len(np.unique(np.concatenate([*items, member.items_left()])))
         return all_stats
 
-    def close(self) -> None:
-        """Stop fetching. Idempotent.
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop fetching, and set the priorities that are on their way. Idempotent.
 
         What has come can still be iterated over; `stats()` counts as `undelivered_samples` the items that are not.
+
+        Args:
+            timeout_s: how long all of this takes at most, seconds; None for the dataset's.
         """
         self._closed = True
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         for member in self._members:
-            member.dataset.close()
+            member.dataset.stop()
+        for member in self._members:
+            member.dataset.close(max(deadline - time.monotonic(), _LEAST_S))
         if self._owns_client:
             self._client.close()
 

@@ -33,9 +33,10 @@ from reverb_writer.errors import (
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.inquiry import Inquiry
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
-from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info, why_samples_wait
+from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info
 
 __all__ = ["Fetched", "Plan", "Prefetch"]
 
@@ -92,6 +93,7 @@ class Prefetch:
 
     Attributes:
         gone_since: `time.monotonic()` when the connection was lost; None while there is one.
+        is_silent: whether what is at the address then takes connections, but does not answer.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Prefetch:
             wake: called whenever something is ready, from the thread.
         """
         self.gone_since: float | None = None
+        self.is_silent = False
         self.address = channel.address
         self._channel, self._table, self._info = channel, plan.table, info
         self._batch_size, self._skip_unsafe, self._wake = plan.batch_size, plan.skip_unsafe, wake
@@ -128,6 +131,7 @@ class Prefetch:
         self._single_pass = plan.single_pass
         self._remaining = info.tables[plan.table].current_size if plan.single_pass else None
         self._stream: SampleStream | None = None
+        self._look: Any = None  # the latest question to the server
         self._past_bytes = 0
         self._held = 0  # samples come and not taken
         self._oldest_at = 0.0  # when the first sample of the batch that is put together came
@@ -184,17 +188,24 @@ class Prefetch:
         """Whether nothing will come any more."""
         return self._ended
 
-    def why_waiting(self) -> str:
-        """Say what keeps samples from coming."""
+    def inquiry(self, timeout_s: float) -> Inquiry:
+        """Return what asks the server, during a wait of so many seconds, what keeps samples from coming."""
+        return Inquiry(self._channel, timeout_s)
+
+    def why_waiting(self, inquiry: Inquiry | None) -> str:
+        """Say what keeps samples from coming, as far as an inquiry tells; None if there was no time for one."""
         if self.gone_since is not None:
+            lost_s = time.monotonic() - self.gone_since
+            if self.is_silent:
+                return (
+                    f"The connection to {self.address} has been lost for {lost_s:.0f} s, and the server does not "
+                    "answer. It may be paused, overloaded or out of reach: look at its process."
+                )
             return (
-                f"The server at {self.address} has been gone for {time.monotonic() - self.gone_since:.0f} s "
-                f"({self._why_gone}). It is looked for all the time; start it, or check the address."
+                f"The server at {self.address} has been gone for {lost_s:.0f} s ({self._why_gone}). It is looked for "
+                "all the time; start it, or check the address."
             )
-        try:
-            return why_samples_wait(request_server_info(self._channel, _PROBE_TIMEOUT_S), self._table, self._info)
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            return str(error)
+        return (inquiry or self.inquiry(0.0)).why_samples_wait(self._table, self._info)
 
     def stats(self) -> PrefetchStats:
         """Return the counters so far."""
@@ -208,12 +219,11 @@ class Prefetch:
             stats.decoded_chunks = self._assembly.num_decoded_chunks
         return stats
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Stop fetching; what has come can still be taken. Idempotent.
+    def drain(self, drain_s: float) -> None:
+        """Ask for no more. From a table that gives items away, read what was asked for.
 
         Args:
-            drain_s: from a table that gives items away, go on reading what was asked for until nothing has come for so
-                long, seconds.
+            drain_s: until nothing has come for so long, seconds. Does not wait if there is nothing to wait for.
         """
         with self._lock:
             self._remaining = 0
@@ -222,12 +232,28 @@ class Prefetch:
             silence = time.monotonic() - self._heard_at
             if silence >= drain_s or self._closed.wait(min(drain_s - silence, drain_s) + 0.001):
                 break
+
+    def stop_unless_draining(self) -> None:
+        """Ask for no more, and `stop` if nothing is on its way that `drain` would read."""
+        self.drain(0.0)
+        stream = self._stream
+        if stream is None or not stream.num_in_flight or not self._gives_away:
+            self.stop()
+
+    def stop(self) -> None:
+        """Have the thread end, without waiting for it; what has come can still be taken. Idempotent."""
         self._closed.set()
         self._changed.set()
-        stream = self._stream
+        stream, look = self._stream, self._look
         if stream is not None:
             stream.cancel()
-        self._thread.join(_PROBE_TIMEOUT_S + 1)
+        if look is not None:
+            look.cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended, and ends by itself."""
+        self._thread.join(timeout_s)
+        self._ended = True
 
     # ----------------------------------------------------------------------------------------- the thread
 
@@ -286,7 +312,7 @@ class Prefetch:
         while self._remaining != 0 and not self._closed.is_set():
             self._changed.clear()
             if self._room > 0:
-                info = look_at_server(self._channel, _LOOK_TIMEOUT_S)
+                info = look_at_server(self._channel, _LOOK_TIMEOUT_S, begun=self._looks)
                 table = info.tables.get(self._table) if info else None
                 num_ready = table.num_ready() if table else 0
                 with self._lock:
@@ -298,6 +324,12 @@ class Prefetch:
             self._changed.wait(pause_s if self._room > 0 else None)
             pause_s = min(2 * pause_s, longest_s)
         return stream.num_in_flight > 0
+
+    def _looks(self, call: Any) -> None:
+        """Remember a question that is under way, for `stop` to cancel."""
+        self._look = call
+        if self._closed.is_set():
+            call.cancel()
 
     def _request(self, num_samples: int) -> None:
         """Ask for samples, unless the limit says that there are no more."""
@@ -359,10 +391,11 @@ class Prefetch:
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
-            except (ReplayTimeoutError, ServerUnavailableError, FormatError, grpc.RpcError):
+            except (ReplayTimeoutError, ServerUnavailableError, FormatError, grpc.RpcError) as error:
+                self.is_silent = isinstance(error, ReplayTimeoutError)
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id
             self._info = info
-            self.gone_since = None
+            self.gone_since, self.is_silent = None, False
             return

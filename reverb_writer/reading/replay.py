@@ -28,16 +28,16 @@ from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.pieces import Pieces, check_same_length
 from reverb_writer.reading.prefetch import Fetched, Plan
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.sources import check_single_pass, let_go, start_sources
+from reverb_writer.reading.sources import check_single_pass, let_go, request_infos, start_sources, stop_sources
 from reverb_writer.reading.stats import DatasetStats, PrefetchStats
 from reverb_writer.reading.turns import Turns
 from reverb_writer.structure import packer
 from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES
-from reverb_writer.wire.server_info import unknown_table
 
 __all__ = ["ReplayDataset", "made_again"]
 
 _DRAIN_S = 0.25
+_LEAST_S = 0.05  # for what a call asks of a server, although its time-out has been spent on waiting
 
 
 class ReplayDataset:
@@ -129,10 +129,9 @@ class ReplayDataset:
         self._client, self._owns_client = as_client(client, timeout_s)
         self.timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         try:
-            infos = [shard.request_info(self.timeout_s) for shard in self._client.shards]
-            for shard, info in zip(self._client.shards, infos, strict=True):
-                unknown_table([table], info, shard.address)
-                if single_pass:
+            infos = request_infos(self._client, table, self.timeout_s)
+            if single_pass:
+                for info in infos:
                     check_single_pass(info.tables[table])
             plan = Plan(
                 table,
@@ -219,7 +218,7 @@ class ReplayDataset:
             self._updates.remember_owner(fetched.infos.keys, self._turns.latest)
             if self._pack is None:
                 self._unpacked = fetched  # for the next call, should the server not tell the structure now
-                self._pack = self._find_pack(self.timeout_s)
+                self._pack = self._find_pack(max(start + self.timeout_s - time.monotonic(), _LEAST_S))
         self._unpacked = None
         return fetched
 
@@ -340,6 +339,12 @@ class ReplayDataset:
             stats.undelivered_samples = stats.ready_samples + unpacked + in_pieces
         return stats
 
+    def stop(self) -> None:
+        """Have the threads that fetch end, without waiting for anything. Idempotent; `close` does the rest."""
+        if not any(source.is_forked for source in self._turns.sources):
+            for source in self._turns.sources:
+                source.stop_unless_draining()
+
     def close(self, timeout_s: float | None = None) -> None:
         """Stop fetching, and set the priorities that are on their way. Idempotent.
 
@@ -348,8 +353,8 @@ class ReplayDataset:
         read first.
 
         Args:
-            timeout_s: how long priorities are waited for at most, and the table's structure if it is not known yet,
-                seconds; None for the dataset's.
+            timeout_s: how long everything that this waits for takes at most, priorities above all, seconds; None for
+                the dataset's.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
         if self._closed or not self._finalizer.detach():
@@ -357,10 +362,9 @@ class ReplayDataset:
         self._closed = True
         if any(source.is_forked for source in self._turns.sources):
             return
-        for source in self._turns.sources:
-            source.close(_DRAIN_S)
         deadline = time.monotonic() + timeout_s
-        self._updates.close(timeout_s)
+        stop_sources(self._turns.sources, _DRAIN_S, timeout_s)
+        self._updates.close(max(deadline - time.monotonic(), 0.0))
         if self._pack is None:
             self._pack = packer(None)
             left_s = deadline - time.monotonic()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 
 from reverb_writer.client import Client
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.prefetch import Plan, Prefetch
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.wire.server_info import ServerInfo, TableInfo
+from reverb_writer.reading.waiting import logged
+from reverb_writer.wire.server_info import ServerInfo, TableInfo, unknown_table
 
-__all__ = ["check_single_pass", "let_go", "start_sources"]
+__all__ = ["check_single_pass", "let_go", "request_infos", "start_sources", "stop_sources"]
 
+_STOP_S = 3.0
+_LEAST_S = 0.05  # a server that is asked at all has a chance to answer
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
@@ -35,6 +39,22 @@ def check_single_pass(table: TableInfo) -> None:
         )
 
 
+def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerInfo]:
+    """Ask each server for its tables, `timeout_s` seconds at most for all of them; log every ten what is waited for.
+
+    Raises:
+        StructureError: a server has no such table; names those that are.
+        ServerUnavailableError, ReplayTimeoutError: a server does not answer in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    infos: list[ServerInfo] = []
+    with logged(lambda: f"table `{table}`: waiting for the server at {client.shards[len(infos)].address}"):
+        for shard in client.shards:
+            infos.append(shard.request_info(max(deadline - time.monotonic(), _LEAST_S)))
+            unknown_table([table], infos[-1], shard.address)
+    return infos
+
+
 def start_sources(client: Client, infos: Sequence[ServerInfo], plan: Plan, wake: Callable[[], None]) -> list[Prefetch]:
     """Start to fetch; return what does so for each server. If one cannot start, none goes on.
 
@@ -48,16 +68,33 @@ def start_sources(client: Client, infos: Sequence[ServerInfo], plan: Plan, wake:
         sources = []
         for shard, info in zip(client.shards, infos, strict=True):
             sources.append(Prefetch(shard.channel, info, plan, wake=wake))
-            started.callback(sources[-1].close)
+            started.callback(stop_sources, sources[-1:])
         started.pop_all()
     return sources
 
 
+def stop_sources(sources: Sequence[Prefetch], drain_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
+    """Stop fetching. All are stopped before one is waited for.
+
+    Args:
+        sources: what fetches.
+        drain_s: see `Prefetch.drain`.
+        timeout_s: how long their threads are waited for at most, together, seconds; one may be in a call to its server.
+    """
+    deadline = time.monotonic() + min(timeout_s, _STOP_S)
+    for source in sources:
+        source.drain(0.0)
+    for source in sources:
+        source.drain(min(drain_s, timeout_s))
+    for source in sources:
+        source.stop()
+    for source in sources:
+        source.join(max(deadline - time.monotonic(), 0.0))
+
+
 def let_go(sources: Sequence[Prefetch], updates: PriorityUpdates, client: Client | None) -> None:
     """End what a dataset has started; `client` if it is its own."""
-    for source in sources:
-        if not source.is_forked:
-            source.close()
+    stop_sources([source for source in sources if not source.is_forked])
     updates.close(1.0)
     if client is not None:
         client.close()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.reading.prefetch import Fetched, Prefetch
+from reverb_writer.reading.waiting import Wait
 
 __all__ = ["Turns"]
 
@@ -52,6 +53,7 @@ class Turns:
         deadline = start + timeout_s
         # A server that is a little late is waited for, or the fastest would be heard most; once, until it is back.
         patience = time.monotonic() + _PATIENCE_S
+        wait = Wait(self._table, self.sources, start, timeout_s)
         while True:
             self._ready.clear()
             in_turn = self._turn not in self._late and time.monotonic() < patience
@@ -61,12 +63,15 @@ class Turns:
             if self.have_ended:
                 return self._take(len(self.sources))
             now = time.monotonic()
-            if self._ready.wait(max(min(deadline, patience if in_turn else deadline) - now, 0)):
+            if self._ready.wait(max(min(deadline, wait.look_at, patience if in_turn else deadline) - now, 0)):
                 continue
-            if in_turn and now < deadline and len(self.sources) > 1:
+            now = time.monotonic()
+            if now >= deadline:
+                raise self._too_late(wait, timeout_s)
+            if now >= wait.look_at:
+                wait.look()
+            if in_turn and now >= patience and len(self.sources) > 1:
                 self._late.add(self._turn)
-            elif time.monotonic() >= deadline:
-                raise self._too_late(timeout_s)
 
     @property
     def have_ended(self) -> bool:
@@ -96,12 +101,11 @@ class Turns:
                 return fetched
         return None
 
-    def _too_late(self, timeout_s: float) -> ReverbWriterError:
-        going = [source for source in self.sources if not source.has_ended]
-        causes = " ".join(source.why_waiting() for source in going)
+    def _too_late(self, wait: Wait, timeout_s: float) -> ReverbWriterError:
         held = sum(source.stats().ready_samples for source in self.sources)
-        gone = all(source.gone_since is not None for source in going)
+        going = [source for source in self.sources if not source.has_ended]
+        gone = all(source.gone_since is not None and not source.is_silent for source in going)
         return (ServerUnavailableError if gone else ReplayTimeoutError)(
             f"table `{self._table}`: no batch within {timeout_s:.1f} s, {held} of {self._batch_size} samples have "
-            f"come. {causes}"
+            f"come. {wait.why()}"
         )

@@ -61,6 +61,7 @@ LAYERS = [
     "reading.pieces",
     "reading.stats",
     "reading.prefetch",
+    "reading.waiting",
     "reading.turns",
     "reading.priority_updates",
     "reading.sources",
