@@ -30,6 +30,7 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
+from reverb_writer.reading.plan import Plan
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
@@ -38,7 +39,7 @@ from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info
 
-__all__ = ["Fetched", "Plan", "Prefetch"]
+__all__ = ["Fetched", "Prefetch"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -61,31 +62,6 @@ class Fetched:
     columns: Sequence[Column]
     infos: SampleInfos
     oldest_at: float
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to fetch, and how far ahead.
-
-    Attributes:
-        table: its name.
-        batch_size: samples that become ready together.
-        max_in_flight_batches: bound on what is on its way, being put together, or ready.
-        skip_unsafe: whether to leave out and count samples that raise UnsafeDataError.
-        reuses_buffers: whether the arrays of a batch are used again once the next one is asked for.
-        max_cache_bytes: see `Assembly`.
-        max_sample_bytes: likewise.
-        single_pass: whether to end after as many samples as the table has items at the beginning.
-    """
-
-    table: str
-    batch_size: int
-    max_in_flight_batches: int
-    skip_unsafe: bool
-    reuses_buffers: bool
-    max_cache_bytes: int
-    max_sample_bytes: int
-    single_pass: bool
 
 
 class Prefetch:
@@ -129,7 +105,10 @@ class Prefetch:
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
         self._single_pass = plan.single_pass
-        self._remaining = info.tables[plan.table].current_size if plan.single_pass else None
+        self._remaining = plan.max_samples  # samples to ask for until the end; None if there is none
+        if plan.single_pass:
+            size = info.tables[plan.table].current_size
+            self._remaining = size if plan.max_samples is None else min(size, plan.max_samples)
         self._stream: SampleStream | None = None
         self._look: Any = None  # the latest question to the server
         self._past_bytes = 0

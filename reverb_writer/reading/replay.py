@@ -21,20 +21,22 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.client import Client, as_client
+from reverb_writer.client import as_client
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.pieces import Pieces, check_same_length
-from reverb_writer.reading.prefetch import Fetched, Plan
+from reverb_writer.reading.plan import Plan
+from reverb_writer.reading.prefetch import Fetched
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.sources import check_single_pass, let_go, request_infos, start_sources, stop_sources
+from reverb_writer.reading.sources import check_end, let_go, made_again, request_infos, start_sources, stop_sources
 from reverb_writer.reading.stats import DatasetStats, PrefetchStats
 from reverb_writer.reading.turns import Turns
+from reverb_writer.reading.waiting import unchained
 from reverb_writer.structure import packer
 from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES
 
-__all__ = ["ReplayDataset", "made_again"]
+__all__ = ["ReplayDataset"]
 
 _DRAIN_S = 0.25
 _LEAST_S = 0.05  # for what a call asks of a server, although its time-out has been spent on waiting
@@ -72,6 +74,7 @@ class ReplayDataset:
         num_steps: int | None = None,
         sequence_length: int | None = None,
         single_pass: bool = False,
+        max_samples: int | None = None,
         skip_unsafe: bool = False,
         reuse_buffers: bool = False,
         max_cache_bytes: int = 256 << 20,
@@ -96,6 +99,9 @@ class ReplayDataset:
             sequence_length: of the samples, to check `num_steps` by; None if they differ.
             single_pass: hand out each item that is in the table now, once and in order, then stop. For tables of which
                 sampler and remover are "fifo" or a heap, and `max_times_sampled` is 1.
+            max_samples: take exactly so many samples from the table, then stop, >= 1; what `skip_unsafe` leaves out is
+                one of them. None for no end. For one server. A dataset that is opened anew, as in a `DataLoader`'s
+                worker processes, takes as many again.
             skip_unsafe: leave out and count samples that raise UnsafeDataError.
             reuse_buffers: let the arrays of a batch be overwritten once the next batch is asked for, instead of giving
                 each batch arrays of its own. Spares the system new memory for every batch of frames.
@@ -110,8 +116,17 @@ class ReplayDataset:
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "table")}
         self._reopen = functools.partial(ReplayDataset, made_again(client), table, **given)
-        self._batch_size = integer("batch_size", batch_size, minimum=1)
-        self._max_samples = self._batch_size * integer("max_in_flight_batches", max_in_flight_batches, minimum=1)
+        self._plan = Plan(
+            table,
+            batch_size,
+            max_in_flight_batches,
+            skip_unsafe,
+            reuse_buffers,
+            max_cache_bytes,
+            max_sample_bytes,
+            single_pass,
+            max_samples,
+        )
         self._num_steps = None if num_steps is None else integer("num_steps", num_steps, minimum=1)
         if num_steps is not None and sequence_length is not None:
             check_same_length(num_steps, integer("sequence_length", sequence_length, minimum=1))
@@ -121,30 +136,15 @@ class ReplayDataset:
         ):
             if choice not in choices:
                 raise SpecError(f"`{argument}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
-        for name, value in (("max_cache_bytes", max_cache_bytes), ("max_sample_bytes", max_sample_bytes)):
-            integer(name, value, minimum=1)
         self.table = table
-        self._reuses_buffers = bool(reuse_buffers)
         self._on_timeout, self._collate = on_timeout, collate
         self._client, self._owns_client = as_client(client, timeout_s)
         self.timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         try:
             infos = request_infos(self._client, table, self.timeout_s)
-            if single_pass:
-                for info in infos:
-                    check_single_pass(info.tables[table])
-            plan = Plan(
-                table,
-                self._batch_size,
-                max_in_flight_batches,
-                skip_unsafe,
-                reuse_buffers,
-                max_cache_bytes,
-                max_sample_bytes,
-                single_pass,
-            )
-            start = functools.partial(start_sources, self._client, infos, plan)
-            self._turns = Turns(table, self._batch_size, start)
+            check_end(self._plan, infos)
+            start = functools.partial(start_sources, self._client, infos, self._plan)
+            self._turns = Turns(table, self._plan.batch_size, start)
         except BaseException:
             if self._owns_client:
                 self._client.close()
@@ -157,7 +157,7 @@ class ReplayDataset:
         self._closed = self.is_exhausted = False
         self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
         self._stats = DatasetStats()
-        self._updates = PriorityUpdates(self._client, table)
+        self._updates = PriorityUpdates(self._client, infos[0].tables[table])
         # Whoever forgets close() must not hang when the interpreter ends.
         self._finalizer = weakref.finalize(
             self, let_go, self._turns.sources, self._updates, self._client if self._owns_client else None
@@ -209,7 +209,8 @@ class ReplayDataset:
 
     def _find_pack(self, timeout_s: float) -> Any:
         """Return what makes nests. The table's structure is known once it has items: before, nobody has told it."""
-        return packer(self._client.shards[self._turns.latest].spec_of(self.table, timeout_s))
+        with unchained():
+            return packer(self._client.shards[self._turns.latest].spec_of(self.table, timeout_s))
 
     def _next_fetched(self, start: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `_pack` is known; None at the end."""
@@ -240,7 +241,7 @@ class ReplayDataset:
     def _next_pieces(self, pieces: Pieces, start: float) -> Fetched | None:
         """Return the next batch of pieces of samples, or the last one; None at the end."""
         oldest_at = time.monotonic()
-        while pieces.num_pieces < self._batch_size:
+        while pieces.num_pieces < self._plan.batch_size:
             fetched = self._next_fetched(start)
             if fetched is None:
                 if not pieces.num_pieces:
@@ -248,7 +249,7 @@ class ReplayDataset:
                 break
             oldest_at = fetched.oldest_at
             pieces.add(fetched.columns, fetched.infos)
-        return Fetched(*pieces.take(self._batch_size), oldest_at)
+        return Fetched(*pieces.take(self._plan.batch_size), oldest_at)
 
     # ------------------------------------------------------------------------------------------ all the rest
 
@@ -280,7 +281,8 @@ class ReplayDataset:
             device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
 
         With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
-        worker opens a dataset like this one. That needs a `client` given as address.
+        worker process opens a dataset like this one, with a client of the same servers, certificates and token. This
+        dataset should be closed then: it fetches as well.
         """
         from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
 
@@ -292,7 +294,7 @@ class ReplayDataset:
         Raises:
             SpecError: with `reuse_buffers`: JAX's arrays on a CPU may be the batch's own memory, and change with it.
         """
-        if self._reuses_buffers:
+        if self._plan.reuses_buffers:
             raise SpecError("`reuse_buffers` must be False for as_jax, got True: JAX's arrays may share those buffers.")
         from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
 
@@ -313,16 +315,25 @@ class ReplayDataset:
         if not native:
             return tf_dataset(self)
         (shard, *others) = self._client.shards
-        if others or self._pieces is not None or self._collate != "error" or self._client.is_secured:
-            raise SpecError("`native` is for one server without TLS, whole samples and `collate='error'`.")
+        if (
+            others
+            or self._pieces is not None
+            or self._collate != "error"
+            or self._client.is_secured
+            or self._plan.has_end
+        ):
+            raise SpecError(
+                "`native` is for one server without TLS, whole samples, `collate='error'`, and no `single_pass` or "
+                "`max_samples`."
+            )
         info = shard.request_info(self.timeout_s).tables[self.table]
         return reverb_dataset(
             shard.address,
             self.table,
             shard.spec_of(self.table, self.timeout_s),
             has_time=info.signature is not None,
-            batch_size=self._batch_size,
-            max_in_flight=self._max_samples,
+            batch_size=self._plan.batch_size,
+            max_in_flight=self._plan.batch_size * self._plan.max_in_flight_batches,
         )
 
     def stats(self) -> DatasetStats:
@@ -374,6 +385,10 @@ class ReplayDataset:
         if self._owns_client:
             self._client.close()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to open a dataset like this one in another process; what this one has fetched stays here."""
+        return self._reopen, ()
+
     def __enter__(self) -> ReplayDataset:
         """Return the dataset itself."""
         return self
@@ -383,8 +398,3 @@ class ReplayDataset:
     ) -> None:
         """Close."""
         self.close()
-
-
-def made_again(client: Any) -> Any:
-    """Return what another process can make the client of."""
-    return client if isinstance(client, Client) else getattr(client, "server_address", client)

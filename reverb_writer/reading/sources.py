@@ -5,27 +5,41 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reverb_writer.client import Client
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.prefetch import Plan, Prefetch
+from reverb_writer.reading.plan import Plan
+from reverb_writer.reading.prefetch import Prefetch
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.waiting import logged
+from reverb_writer.reading.waiting import logged, unchained
 from reverb_writer.wire.server_info import ServerInfo, TableInfo, unknown_table
 
-__all__ = ["check_single_pass", "let_go", "request_infos", "start_sources", "stop_sources"]
+__all__ = ["check_end", "let_go", "made_again", "request_infos", "start_sources", "stop_sources"]
 
 _STOP_S = 3.0
 _LEAST_S = 0.05  # a server that is asked at all has a chance to answer
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
-def check_single_pass(table: TableInfo) -> None:
-    """Check that each item of a table comes once and in order.
+def check_end(plan: Plan, infos: Sequence[ServerInfo]) -> None:
+    """Check that samples can end as they are to, by what the servers tell.
 
     Raises:
-        SpecError: it does not; says why.
+        SpecError: `max_samples` of several servers, or a single pass over a table whose items do not come once each and
+            in order.
     """
+    if plan.max_samples is not None and len(infos) > 1:
+        raise SpecError(
+            f"`max_samples` is for one server, got {len(infos)}: none knows what the others have given. Make a dataset "
+            "for each."
+        )
+    if plan.single_pass:
+        for info in infos:
+            _check_single_pass(info.tables[plan.table])
+
+
+def _check_single_pass(table: TableInfo) -> None:
     for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
         if selector not in _ORDERED:
             raise SpecError(
@@ -48,7 +62,11 @@ def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerIn
     """
     deadline = time.monotonic() + timeout_s
     infos: list[ServerInfo] = []
-    with logged(lambda: f"table `{table}`: waiting for the server at {client.shards[len(infos)].address}"):
+
+    def waited_for() -> str:
+        return ", ".join(shard.address for shard in client.shards[len(infos) :][:1])
+
+    with logged(lambda: f"table `{table}`: waiting for the server at {waited_for()}"), unchained():
         for shard in client.shards:
             infos.append(shard.request_info(max(deadline - time.monotonic(), _LEAST_S)))
             unknown_table([table], infos[-1], shard.address)
@@ -98,3 +116,8 @@ def let_go(sources: Sequence[Prefetch], updates: PriorityUpdates, client: Client
     updates.close(1.0)
     if client is not None:
         client.close()
+
+
+def made_again(client: Any) -> Any:
+    """Return what another process can make a dataset's client of."""
+    return client if isinstance(client, Client) else getattr(client, "server_address", client)

@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.prefetch import Prefetch
 from reverb_writer.wire.inquiry import Inquiry
 
-__all__ = ["LOG_EVERY_S", "Wait", "logged"]
+__all__ = ["LOG_EVERY_S", "Wait", "logged", "unchained"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -69,3 +70,12 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
         yield
     finally:
         done.set()
+
+
+@contextlib.contextmanager
+def unchained() -> Iterator[None]:
+    """Let a time-out out of the block without gRPC's errors behind it: its message names the cause."""
+    try:
+        yield
+    except (ReplayTimeoutError, ServerUnavailableError) as error:
+        raise error from None

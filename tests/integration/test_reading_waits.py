@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +132,37 @@ def test_servers_that_are_paused_share_one_deadline(lone_server: StartServer, wh
     assert spent_s(addresses) < spent_s(addresses[:1]) + 4.0
 
 
+def answers(address: str) -> bool:
+    try:
+        with rw.Client(address, timeout_s=0.5) as client:
+            client.server_info()
+    except (rw.ReplayTimeoutError, rw.ServerUnavailableError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("moment", ["opening", "the structure", "the batch"])
+def test_time_out_is_one_traceback(lone_server: StartServer, moment: str) -> None:
+    server = lone_server(QUEUE)
+
+    def wait() -> None:
+        if moment == "opening":
+            server.process.pause()
+        with rw.ReplayDataset(server.address, "queue", 1, timeout_s=1.0) as dataset:
+            if moment == "the structure":
+                insert_numbers(server.address, "queue", [1])
+                assert eventually(lambda: dataset.stats().ready_samples == 1)
+            server.process.pause()
+            assert eventually(lambda: not answers(server.address))  # a signal takes a moment
+            next(dataset)
+
+    with pytest.raises((rw.ReplayTimeoutError, rw.ServerUnavailableError)) as caught:
+        wait()
+    server.process.resume()
+    printed = "".join(traceback.format_exception(caught.value))
+    assert printed.count("Traceback") == 1
+
+
 def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
     with pytest.raises(rw.StructureError, match=r"table `nothing` is not on the server .*`queue`"):
         rw.ReplayDataset(replay_server(QUEUE).address, "nothing", 2)
@@ -146,13 +178,16 @@ def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
         ({"collate": "stack"}, "collate"),
         ({"num_steps": 0}, "num_steps"),
         ({"max_cache_bytes": 0}, "max_cache_bytes"),
+        ({"max_samples": 0}, "max_samples"),
+        ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
+        ({"table": None}, "`table` must be the name of one table, got None"),
     ],
 )
 def test_arguments_that_can_never_work_are_refused(
     replay_server: StartServer, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(rw.SpecError, match=message):
-        rw.ReplayDataset(replay_server(QUEUE).address, "queue", **{"batch_size": 1, **options})
+        rw.ReplayDataset(replay_server(QUEUE).address, **{"table": "queue", "batch_size": 1, **options})
 
 
 # Servers that go, and come back.
