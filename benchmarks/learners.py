@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
-
 import reverb_writer as rw
 from benchmarks.processes import TABLE
 from reverb_writer.wire import messages
@@ -36,7 +34,7 @@ class ReadRun:
     Attributes:
         items: samples.
         wall_s: how long it took.
-        cpu_s: CPU time of the learner's process, all threads, and of its worker processes.
+        cpu_s: CPU time of the learner's process, all threads.
     """
 
     items: int
@@ -84,15 +82,10 @@ class Reader:
 
 def _read(learner: Learner, seconds: float) -> ReadRun:
     items = 0
-    cpu_s, start = _cpu_s(), time.perf_counter()
+    cpu_s, start = time.process_time(), time.perf_counter()
     while time.perf_counter() - start < seconds:
         items += next(learner.counts)
-    return ReadRun(items, time.perf_counter() - start, _cpu_s() - cpu_s)
-
-
-def _cpu_s() -> float:
-    workers = [process.cpu_times() for process in psutil.Process().children()]
-    return time.process_time() + sum(times.user + times.system for times in workers)
+    return ReadRun(items, time.perf_counter() - start, time.process_time() - cpu_s)
 
 
 def ours(address: str | Sequence[str], batch_size: int, **options: Any) -> Learner:

@@ -23,7 +23,6 @@ __all__ = ["learner_processes", "read_episodes", "read_frames", "read_one_by_one
 _NUM_ITEMS = 20_000
 _NUM_EPISODES = 200
 _PEER = "reverb.TrajectoryDataset"
-_IN_A_THREAD = "ours, no workers"
 _COLUMNS = ["", "items/s", "learner CPU, us/item", "ours is x times", "required"]
 
 Fill = Callable[[str, Workload], None]
@@ -51,26 +50,16 @@ def read_tf_agents(effort: Effort) -> Table:
 
 
 def read_frames(effort: Effort) -> Table:
-    """Frames of a real Atari game, from a table within the cache and from one four times as large.
-
-    The latter is read by two workers, too: decoding is what takes the time.
-    """
+    """Frames of a real Atari game, from a table within the cache and from one four times as large."""
     workload = Workload(frame_steps())
     table_bytes = _NUM_ITEMS * workload.step_bytes  # about: a step begins a window, but for the last of an episode
     rows: list[Sequence[str]] = []
     with _table(workload, _fill_ours) as server:
-        for name, cache_bytes, num_workers, required in (
-            ("within", 2 * table_bytes, 0, 2.0),
-            ("four times", table_bytes // 4, 2, 1.3),
-        ):
+        for name, cache_bytes, required in (("within", 2 * table_bytes, 2.0), ("four times", table_bytes // 4, 1.0)):
             options: dict[str, Any] = {"batch_size": 64, "max_cache_bytes": cache_bytes, "reuse_buffers": True}
-            contenders: Contenders = _datasets(workload, num_workers=num_workers, **options)
-            if num_workers:
-                contenders = {**contenders, _IN_A_THREAD: functools.partial(learners.ours, **options)}
-            runs = _race(server.address, contenders, effort)
-            for row in _report("", runs, {_PEER: required}).rows:
-                ours = f"ours, {num_workers} workers" if num_workers and row[0] == "ours" else row[0]
-                rows.append([f"{name} the cache: {ours}", *row[1:]])
+            runs = _race(server.address, _datasets(workload, **options), effort)
+            found = _report("", runs, {_PEER: required}).rows
+            rows += [[f"{name} the cache: {row[0]}", *row[1:]] for row in found]
     return Table("84 x 84 frames of Breakout, L=20, B=64", _COLUMNS, rows)
 
 

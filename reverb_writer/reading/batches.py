@@ -36,7 +36,8 @@ class BatchInfo(SampleInfos):
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
         """Return [B] weights that make up for sampling by priority, the largest of them 1.
 
-        They are (table size x probability) ** -exponent, divided by the largest.
+        They are (table size x probability) ** -exponent, divided by the largest. A batch comes from one server. They do
+        not make up for this: servers with fewer items give as many batches as others.
 
         Args:
             exponent: beta, 0 for none of it to 1 for all.

@@ -24,29 +24,26 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.arguments import integer
+from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.client import as_client
-from reverb_writer.errors import IncompleteError, SpecError
-from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.replay import ReplayDataset, made_again
+from reverb_writer.errors import SpecError
+from reverb_writer.reading.members import Draw, Member, Part
+from reverb_writer.reading.replay import ReplayDataset
+from reverb_writer.reading.sources import made_again
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.slices import (
     By,
     Short,
     SliceBatch,
-    Slices,
     SliceSampler,
-    Trajectories,
     allot,
     concatenate_batches,
-    find_trajectories,
-    gather,
-    read_markers,
 )
 from reverb_writer.wire.samples import SampleInfos
 
 __all__ = ["ContiguousBatch", "ContiguousDataset"]
 
+_LEAST_S = 0.05  # for what a call asks of a server, although its time-out has been spent on others
 _MARKERS = ("is_init", "done", "terminated", "truncated", "cut", "traj_ids", "mask")
 
 
@@ -125,8 +122,8 @@ class ContiguousDataset:
             weights: of the members, server by server and table by table; None if all are alike.
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
             seed: for slices that come again; None for others in each run.
-            **options: `timeout_s`, `on_timeout`, `single_pass`, `skip_unsafe`, `max_in_flight_batches` and bounds, as
-                of `ReplayDataset`.
+            **options: `timeout_s`, `on_timeout`, `single_pass`, `max_samples` (items of each member), `skip_unsafe`,
+                `max_in_flight_batches` and bounds, as of `ReplayDataset`.
 
         Raises:
             SpecError: an argument can never work, or is set by the slices: `num_steps`, `collate`.
@@ -146,20 +143,23 @@ class ContiguousDataset:
         if not tables or not all(isinstance(name, str) for name in tables):
             raise SpecError(f"`table` must be the name of a table, or several, got {table!r}.")
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
-        self._client, self._owns_client = as_client(client, options.get("timeout_s"))
+        timeout_s = options.get("timeout_s")
+        self._client, self._owns_client = as_client(client, timeout_s)
+        self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         num_members = len(tables) * len(self._client.shards)
-        self._members: list[_Member] = []
-        self._ended = self._closed = False
+        self._members: list[Member] = []
+        self._stopped = self._closed = False  # the first by a time-out, until it is iterated anew
         self._missing: list[int] = []  # slices that the batch under way needs of each member
-        self._parts: list[tuple[int, _Part]] = []  # of it, with their members; they outlast a time-out
+        self._parts: list[tuple[int, Part]] = []  # of it, with their members; they outlast a time-out
         try:
             self._weights = _checked_weights(weights, num_members)
-            draw = _Draw(self._sampler, self._rng, replacement, row_priority_fn)
+            draw = Draw(self._sampler, self._rng, replacement, row_priority_fn)
+            deadline = time.monotonic() + self._timeout_s
             for number, (one, name) in enumerate(itertools.product(self._client.each(), tables)):
+                options["timeout_s"] = max(deadline - time.monotonic(), _LEAST_S)  # one time-out for all tables
                 dataset = ReplayDataset(one, name, pool_size, collate="flat", **options)
-                self._members.append(
-                    _Member(dataset, draw, emit_init=emit_init, number=number, num_members=num_members)
-                )
+                dataset.timeout_s = self._timeout_s
+                self._members.append(Member(dataset, draw, emit_init=emit_init, number=number, num_members=num_members))
         except BaseException:
             self.close()
             raise
@@ -168,24 +168,33 @@ class ContiguousDataset:
         """Return the dataset itself: it goes on where it was, also after a time-out has ended an iteration."""
         for member in self._members:
             iter(member.dataset)
-        self._ended = False
+        self._stopped = False
         return self
 
     def __next__(self) -> ContiguousBatch:
         """Return the next batch; the last one of a single pass may be smaller.
 
+        A single pass ends when all tables are read: once a table has ended, the others give its share. One time-out
+        covers all tables of a batch.
+
         Raises:
             IncompleteError: for the whole time-out only trajectories came that are too short, or of priority 0.
             ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
         """
-        if not self._missing and not self._ended:
-            self._missing = allot(self._sampler.num_slices, self._weights, self._rng).tolist()
-        for number, share in enumerate(self._missing):
-            for part in self._members[number].take(share):
-                self._parts.append((number, part))
-                self._missing[number] -= len(part.infos.keys)
-            self._ended = self._ended or self._members[number].has_ended
-        self._missing = []
+        start = time.monotonic()
+        num_missing = sum(self._missing) or self._sampler.num_slices
+        while num_missing and not self._stopped:
+            if not self._missing:
+                weights = [0 if member.is_exhausted else weight for member, weight in self._weighted()]
+                if not any(weights):
+                    break
+                self._missing = allot(num_missing, weights, self._rng).tolist()
+            for number, share in enumerate(self._missing):
+                for part in self._members[number].take(share, start):
+                    self._parts.append((number, part))
+                    self._missing[number] -= len(part.infos.keys)
+                self._stopped = self._stopped or (self._missing[number] > 0 and not self._members[number].is_exhausted)
+            num_missing, self._missing = sum(self._missing), []
         parts, self._parts = self._parts, []
         if not parts:
             raise StopIteration
@@ -194,6 +203,9 @@ class ContiguousDataset:
         if len(self._members) == 1:
             given["members"] = None
         return ContiguousBatch(**given, info=SampleInfos.concatenate([part.infos for _, part in parts]))
+
+    def _weighted(self) -> Iterator[tuple[Member, float]]:
+        return zip(self._members, self._weights, strict=True)
 
     def update_priorities(self, batch: ContiguousBatch, priorities: Any) -> None:
         """Set the priorities of the items of a batch, soon; of two slices of one item the last one counts.
@@ -248,16 +260,26 @@ class ContiguousDataset:
                 stats.undelivered_samples += len(np.unique(np.concatenate([*items, member.items_left()])))
         return all_stats
 
-    def close(self) -> None:
-        """Stop fetching. Idempotent.
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop fetching, and set the priorities that are on their way. Idempotent.
 
         What has come can still be iterated over; `stats()` counts as `undelivered_samples` the items that are not.
+
+        Args:
+            timeout_s: how long all of this takes at most, seconds; None for the dataset's.
         """
         self._closed = True
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         for member in self._members:
-            member.dataset.close()
+            member.dataset.stop()
+        for member in self._members:
+            member.dataset.close(max(deadline - time.monotonic(), _LEAST_S))
         if self._owns_client:
             self._client.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to open a dataset like this one in another process; what this one has fetched stays here."""
+        return self._reopen, ()
 
     def __enter__(self) -> ContiguousDataset:
         """Return the dataset itself."""
@@ -276,113 +298,3 @@ def _checked_weights(weights: Sequence[float] | None, num_members: int) -> list[
         raise SpecError(f"`weights` must be one a table of each server, {num_members}, got {weights!r}.")
     allot(0, found, np.random.default_rng())
     return found
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """How slices of a pool of trajectories are drawn."""
-
-    sampler: SliceSampler
-    rng: np.random.Generator
-    replacement: bool
-    row_priority_fn: Callable[[Any], Any] | None
-
-    def __call__(self, data: Any, trajectories: Trajectories) -> Slices:
-        """Draw all slices that a pool is good for."""
-        priorities = None if self.row_priority_fn is None else self.row_priority_fn(data)
-        if self.sampler.by is By.TRAJECTORY:
-            return self.sampler.each(trajectories, self.rng)
-        if self.replacement:
-            sampler = dataclasses.replace(self.sampler, num_slices=len(trajectories))
-            return sampler.sample(trajectories, self.rng, priorities)
-        # No trajectory has more slices than rows and overhanging rows.
-        most = trajectories.num_steps + 2 * self.sampler.slice_len * len(trajectories)
-        return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, self.rng, priorities))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Slices of one pool.
-
-    Attributes:
-        batch: the slices.
-        infos: [S] of the item that each is of.
-        items: [S] its number among those of the member.
-    """
-
-    batch: SliceBatch
-    infos: SampleInfos
-    items: npt.NDArray[np.int64]
-
-
-class _Member:
-    """One table of one server: a pool of its trajectories, and the slices drawn of them."""
-
-    def __init__(self, dataset: ReplayDataset, draw: _Draw, *, emit_init: bool, number: int, num_members: int) -> None:
-        self.dataset = dataset
-        self.has_ended = False
-        self._draw, self._emit_init = draw, emit_init
-        self._number, self._num_members = number, num_members
-        self._num_trajectories = self._num_items = 0  # of former pools
-        self._pool: _Pool | None = None
-        self._next = 0
-
-    def items_left(self) -> npt.NDArray[np.int64]:
-        """Return the number of the item of each slice that is not taken."""
-        if self._pool is None:
-            return np.zeros(0, np.int64)
-        left: npt.NDArray[np.int64] = self._num_items + self._pool.item_of[self._pool.slices.trajectories[self._next :]]
-        return left
-
-    def take(self, num_slices: int) -> Iterator[_Part]:
-        """Yield the next slices, in one part or in several."""
-        while num_slices and (pool := self._pool_with_slices()):
-            first, stop = self._next, min(self._next + num_slices, len(pool.slices.lengths))
-            self._next = stop
-            num_slices -= stop - first
-            slices = pool.slices.part(first, stop)
-            batch = gather(pool.data, slices, pool.markers, emit_init=self._emit_init)
-            if pool.markers.traj_ids is None:
-                ids = (self._num_trajectories + batch.traj_ids) * self._num_members + self._number
-                batch = dataclasses.replace(batch, traj_ids=ids)
-            items = pool.item_of[slices.trajectories]
-            yield _Part(batch, pool.infos.choose(items), self._num_items + items)
-
-    def _pool_with_slices(self) -> _Pool | None:
-        """Return the pool, or the next one if all its slices are taken; None at the end."""
-        deadline = time.monotonic() + self.dataset.timeout_s
-        while self._pool is None or self._next == len(self._pool.slices.lengths):
-            batch = next(self.dataset, None)
-            if batch is None:
-                self.has_ended = True
-                return None
-            if self._pool is not None:
-                self._num_trajectories += self._pool.num_trajectories
-                self._num_items += len(self._pool.infos.keys)
-            try:
-                self._pool, self._next = _Pool(batch, self._draw), 0
-            except IncompleteError:
-                if time.monotonic() > deadline:
-                    raise
-        return self._pool
-
-
-class _Pool:
-    """Items that were sampled together, and the slices drawn of them."""
-
-    def __init__(self, batch: Batch, draw: _Draw) -> None:
-        self.data, self.infos = batch.data, batch.info
-        ends = np.cumsum(batch.info.lengths)
-        first_rows = ends - batch.info.lengths
-        self.markers = read_markers(self.data, starts=first_rows)
-        starts = np.zeros(ends[-1], bool)
-        starts[first_rows] = True
-        is_init = starts if self.markers.is_init is None else starts | self.markers.is_init
-        trajectories = find_trajectories(dataclasses.replace(self.markers, is_init=is_init))
-        item_of = np.searchsorted(ends, trajectories.starts, "right")
-        if not draw.replacement:
-            first = np.unique(batch.info.keys, return_index=True)[1]
-            trajectories = trajectories.choose(np.flatnonzero(np.isin(item_of, first)))
-            item_of = np.searchsorted(ends, trajectories.starts, "right")
-        self.item_of, self.num_trajectories = item_of, len(trajectories)
-        self.slices = draw(self.data, trajectories)

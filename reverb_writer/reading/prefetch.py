@@ -4,6 +4,7 @@
 
 At most `max_in_flight_batches` are on their way, being put together, or ready. A lost connection is made again; what
 was asked for and did not come is asked for again. Batches come in the order in which the server chose their samples.
+A message that cannot be read ends a stream. The reader gets an error for it, and once it has, another stream begins.
 
 From a table that gives items away (`max_times_sampled`) only what is there is asked for: a request that waits at the
 server when the learner goes takes an item out for nobody.
@@ -20,24 +21,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-import numpy as np
 
 from reverb_writer.errors import (
     ClosedError,
+    FormatError,
     ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
     UnsafeDataError,
 )
+from reverb_writer.reading.plan import Plan
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.output import Empty
+from reverb_writer.wire.inquiry import Inquiry
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
-from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info, why_samples_wait
+from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info
 
-__all__ = ["Fetched", "Plan", "Prefetch"]
+__all__ = ["Fetched", "Prefetch"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -62,36 +64,12 @@ class Fetched:
     oldest_at: float
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to fetch, and how far ahead.
-
-    Attributes:
-        table: its name.
-        batch_size: samples that become ready together.
-        max_in_flight_batches: bound on what is on its way, being put together, or ready.
-        skip_unsafe: whether to leave out and count samples that raise UnsafeDataError.
-        reuses_buffers: whether the arrays of a batch are used again once the next one is asked for.
-        max_cache_bytes: see `Assembly`.
-        max_sample_bytes: likewise.
-        single_pass: whether to end after as many samples as the table has items at the beginning.
-    """
-
-    table: str
-    batch_size: int
-    max_in_flight_batches: int
-    skip_unsafe: bool
-    reuses_buffers: bool
-    max_cache_bytes: int
-    max_sample_bytes: int
-    single_pass: bool
-
-
 class Prefetch:
     """The samples of one table on one server, ahead of their use.
 
     Attributes:
         gone_since: `time.monotonic()` when the connection was lost; None while there is one.
+        is_silent: whether what is at the address then takes connections, but does not answer.
     """
 
     def __init__(
@@ -101,7 +79,6 @@ class Prefetch:
         plan: Plan,
         *,
         wake: Callable[[], None],
-        empty: Empty = np.empty,
     ) -> None:
         """Start to fetch.
 
@@ -110,9 +87,9 @@ class Prefetch:
             info: the server's tables at the beginning.
             plan: what is fetched.
             wake: called whenever something is ready, from the thread.
-            empty: makes the arrays of batches.
         """
         self.gone_since: float | None = None
+        self.is_silent = False
         self.address = channel.address
         self._channel, self._table, self._info = channel, plan.table, info
         self._batch_size, self._skip_unsafe, self._wake = plan.batch_size, plan.skip_unsafe, wake
@@ -120,16 +97,20 @@ class Prefetch:
             plan.max_cache_bytes,
             plan.max_sample_bytes,
             batch_size=plan.batch_size,
-            # The reader holds one, one may wait for it elsewhere, and all those ahead have arrays, too.
-            num_buffers=plan.max_in_flight_batches + 2 if plan.reuses_buffers else 0,
-            empty=empty,
+            # The reader holds one, and all those ahead have arrays, too.
+            num_buffers=plan.max_in_flight_batches + 1 if plan.reuses_buffers else 0,
         )
         self._gives_away = info.tables[plan.table].max_times_sampled > 0
         self._assembling = threading.Lock()  # guards the assembly and `_oldest_at`; taken before the other
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
-        self._remaining = info.tables[plan.table].current_size if plan.single_pass else None
+        self._single_pass = plan.single_pass
+        self._remaining = plan.max_samples  # samples to ask for until the end; None if there is none
+        if plan.single_pass:
+            size = info.tables[plan.table].current_size
+            self._remaining = size if plan.max_samples is None else min(size, plan.max_samples)
         self._stream: SampleStream | None = None
+        self._look: Any = None  # the latest question to the server
         self._past_bytes = 0
         self._held = 0  # samples come and not taken
         self._oldest_at = 0.0  # when the first sample of the batch that is put together came
@@ -186,17 +167,24 @@ class Prefetch:
         """Whether nothing will come any more."""
         return self._ended
 
-    def why_waiting(self) -> str:
-        """Say what keeps samples from coming."""
+    def inquiry(self, timeout_s: float) -> Inquiry:
+        """Return what asks the server, during a wait of so many seconds, what keeps samples from coming."""
+        return Inquiry(self._channel, timeout_s)
+
+    def why_waiting(self, inquiry: Inquiry | None) -> str:
+        """Say what keeps samples from coming, as far as an inquiry tells; None if there was no time for one."""
         if self.gone_since is not None:
+            lost_s = time.monotonic() - self.gone_since
+            if self.is_silent:
+                return (
+                    f"The connection to {self.address} has been lost for {lost_s:.0f} s, and the server does not "
+                    "answer. It may be paused, overloaded or out of reach: look at its process."
+                )
             return (
-                f"The server at {self.address} has been gone for {time.monotonic() - self.gone_since:.0f} s "
-                f"({self._why_gone}). It is looked for all the time; start it, or check the address."
+                f"The server at {self.address} has been gone for {lost_s:.0f} s ({self._why_gone}). It is looked for "
+                "all the time; start it, or check the address."
             )
-        try:
-            return why_samples_wait(request_server_info(self._channel, _PROBE_TIMEOUT_S), self._table, self._info)
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            return str(error)
+        return (inquiry or self.inquiry(0.0)).why_samples_wait(self._table, self._info)
 
     def stats(self) -> PrefetchStats:
         """Return the counters so far."""
@@ -210,12 +198,11 @@ class Prefetch:
             stats.decoded_chunks = self._assembly.num_decoded_chunks
         return stats
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Stop fetching; what has come can still be taken. Idempotent.
+    def drain(self, drain_s: float) -> None:
+        """Ask for no more. From a table that gives items away, read what was asked for.
 
         Args:
-            drain_s: from a table that gives items away, go on reading what was asked for until nothing has come for so
-                long, seconds.
+            drain_s: until nothing has come for so long, seconds. Does not wait if there is nothing to wait for.
         """
         with self._lock:
             self._remaining = 0
@@ -224,12 +211,28 @@ class Prefetch:
             silence = time.monotonic() - self._heard_at
             if silence >= drain_s or self._closed.wait(min(drain_s - silence, drain_s) + 0.001):
                 break
+
+    def stop_unless_draining(self) -> None:
+        """Ask for no more, and `stop` if nothing is on its way that `drain` would read."""
+        self.drain(0.0)
+        stream = self._stream
+        if stream is None or not stream.num_in_flight or not self._gives_away:
+            self.stop()
+
+    def stop(self) -> None:
+        """Have the thread end, without waiting for it; what has come can still be taken. Idempotent."""
         self._closed.set()
         self._changed.set()
-        stream = self._stream
+        stream, look = self._stream, self._look
         if stream is not None:
             stream.cancel()
-        self._thread.join(_PROBE_TIMEOUT_S + 1)
+        if look is not None:
+            look.cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended, and ends by itself."""
+        self._thread.join(timeout_s)
+        self._ended = True
 
     # ----------------------------------------------------------------------------------------- the thread
 
@@ -241,6 +244,8 @@ class Prefetch:
                 except ServerUnavailableError as error:
                     if not self._closed.is_set():
                         self._find_server(str(error))
+                except (FormatError, UnsafeDataError) as error:
+                    self._tell(error)
                 else:
                     return
         except ClosedError:
@@ -285,16 +290,25 @@ class Prefetch:
         pause_s, longest_s = _LOOK_S
         while self._remaining != 0 and not self._closed.is_set():
             self._changed.clear()
-            if self._room:
-                info = look_at_server(self._channel, _LOOK_TIMEOUT_S)
-                num_ready = info.tables[self._table].num_ready() if info and self._table in info.tables else 0
+            if self._room > 0:
+                info = look_at_server(self._channel, _LOOK_TIMEOUT_S, begun=self._looks)
+                table = info.tables.get(self._table) if info else None
+                num_ready = table.num_ready() if table else 0
                 with self._lock:
+                    if table and self._single_pass and not stream.num_in_flight and self._remaining:
+                        self._remaining = min(self._remaining, table.current_size)  # some may be lost, or others' now
                     self._request(min(self._room, num_ready - stream.num_in_flight))
             if stream.num_in_flight:
                 break
-            self._changed.wait(pause_s if self._room else None)
+            self._changed.wait(pause_s if self._room > 0 else None)
             pause_s = min(2 * pause_s, longest_s)
         return stream.num_in_flight > 0
+
+    def _looks(self, call: Any) -> None:
+        """Remember a question that is under way, for `stop` to cancel."""
+        self._look = call
+        if self._closed.is_set():
+            call.cancel()
 
     def _request(self, num_samples: int) -> None:
         """Ask for samples, unless the limit says that there are no more."""
@@ -333,6 +347,21 @@ class Prefetch:
     def _finish_batch(self) -> None:
         self._ready.append(Fetched(*self._assembly.take(), self._oldest_at))
 
+    def _tell(self, error: ReverbWriterError) -> None:
+        """Have the reader told of what ended a stream; return when it is, so that damage without end costs nothing."""
+        with self._lock:
+            self._room -= 1  # an error has its place until it is told
+        self._ready.append(error)
+        self._wake()
+        while True:
+            self._changed.clear()
+            with self._lock:
+                is_told = all(item is not error for item in self._ready)
+            if is_told or self._closed.is_set():
+                break
+            self._changed.wait()
+        self._closed.wait(_RETRY_S)
+
     def _find_server(self, why: str) -> None:
         """Wait until the server is there again."""
         self._why_gone = why
@@ -341,10 +370,11 @@ class Prefetch:
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
-            except (ReplayTimeoutError, ServerUnavailableError, grpc.RpcError):
+            except (ReplayTimeoutError, ServerUnavailableError, FormatError, grpc.RpcError) as error:
+                self.is_silent = isinstance(error, ReplayTimeoutError)
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id
             self._info = info
-            self.gone_since = None
+            self.gone_since, self.is_silent = None, False
             return

@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from reverb_writer.client import Client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
+from reverb_writer.wire.server_info import TableInfo
 
 __all__ = ["PriorityUpdates"]
 
 _LOG = logging.getLogger("reverb_writer")
 
+_BY_PRIORITY = {"prioritized", "max_heap", "min_heap"}
 _MAX_KEYS = 1 << 20
 _MAX_REQUEST_KEYS = 1 << 14
 
@@ -27,9 +29,15 @@ _MAX_REQUEST_KEYS = 1 << 14
 class PriorityUpdates:
     """Priorities to be set in one table. Thread-safe."""
 
-    def __init__(self, client: Client, table: str) -> None:
+    def __init__(self, client: Client, table: TableInfo) -> None:
         """Start the thread; `client` is not closed by this."""
-        self._client, self._table = client, table
+        self._client, self._table = client, table.name
+        self._warning = (
+            None
+            if {table.sampler, table.remover} & _BY_PRIORITY
+            else f"table `{table.name}`: neither its sampler ({table.sampler}) nor its remover ({table.remover}) go by "
+            "priorities: setting them changes nothing but `info.priorities`. Use `rw.Prioritized`, or leave it."
+        )
         self._changed = threading.Condition()
         self._pending: dict[int, float] = {}
         self._owners: dict[int, int] = {}
@@ -61,10 +69,14 @@ class PriorityUpdates:
             raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a key.")
         bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
         if len(bad):
-            raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]} and {len(bad) - 1} more such.")
+            others = f" and {len(bad) - 1} more such" if len(bad) > 1 else ""
+            raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]}{others}.")
         with self._changed:
             if self._closed:
                 raise ClosedError("the dataset is closed. Make a new one.")
+            warning, self._warning = self._warning, None
+            if warning is not None:
+                _LOG.warning("%s", warning)
             self._pending.update(zip(keys.tolist(), priorities.tolist(), strict=True))
             self.num_failed += _drop_oldest(self._pending, _MAX_KEYS)
             self._changed.notify_all()

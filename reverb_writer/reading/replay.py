@@ -21,35 +21,38 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.client import Client, as_client
+from reverb_writer.client import as_client
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.pieces import Pieces, check_same_length
-from reverb_writer.reading.prefetch import Fetched, Plan
+from reverb_writer.reading.plan import Plan
+from reverb_writer.reading.prefetch import Fetched
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.sources import check_table, let_go, start_sources
+from reverb_writer.reading.sources import check_end, let_go, made_again, request_infos, start_sources, stop_sources
 from reverb_writer.reading.stats import DatasetStats, PrefetchStats
 from reverb_writer.reading.turns import Turns
+from reverb_writer.reading.waiting import unchained
 from reverb_writer.structure import packer
 from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES
-from reverb_writer.wire.server_info import unknown_table
 
-__all__ = ["ReplayDataset", "made_again"]
+__all__ = ["ReplayDataset"]
 
 _DRAIN_S = 0.25
+_LEAST_S = 0.05  # for what a call asks of a server, although its time-out has been spent on waiting
 
 
 class ReplayDataset:
     """An endless iterator over batches of a table.
 
-    Samples come in the order in which the server chooses them: with one server and no workers, FIFO, LIFO and heap
-    tables keep theirs.
+    Samples come in the order in which the server chooses them: with one server, FIFO, LIFO and heap tables keep theirs.
     Iterated by one thread at a time; the rest is thread-safe. A context manager. Not usable in a forked child.
 
     Attributes:
         table: its name.
         timeout_s: how long a batch is waited for at most, seconds.
+        is_exhausted: whether an iteration has ended because nothing will come any more: after a single pass or
+            `close()`, not after a time-out.
 
     Example:
         with rw.ReplayDataset("localhost:8000", "replay", batch_size=256) as dataset:
@@ -71,9 +74,9 @@ class ReplayDataset:
         num_steps: int | None = None,
         sequence_length: int | None = None,
         single_pass: bool = False,
+        max_samples: int | None = None,
         skip_unsafe: bool = False,
         reuse_buffers: bool = False,
-        num_workers: int = 0,
         max_cache_bytes: int = 256 << 20,
         max_sample_bytes: int = MAX_SAMPLE_BYTES,
     ) -> None:
@@ -88,7 +91,7 @@ class ReplayDataset:
                 what could be sampled now, and counts as sampled for the rate limiter.
             timeout_s: how long a batch is waited for at most, seconds; None for the client's.
             on_timeout: what happens then: "raise", after which the next call goes on waiting, or "stop": the iteration
-                ends, with a last batch of what had come.
+                ends with what had come, a last batch for each server. What comes later is for the next iteration.
             collate: what becomes of samples that differ in length: "error"; "pad" with zeros to the longest, with
                 `info.mask`; "list", a list of B nests [T_i, ...]; "flat", leaves [T_0 + T_1 + ..., ...], of which
                 `info.lengths` tells the parts.
@@ -96,13 +99,12 @@ class ReplayDataset:
             sequence_length: of the samples, to check `num_steps` by; None if they differ.
             single_pass: hand out each item that is in the table now, once and in order, then stop. For tables of which
                 sampler and remover are "fifo" or a heap, and `max_times_sampled` is 1.
+            max_samples: take exactly so many samples from the table, then stop, >= 1; what `skip_unsafe` leaves out is
+                one of them. None for no end. For one server. A dataset that is opened anew, as in a `DataLoader`'s
+                worker processes, takes as many again.
             skip_unsafe: leave out and count samples that raise UnsafeDataError.
             reuse_buffers: let the arrays of a batch be overwritten once the next batch is asked for, instead of giving
                 each batch arrays of its own. Spares the system new memory for every batch of frames.
-            num_workers: processes that fetch and decode for each server, instead of a thread of this process. Worth it
-                where decoding is what takes the time, as with frames of a table larger than the cache. Each has its
-                part of the cache, and fetches `max_in_flight_batches` batches ahead and one more. Batches come in no
-                order; not for tables that remove items when they have been sampled. Linux only.
             max_cache_bytes: bound on decoded chunks, which spare decoding again, for each server; a quarter more is
                 used to know items again, a sixteenth (16 MB at most) and 32 MB to find the contents of chunks.
             max_sample_bytes: bound on one sample, decoded.
@@ -114,8 +116,17 @@ class ReplayDataset:
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "table")}
         self._reopen = functools.partial(ReplayDataset, made_again(client), table, **given)
-        self._batch_size = integer("batch_size", batch_size, minimum=1)
-        self._max_samples = self._batch_size * integer("max_in_flight_batches", max_in_flight_batches, minimum=1)
+        self._plan = Plan(
+            table,
+            batch_size,
+            max_in_flight_batches,
+            skip_unsafe,
+            reuse_buffers,
+            max_cache_bytes,
+            max_sample_bytes,
+            single_pass,
+            max_samples,
+        )
         self._num_steps = None if num_steps is None else integer("num_steps", num_steps, minimum=1)
         if num_steps is not None and sequence_length is not None:
             check_same_length(num_steps, integer("sequence_length", sequence_length, minimum=1))
@@ -125,41 +136,28 @@ class ReplayDataset:
         ):
             if choice not in choices:
                 raise SpecError(f"`{argument}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
-        for name, value in (("max_cache_bytes", max_cache_bytes), ("max_sample_bytes", max_sample_bytes)):
-            integer(name, value, minimum=1)
-        num_workers = integer("num_workers", num_workers, minimum=0)
         self.table = table
-        self._reuses_buffers = bool(reuse_buffers)
         self._on_timeout, self._collate = on_timeout, collate
         self._client, self._owns_client = as_client(client, timeout_s)
         self.timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         try:
-            infos = [shard.request_info(self.timeout_s) for shard in self._client.shards]
-            for shard, info in zip(self._client.shards, infos, strict=True):
-                unknown_table([table], info, shard.address)
-                check_table(info.tables[table], num_workers, single_pass=single_pass)
-            plan = Plan(
-                table,
-                self._batch_size,
-                max_in_flight_batches,
-                skip_unsafe,
-                reuse_buffers,
-                max_cache_bytes,
-                max_sample_bytes,
-                single_pass,
-            )
-            start = functools.partial(start_sources, self._client, infos, plan, num_workers)
-            self._turns = Turns(table, self._batch_size, start)
+            infos = request_infos(self._client, table, self.timeout_s)
+            check_end(self._plan, infos)
+            start = functools.partial(start_sources, self._client, infos, self._plan)
+            self._turns = Turns(table, self._plan.batch_size, start)
         except BaseException:
             if self._owns_client:
                 self._client.close()
             raise
         self._pack: Any = None
         self._unpacked: Fetched | None = None
-        self._ended = self._closed = False
+        self._stopping: list[int] | None = (
+            None  # servers whose last batch is due, once a time-out has ended an iteration
+        )
+        self._closed = self.is_exhausted = False
         self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
         self._stats = DatasetStats()
-        self._updates = PriorityUpdates(self._client, table)
+        self._updates = PriorityUpdates(self._client, infos[0].tables[table])
         # Whoever forgets close() must not hang when the interpreter ends.
         self._finalizer = weakref.finalize(
             self, let_go, self._turns.sources, self._updates, self._client if self._owns_client else None
@@ -169,7 +167,7 @@ class ReplayDataset:
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the dataset itself: it goes on where it was, also after a time-out has ended an iteration."""
-        self._ended = False
+        self._stopping = None
         return self
 
     def __next__(self) -> Batch:
@@ -182,49 +180,68 @@ class ReplayDataset:
             StructureError: samples differ in length or shape, which `collate` does not allow; or the table is gone.
             ClosedError: in a forked child.
         """
-        start = time.monotonic()
+        batch = self.next_since(time.monotonic())
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def next_since(self, start: float) -> Batch | None:
+        """Return the next batch as `next` does, or None where that stops; the time-out counts from `start`.
+
+        Args:
+            start: of `time.monotonic()`, so that one time-out covers the batches of several datasets.
+        """
+        called_at = time.monotonic()
         for source in self._turns.sources:
             source.check_usable()
         fetched = self._next_fetched(start) if self._pieces is None else self._next_pieces(self._pieces, start)
         if fetched is None:
-            raise StopIteration
+            self.is_exhausted = self._stopping is None
+            return None
         now = time.monotonic()
         stats = self._stats
         stats.batches += 1
         stats.samples += len(fetched.infos.keys)
-        stats.wait_s += now - start
+        stats.wait_s += now - called_at
         stats.last_age_s = now - fetched.oldest_at
         server = self._client.shards[self._turns.latest].address
         return make_batch(fetched.columns, fetched.infos, self._pack, self._collate, server)
 
     def _find_pack(self, timeout_s: float) -> Any:
         """Return what makes nests. The table's structure is known once it has items: before, nobody has told it."""
-        return packer(self._client.shards[self._turns.latest].spec_of(self.table, timeout_s))
+        with unchained():
+            return packer(self._client.shards[self._turns.latest].spec_of(self.table, timeout_s))
 
     def _next_fetched(self, start: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `_pack` is known; None at the end."""
-        fetched = self._unpacked
-        if fetched is None and not self._ended:
-            try:
-                fetched = self._turns.next(start, self.timeout_s)
-            except (ReplayTimeoutError, ServerUnavailableError):
-                if self._on_timeout == "raise":
-                    raise
-                self._ended = True
-        fetched = fetched or self._turns.rest()
-        self._ended = self._ended or fetched is None
+        fetched = self._unpacked or self._next_taken(start)
         if fetched is not None:
             self._updates.remember_owner(fetched.infos.keys, self._turns.latest)
             if self._pack is None:
                 self._unpacked = fetched  # for the next call, should the server not tell the structure now
-                self._pack = self._find_pack(self.timeout_s)
+                self._pack = self._find_pack(max(start + self.timeout_s - time.monotonic(), _LEAST_S))
         self._unpacked = None
         return fetched
+
+    def _next_taken(self, start: float) -> Fetched | None:
+        """Take the next batch, or what is left at the end of the iteration; None once it is over."""
+        if self._stopping is None:
+            try:
+                return self._turns.next(start, self.timeout_s) or self._turns.rest()
+            except (ReplayTimeoutError, ServerUnavailableError):
+                if self._on_timeout == "raise":
+                    raise
+            self._stopping = list(range(len(self._turns.sources)))
+        while self._stopping:
+            fetched = self._turns.rest_of(self._stopping.pop())
+            if fetched is not None:
+                return fetched
+        return None
 
     def _next_pieces(self, pieces: Pieces, start: float) -> Fetched | None:
         """Return the next batch of pieces of samples, or the last one; None at the end."""
         oldest_at = time.monotonic()
-        while pieces.num_pieces < self._batch_size:
+        while pieces.num_pieces < self._plan.batch_size:
             fetched = self._next_fetched(start)
             if fetched is None:
                 if not pieces.num_pieces:
@@ -232,7 +249,7 @@ class ReplayDataset:
                 break
             oldest_at = fetched.oldest_at
             pieces.add(fetched.columns, fetched.infos)
-        return Fetched(*pieces.take(self._batch_size), oldest_at)
+        return Fetched(*pieces.take(self._plan.batch_size), oldest_at)
 
     # ------------------------------------------------------------------------------------------ all the rest
 
@@ -264,7 +281,8 @@ class ReplayDataset:
             device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
 
         With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
-        worker opens a dataset like this one. That needs a `client` given as address.
+        worker process opens a dataset like this one, with a client of the same servers, certificates and token. This
+        dataset should be closed then: it fetches as well.
         """
         from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
 
@@ -276,7 +294,7 @@ class ReplayDataset:
         Raises:
             SpecError: with `reuse_buffers`: JAX's arrays on a CPU may be the batch's own memory, and change with it.
         """
-        if self._reuses_buffers:
+        if self._plan.reuses_buffers:
             raise SpecError("`reuse_buffers` must be False for as_jax, got True: JAX's arrays may share those buffers.")
         from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
 
@@ -297,16 +315,25 @@ class ReplayDataset:
         if not native:
             return tf_dataset(self)
         (shard, *others) = self._client.shards
-        if others or self._pieces is not None or self._collate != "error" or self._client.is_secured:
-            raise SpecError("`native` is for one server without TLS, whole samples and `collate='error'`.")
+        if (
+            others
+            or self._pieces is not None
+            or self._collate != "error"
+            or self._client.is_secured
+            or self._plan.has_end
+        ):
+            raise SpecError(
+                "`native` is for one server without TLS, whole samples, `collate='error'`, and no `single_pass` or "
+                "`max_samples`."
+            )
         info = shard.request_info(self.timeout_s).tables[self.table]
         return reverb_dataset(
             shard.address,
             self.table,
             shard.spec_of(self.table, self.timeout_s),
             has_time=info.signature is not None,
-            batch_size=self._batch_size,
-            max_in_flight=self._max_samples,
+            batch_size=self._plan.batch_size,
+            max_in_flight=self._plan.batch_size * self._plan.max_in_flight_batches,
         )
 
     def stats(self) -> DatasetStats:
@@ -323,16 +350,22 @@ class ReplayDataset:
             stats.undelivered_samples = stats.ready_samples + unpacked + in_pieces
         return stats
 
+    def stop(self) -> None:
+        """Have the threads that fetch end, without waiting for anything. Idempotent; `close` does the rest."""
+        if not any(source.is_forked for source in self._turns.sources):
+            for source in self._turns.sources:
+                source.stop_unless_draining()
+
     def close(self, timeout_s: float | None = None) -> None:
         """Stop fetching, and set the priorities that are on their way. Idempotent.
 
         What has come can still be iterated over, a last, smaller batch included; `stats().undelivered_samples` counts
-        what is not, and what processes of `num_workers` had not handed over. From tables whose items are removed after
-        some samples, what the server has taken out already is read first.
+        what is not. From tables whose items are removed after some samples, what the server has taken out already is
+        read first.
 
         Args:
-            timeout_s: how long priorities are waited for at most, and the table's structure if it is not known yet,
-                seconds; None for the dataset's.
+            timeout_s: how long everything that this waits for takes at most, priorities above all, seconds; None for
+                the dataset's.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
         if self._closed or not self._finalizer.detach():
@@ -340,10 +373,9 @@ class ReplayDataset:
         self._closed = True
         if any(source.is_forked for source in self._turns.sources):
             return
-        for source in self._turns.sources:
-            source.close(_DRAIN_S)
         deadline = time.monotonic() + timeout_s
-        self._updates.close(timeout_s)
+        stop_sources(self._turns.sources, _DRAIN_S, timeout_s)
+        self._updates.close(max(deadline - time.monotonic(), 0.0))
         if self._pack is None:
             self._pack = packer(None)
             left_s = deadline - time.monotonic()
@@ -352,6 +384,10 @@ class ReplayDataset:
                     self._pack = self._find_pack(left_s)
         if self._owns_client:
             self._client.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to open a dataset like this one in another process; what this one has fetched stays here."""
+        return self._reopen, ()
 
     def __enter__(self) -> ReplayDataset:
         """Return the dataset itself."""
@@ -362,8 +398,3 @@ class ReplayDataset:
     ) -> None:
         """Close."""
         self.close()
-
-
-def made_again(client: Any) -> Any:
-    """Return what another process can make the client of."""
-    return client if isinstance(client, Client) else getattr(client, "server_address", client)

@@ -1,45 +1,45 @@
-"""What fetches a dataset's samples: a thread for each server, or processes.
-
-A table says what can be: one that gives its items away keeps its order only with one reader, and only a thread of the
-learner's own process delivers all that was given to it.
-"""
+"""What fetches a dataset's samples: a thread for each server."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reverb_writer.client import Client
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.prefetch import Plan, Prefetch
+from reverb_writer.reading.plan import Plan
+from reverb_writer.reading.prefetch import Prefetch
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.turns import Source
-from reverb_writer.reading.workers import Worker, can_start
-from reverb_writer.wire.server_info import ServerInfo, TableInfo
+from reverb_writer.reading.waiting import logged, unchained
+from reverb_writer.wire.server_info import ServerInfo, TableInfo, unknown_table
 
-__all__ = ["check_table", "let_go", "start_sources"]
+__all__ = ["check_end", "let_go", "made_again", "request_infos", "start_sources", "stop_sources"]
 
+_STOP_S = 3.0
+_LEAST_S = 0.05  # a server that is asked at all has a chance to answer
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
-def check_table(table: TableInfo, num_workers: int, *, single_pass: bool) -> None:
-    """Check that a table can be read so.
+def check_end(plan: Plan, infos: Sequence[ServerInfo]) -> None:
+    """Check that samples can end as they are to, by what the servers tell.
 
     Raises:
-        SpecError: it cannot; says why.
+        SpecError: `max_samples` of several servers, or a single pass over a table whose items do not come once each and
+            in order.
     """
-    if num_workers and not can_start():
+    if plan.max_samples is not None and len(infos) > 1:
         raise SpecError(
-            f"`num_workers` must be 0 here, got {num_workers}: worker processes need Linux and a Python executable."
+            f"`max_samples` is for one server, got {len(infos)}: none knows what the others have given. Make a dataset "
+            "for each."
         )
-    if num_workers and table.max_times_sampled > 0:
-        raise SpecError(
-            f"`num_workers` must be 0 for `{table.name}`, whose items are removed when they have been sampled "
-            f"{table.max_times_sampled} times, got {num_workers}: what a process has fetched is lost when it ends."
-        )
-    if not single_pass:
-        return
+    if plan.single_pass:
+        for info in infos:
+            _check_single_pass(info.tables[plan.table])
+
+
+def _check_single_pass(table: TableInfo) -> None:
     for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
         if selector not in _ORDERED:
             raise SpecError(
@@ -53,41 +53,71 @@ def check_table(table: TableInfo, num_workers: int, *, single_pass: bool) -> Non
         )
 
 
-def start_sources(
-    client: Client, infos: Sequence[ServerInfo], plan: Plan, num_workers: int, wake: Callable[[], None]
-) -> list[list[Source]]:
+def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerInfo]:
+    """Ask each server for its tables, `timeout_s` seconds at most for all of them; log every ten what is waited for.
+
+    Raises:
+        StructureError: a server has no such table; names those that are.
+        ServerUnavailableError, ReplayTimeoutError: a server does not answer in time.
+    """
+    deadline = time.monotonic() + timeout_s
+    infos: list[ServerInfo] = []
+
+    def waited_for() -> str:
+        return ", ".join(shard.address for shard in client.shards[len(infos) :][:1])
+
+    with logged(lambda: f"table `{table}`: waiting for the server at {waited_for()}"), unchained():
+        for shard in client.shards:
+            infos.append(shard.request_info(max(deadline - time.monotonic(), _LEAST_S)))
+            unknown_table([table], infos[-1], shard.address)
+    return infos
+
+
+def start_sources(client: Client, infos: Sequence[ServerInfo], plan: Plan, wake: Callable[[], None]) -> list[Prefetch]:
     """Start to fetch; return what does so for each server. If one cannot start, none goes on.
 
     Args:
         client: of the servers.
         infos: what they told at the beginning.
         plan: what is fetched of each.
-        num_workers: processes for each, which share the cache; 0 for a thread.
         wake: called whenever something is ready.
     """
-    if num_workers:
-        plan = dataclasses.replace(plan, max_cache_bytes=max(plan.max_cache_bytes // num_workers, 1))
-    servers: list[list[Source]] = []
     with contextlib.ExitStack() as started:
-        for one, shard, info in zip(client.each(), client.shards, infos, strict=True):
-            servers.append([])
-            for _ in range(num_workers or 1):
-                source: Source = (
-                    Worker(one, info, plan, wake=wake)
-                    if num_workers
-                    else Prefetch(shard.channel, info, plan, wake=wake)
-                )
-                started.callback(source.close)
-                servers[-1].append(source)
+        sources = []
+        for shard, info in zip(client.shards, infos, strict=True):
+            sources.append(Prefetch(shard.channel, info, plan, wake=wake))
+            started.callback(stop_sources, sources[-1:])
         started.pop_all()
-    return servers
+    return sources
 
 
-def let_go(sources: Sequence[Source], updates: PriorityUpdates, client: Client | None) -> None:
-    """End what a dataset has started; `client` if it is its own."""
+def stop_sources(sources: Sequence[Prefetch], drain_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
+    """Stop fetching. All are stopped before one is waited for.
+
+    Args:
+        sources: what fetches.
+        drain_s: see `Prefetch.drain`.
+        timeout_s: how long their threads are waited for at most, together, seconds; one may be in a call to its server.
+    """
+    deadline = time.monotonic() + min(timeout_s, _STOP_S)
     for source in sources:
-        if not source.is_forked:
-            source.close()
+        source.drain(0.0)
+    for source in sources:
+        source.drain(min(drain_s, timeout_s))
+    for source in sources:
+        source.stop()
+    for source in sources:
+        source.join(max(deadline - time.monotonic(), 0.0))
+
+
+def let_go(sources: Sequence[Prefetch], updates: PriorityUpdates, client: Client | None) -> None:
+    """End what a dataset has started; `client` if it is its own."""
+    stop_sources([source for source in sources if not source.is_forked])
     updates.close(1.0)
     if client is not None:
         client.close()
+
+
+def made_again(client: Any) -> Any:
+    """Return what another process can make a dataset's client of."""
+    return client if isinstance(client, Client) else getattr(client, "server_address", client)

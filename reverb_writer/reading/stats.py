@@ -19,7 +19,8 @@ class PrefetchStats:
         received_bytes: bytes of their messages.
         decoded_chunks: chunks that had to be decoded; all others were known.
         skipped_samples: samples left out under `skip_unsafe`.
-        lost_samples: at most so many were taken from the server and lost with a connection.
+        lost_samples: at most so many were taken from the server and lost with a connection, or a message that could not
+            be read.
         reconnects: connections made again after a loss.
         server_restarts: of them, those that found a server started anew.
     """

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.wire.arena import Arena, row_bytes
-from reverb_writer.wire.output import Empty, Output
+from reverb_writer.wire.output import Output
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.sent_chunks import MAX_PLACE_BYTES, DtypesAndShapes, Lessons, SentChunks
 from reverb_writer.wire.shelf import Part, Rows, Shelf
@@ -57,7 +57,6 @@ class Assembly:
         *,
         batch_size: int = 1,
         num_buffers: int = 0,
-        empty: Empty = np.empty,
     ) -> None:
         """Start with nothing.
 
@@ -68,9 +67,8 @@ class Assembly:
             max_sample_bytes: bound on what is made of one sample, and on the chunks of it.
             batch_size: how many samples are likely to be taken together.
             num_buffers: use the arrays of the batch so many batches ago again; 0 for new ones each time.
-            empty: makes them.
         """
-        self._batch_size, self._num_buffers, self._empty = batch_size, num_buffers, empty
+        self._batch_size, self._num_buffers = batch_size, num_buffers
         self._used: collections.deque[list[Output]] = collections.deque()
         self.num_decoded_chunks = 0
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
@@ -141,9 +139,9 @@ class Assembly:
         )  # and of how many each part is done
         spent = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
         if len(spent) == num_columns:
-            self._outputs = [Output(output.largest, self._empty) for output in spent]
+            self._outputs = [Output(output.largest) for output in spent]
         else:
-            self._outputs = [Output(None, self._empty) for _ in range(num_columns)]
+            self._outputs = [Output() for _ in range(num_columns)]
         self._infos: list[Any] = []  # of all samples of the batch
         self._items: list[Any] = []
 

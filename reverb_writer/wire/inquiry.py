@@ -9,7 +9,13 @@ from typing import Any
 from reverb_writer.wire import messages
 from reverb_writer.wire.channel import Channel
 from reverb_writer.wire.in_flight import InFlight
-from reverb_writer.wire.server_info import ServerInfo, inserts_move, parse_server_info, why_inserts_wait
+from reverb_writer.wire.server_info import (
+    ServerInfo,
+    inserts_move,
+    parse_server_info,
+    why_inserts_wait,
+    why_samples_wait,
+)
 
 __all__ = ["Heartbeat", "Inquiry", "Wait"]
 
@@ -75,6 +81,17 @@ class Inquiry:
         return why_inserts_wait(answers[0], answers[-1], tables) or (
             f"The server at {address} is slow: last confirmation {silence_s:.1f} s ago. Raise `timeout_s`."
         )
+
+    def why_samples_wait(self, table: str, before: ServerInfo) -> str:
+        """Say why samples of `table` do not come, as far as it shows; `before` is an earlier answer."""
+        answers = self._answers()
+        asked_at = self._questions[-1][1] if self._questions else math.inf
+        unanswered_s = time.monotonic() - asked_at
+        if answers and (answers[-1].at == asked_at or unanswered_s < _LAST_QUESTION_S):
+            return why_samples_wait(answers[-1], table, before)
+        if unanswered_s < 0:
+            return f"The time was up before the server at {self._channel.address} could be asked why."
+        return f"The server at {self._channel.address} did not answer within {unanswered_s:.1f} s. Look at its process."
 
     def _answers(self) -> list[ServerInfo]:
         return [

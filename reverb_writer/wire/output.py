@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,11 +9,9 @@ import numpy.typing as npt
 
 from reverb_writer.wire.samples import Column
 
-__all__ = ["Empty", "Output"]
+__all__ = ["Output"]
 
 Array = npt.NDArray[Any]
-Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-"""Makes arrays of a shape and dtype, like `np.empty`."""
 
 _MOST_AHEAD = 8  # times the rows that are there: who knows how long the other samples are
 
@@ -22,9 +19,9 @@ _MOST_AHEAD = 8  # times the rows that are there: who knows how long the other s
 class Output:
     """Rows of samples, end to end; in several arrays only if the samples differ in dtype or shape."""
 
-    def __init__(self, buffer: Array | None = None, empty: Empty = np.empty) -> None:
-        """Begin without rows; `buffer` is used for them if they fit, else what `empty` makes."""
-        self._buffer, self._empty = buffer, empty
+    def __init__(self, buffer: Array | None = None) -> None:
+        """Begin without rows; `buffer` is used for them if they fit."""
+        self._buffer = buffer
         self._parts: list[Array] = []
         self._num_rows: list[int] = []  # of each part
         self._lengths: list[npt.NDArray[np.int64]] = []
@@ -71,4 +68,4 @@ class Output:
         wanted = (column.dtype, column.shape[1:])
         if buffer is not None and (buffer.dtype, buffer.shape[1:]) == wanted and len(buffer) >= num_rows:
             return buffer
-        return self._empty((num_rows, *column.shape[1:]), column.dtype)
+        return np.empty((num_rows, *column.shape[1:]), column.dtype)

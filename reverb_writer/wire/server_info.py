@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 
 from reverb_writer.errors import ServerUnavailableError, StructureError
+from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.wire import messages, signatures
 from reverb_writer.wire.channel import Channel, describe, refused
 
@@ -148,15 +149,27 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
     return parse_server_info(reply, time.monotonic())
 
 
-def look_at_server(channel: Channel, timeout_s: float) -> ServerInfo | None:
+def look_at_server(
+    channel: Channel, timeout_s: float, *, begun: Callable[[Any], object] | None = None
+) -> ServerInfo | None:
     """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time.
+
+    Args:
+        channel: the connection.
+        timeout_s: how long, seconds.
+        begun: gets the call under way, which another thread may `cancel()`; that counts as no answer.
 
     Raises:
         ServerUnavailableError: it is gone.
         ReverbWriterError: as for `request_server_info`.
     """
     try:
-        reply = channel.future(messages.SERVER_INFO, b"", timeout_s).result()
+        call = channel.future(messages.SERVER_INFO, b"", timeout_s)
+        if begun is not None:
+            begun(call)
+        reply = call.result()
+    except grpc.FutureCancelledError:
+        return None
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             raise ServerUnavailableError(f"the server at {channel.address} is gone ({describe(error)}).") from error
@@ -230,30 +243,55 @@ def inserts_move(before: ServerInfo, now: ServerInfo, tables: set[str]) -> bool:
 
 
 def why_samples_wait(now: ServerInfo, table: str, before: ServerInfo | None = None) -> str:
-    """Say what keeps samples of a table from coming, with the numbers."""
+    """Say what keeps samples of a table from coming, with the numbers and with what can be known of the actors."""
     if table not in now.tables:
         return f"The server has no table `{table}` any more."
     info = now.tables[table]
     limiter = info.rate_limiter
-    written = ""
+    new = 0
+    written, advice = "", "Start the actors or raise `timeout_s`."
     if before and table in before.tables and now.at - before.at >= 1:
         new = limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
         written = f" In the last {now.at - before.at:.0f} s {new if new > 0 else 'no'} items were inserted."
+    if new > 0:
+        advice = "The actors write: wait longer, with a larger `timeout_s`."
+    elif (where := _described_but_empty(now, table)) is not None:
+        written = f" No item was ever inserted, although an actor has stored the structure of its steps for {where}."
+        advice = (
+            "If its windows are longer than its episodes, nothing can be written: look at its log, and at "
+            "`stats().dropped_steps` of its observer."
+        )
     needed = limiter.min_size_to_sample - info.current_size
     if needed > 0:
         what = "is empty" if not info.current_size else f"has {info.current_size} items"
         return (
             f"Table `{table}` {what}; its rate limiter waits for {needed} more (min_size_to_sample "
-            f"{limiter.min_size_to_sample}).{written} Start the actors or raise `timeout_s`."
+            f"{limiter.min_size_to_sample}).{written} {advice}"
         )
     if info.blocks_samples():
         missing = math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert)
         return (
             f"The rate limiter of table `{table}` waits for {missing} more inserts: inserts x "
             f"{limiter.samples_per_insert:g} - samples = {limiter.diff:g}, min_diff {limiter.min_diff:g}.{written} "
-            "Start the actors or raise `timeout_s`."
+            f"{advice}"
         )
     return f"Table `{table}` has {info.current_size} items and its rate limiter lets them out: the server is busy."
+
+
+def _described_but_empty(info: ServerInfo, table: str) -> str | None:
+    """Name the tables of one of which an actor has stored the step spec but no item, if `table` may be that; else None.
+
+    The server counts the specs that it has, and does not say of which tables they are.
+    """
+    empty = [
+        name
+        for name, one in info.tables.items()
+        if name != SPECS_TABLE and one.signature is None and not (one.current_size or one.rate_limiter.num_inserts)
+    ]
+    num_others = sum(one.signature is None for name, one in info.tables.items() if name != SPECS_TABLE) - len(empty)
+    if SPECS_TABLE not in info.tables or table not in empty or info.tables[SPECS_TABLE].current_size <= num_others:
+        return None
+    return "it" if len(empty) == 1 else f"one of {', '.join(f'`{name}`' for name in sorted(empty))}"
 
 
 def unknown_table(tables: Iterable[str], info: ServerInfo, address: str) -> None:

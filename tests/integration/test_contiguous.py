@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tree
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -202,6 +203,52 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
             next(dataset)
         write_episodes(server.address, "b", [2], actor=1)
         assert slices_of(next(dataset)) == [[0, 1, 2], [10_000, 10_001]]
+
+
+@pytest.mark.parametrize("weights", [None, [5, 1, 1], [1, 0, 1]])
+def test_single_pass_over_several_tables_ends_with_the_last_of_them(
+    replay_server: StartServer, weights: list[float] | None
+) -> None:
+    names = [name for name, weight in zip("abc", weights or [1] * 3, strict=True) if weight]
+    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in names]
+    server = replay_server(*tables)
+    for actor, (name, count) in enumerate(zip(names, [4, 20, 0], strict=False)):
+        write_episodes(server.address, name, [1] * count, actor=actor)
+    shares = [weight for weight in weights or [1] * 3 if weight]
+    with rw.ContiguousDataset(server.address, names, 3, 2, weights=shares, single_pass=True, pool_size=2) as dataset:
+        batches = [slices_of(batch) for batch in dataset]
+        assert next(dataset, None) is None
+    found = sorted(row for batch in batches for (row,) in batch)
+    assert found == [*range(0, 400, 100), *range(10_000, 12_000, 100)]
+    assert [len(batch) for batch in batches] == [3] * 8
+    assert [stats.undelivered_samples for stats in dataset.stats()] == [0] * len(names)
+
+
+def test_all_that_was_fetched_of_several_tables_can_be_read_after_close(replay_server: StartServer) -> None:
+    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
+    server = replay_server(*tables)
+    write_episodes(server.address, "a", [1] * 3)
+    write_episodes(server.address, "b", [1] * 10, actor=1)
+    dataset = rw.ContiguousDataset(server.address, ["a", "b"], 4, 2, pool_size=2, max_in_flight_batches=9)
+    assert eventually(lambda: [stats.ready_samples for stats in dataset.stats()] == [3, 10])
+    dataset.close()
+    assert sum(len(slices_of(batch)) for batch in dataset) == 13
+    assert [stats.undelivered_samples for stats in dataset.stats()] == [0, 0]
+
+
+def test_contiguous_iteration_that_has_stopped_stays_stopped(replay_server: StartServer) -> None:
+    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
+    server = replay_server(*tables)
+    write_episodes(server.address, "a", [1] * 5)
+    write_episodes(server.address, "b", [1], actor=1)
+    with rw.ContiguousDataset(
+        server.address, ["a", "b"], 4, 2, pool_size=1, timeout_s=2.0, on_timeout="stop"
+    ) as dataset:
+        assert [len(slices_of(batch)) for batch in dataset] == [3]
+        write_episodes(server.address, "b", [1] * 2, actor=2)
+        assert eventually(lambda: dataset.stats()[1].ready_samples == 2)
+        assert next(dataset, None) is None
+        assert sum(len(slices_of(batch)) for batch in dataset) == 5
 
 
 def test_episode_of_which_a_slice_was_not_handed_out_is_counted(replay_server: StartServer) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -70,6 +74,25 @@ def test_queue_gives_everything_once_and_the_rest_at_the_end(replay_server: Star
     assert dataset.stats().undelivered_samples == 0
 
 
+@pytest.mark.parametrize("num_steps", [None, 1])
+def test_iteration_that_has_stopped_stays_stopped_while_samples_come(
+    replay_server: StartServer, num_steps: int | None
+) -> None:
+    server = replay_server(QUEUE)
+    insert_numbers(server.address, "queue", range(2))
+    with rw.ReplayDataset(server.address, "queue", 4, num_steps=num_steps, timeout_s=1.0, on_timeout="stop") as dataset:
+        assert [first_numbers(batch) for batch in dataset] == [[0, 1]]
+        insert_numbers(server.address, "queue", range(2, 5))
+        assert eventually(lambda: dataset.stats().ready_samples == 3)
+        for _ in range(3):
+            assert next(dataset, None) is None
+        insert_numbers(server.address, "queue", range(5, 7))
+        assert [first_numbers(batch) for batch in dataset] == [[2, 3, 4, 5], [6]]
+        insert_numbers(server.address, "queue", [7])
+        assert eventually(lambda: dataset.stats().ready_samples == 1)
+    assert dataset.stats().undelivered_samples == 1
+
+
 def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(5))
@@ -102,7 +125,7 @@ def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) ->
             a = next(dataset).data["a"]
             np.testing.assert_array_equal(a, a[:, :1] + np.arange(4))
             arrays.append(a.__array_interface__["data"][0])
-        assert len(set(arrays)) <= 4
+        assert len(set(arrays)) <= 3
     with rw.ReplayDataset(server.address, "replay", 16) as dataset:
         batches = [next(dataset).data["a"] for _ in range(20)]
         assert len({a.__array_interface__["data"][0] for a in batches}) == 20
@@ -160,6 +183,62 @@ def test_single_pass_refuses_tables_without_order(replay_server: StartServer) ->
         rw.ReplayDataset(server.address, "endless", 2, single_pass=True)
 
 
+@pytest.mark.parametrize("batch_size", [1, 3, 10])
+def test_exactly_so_many_samples_are_taken_from_a_queue(replay_server: StartServer, batch_size: int) -> None:
+    server = replay_server(QUEUE)
+    insert_numbers(server.address, "queue", range(4))
+    with (
+        rw.Client(server.address) as client,
+        rw.ReplayDataset(client, "queue", batch_size, max_samples=7, max_in_flight_batches=5) as dataset,
+    ):
+        actor = threading.Timer(0.2, insert_numbers, args=[server.address, "queue", range(4, 10)])
+        actor.start()
+        assert [number for batch in dataset for number in first_numbers(batch)] == list(range(7))
+        assert next(dataset, None) is None
+        actor.join()
+        assert client.server_info()["queue"].current_size == 3
+    assert dataset.stats().undelivered_samples == 0
+
+
+def test_exactly_so_many_samples_come_from_a_table_that_keeps_its_items(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    insert_numbers(server.address, "replay", range(3))
+    with rw.ReplayDataset(server.address, "replay", 4, max_samples=10) as dataset:
+        assert [len(first_numbers(batch)) for batch in dataset] == [4, 4, 2]
+        with rw.Client(server.address) as client:
+            assert client.server_info()["replay"].rate_limiter.num_samples == 10
+
+
+def test_single_pass_takes_at_most_so_many_samples(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    insert_numbers(server.address, "queue", range(5))
+    for max_samples, expected in ((2, [0, 1]), (9, [2, 3, 4])):
+        with rw.ReplayDataset(server.address, "queue", 4, single_pass=True, max_samples=max_samples) as dataset:
+            assert [number for batch in dataset for number in first_numbers(batch)] == expected
+
+
+def test_number_of_samples_of_several_servers_is_refused(replay_server: StartServer) -> None:
+    addresses = [replay_server(QUEUE).address for _ in range(2)]
+    with pytest.raises(rw.SpecError, match=r"`max_samples` is for one server, got 2"):
+        rw.ReplayDataset(addresses, "queue", 2, max_samples=4)
+
+
+# Pickling.
+
+
+def test_pickled_dataset_is_opened_anew(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    insert_numbers(server.address, "replay", [3])
+    with rw.ReplayDataset(server.address, "replay", 2) as dataset:
+        stored = pickle.dumps(dataset)
+    with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
+        assert first_numbers(next(other)) == [3, 3]
+    with rw.Client(server.address) as client, rw.ContiguousDataset(client, ["replay"], 2, 1) as slices:
+        stored = pickle.dumps(slices)
+    with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
+        assert len(next(other).slices.lengths) == 2
+
+
 # Priorities.
 
 
@@ -181,3 +260,30 @@ def test_priorities_are_set_without_waiting(replay_server: StartServer) -> None:
                 dataset.update_priorities(keys, priorities)
     with pytest.raises(rw.ClosedError):
         dataset.update_priorities([1], [1.0])
+
+
+def test_message_of_one_bad_priority_speaks_of_no_more(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
+    with rw.ReplayDataset(server.address, "table", 8) as dataset:
+        with pytest.raises(rw.SpecError, match=r"finite and >= 0, got nan\.$"):
+            dataset.update_priorities([1, 2], [float("nan"), 1.0])
+        with pytest.raises(rw.SpecError, match=r"got -1\.0 and 1 more such\.$"):
+            dataset.update_priorities([1, 2], [-1.0, -2.0])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "remover", "warns"),
+    [("uniform", "fifo", True), ("max_heap", "fifo", False), ("fifo", "min_heap", False)],
+)
+def test_priorities_that_nothing_goes_by_are_warned_of_once(
+    replay_server: StartServer, caplog: pytest.LogCaptureFixture, sampler: Any, remover: Any, warns: bool
+) -> None:
+    server = replay_server(rw.TableConfig("table", 100, sampler, remover))
+    insert_numbers(server.address, "table", [1])
+    with caplog.at_level(logging.WARNING), rw.ReplayDataset(server.address, "table", 2) as dataset:
+        for _ in range(3):
+            dataset.update_priorities(next(dataset).info.keys, [1.0, 2.0])
+        dataset.flush_priorities()
+    warned = [record.getMessage() for record in caplog.records if "go by priorities" in record.getMessage()]
+    assert len(warned) == int(warns)
+    assert all("table `table`: neither its sampler (uniform) nor its remover (fifo)" in message for message in warned)

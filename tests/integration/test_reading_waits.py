@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from numbered import QUEUE, first_numbers, insert_numbers
+from numbered import QUEUE, first_numbers, insert_numbers, write_steps
 from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.reading import waiting
 
 StartServer = Callable[..., HostedServer]
 
@@ -23,8 +25,8 @@ StartServer = Callable[..., HostedServer]
 
 def test_empty_table_is_named(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
-    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=0.3) as dataset:
-        with pytest.raises(rw.ReplayTimeoutError, match=r"no batch within 0.3 s.*is empty.*waits for 5 more"):
+    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=1.0) as dataset:
+        with pytest.raises(rw.ReplayTimeoutError, match=r"no batch within 1.0 s.*is empty.*waits for 5 more"):
             next(dataset)
         insert_numbers(server.address, "replay", range(3))
         with pytest.raises(rw.ReplayTimeoutError, match=r"has 3 items.*waits for 2 more"):
@@ -41,13 +43,124 @@ def test_rate_limiter_that_waits_for_inserts_is_named(replay_server: StartServer
     limiter = rw.SampleToInsertRatio(2.0, 2, (-1, 100))
     server = replay_server(rw.TableConfig("replay", rate_limiter=limiter))
     insert_numbers(server.address, "replay", range(2))
-    with rw.ReplayDataset(server.address, "replay", 4, timeout_s=0.5, max_in_flight_batches=1) as dataset:
+    with rw.ReplayDataset(server.address, "replay", 4, timeout_s=1.0, max_in_flight_batches=1) as dataset:
         next(dataset)
         # 2 x 2 - 5 = -1: the fifth sample was let out, each two more need one more insert.
         with pytest.raises(
             rw.ReplayTimeoutError, match=r"1 of 4 samples have come.*waits for 1 more inserts.*min_diff -1"
         ):
             next(dataset)
+
+
+def test_table_that_nothing_fits_into_is_told_from_one_without_actors(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=1.0) as dataset:
+        with pytest.raises(rw.ReplayTimeoutError, match=r"is empty.* Start the actors"):
+            next(dataset)
+        write_steps(server.address, "replay", 3, length=4)
+        with pytest.raises(
+            rw.ReplayTimeoutError, match=r"No item was ever inserted, although an actor has stored .*dropped_steps"
+        ) as caught:
+            next(dataset)
+        assert "Start the actors" not in str(caught.value)
+
+
+def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
+    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=3.0) as dataset:
+        insert_numbers(server.address, "replay", range(2))
+        with pytest.raises(rw.ReplayTimeoutError, match=r"2 items were inserted") as caught:
+            next(dataset)
+        assert "Start the actors" not in str(caught.value)
+
+
+def test_what_is_waited_for_is_logged_again_and_again(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "LOG_EVERY_S", 0.5)
+    server = replay_server(rw.TableConfig("replay"))
+    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=2.5) as dataset:
+        with pytest.raises(rw.ReplayTimeoutError):
+            next(dataset)
+        logged = [record.getMessage() for record in caplog.records if "no batch for" in record.getMessage()]
+    assert len(logged) >= 2
+    assert all("table `replay`: no batch for" in line and "is empty" in line for line in logged[1:])
+
+
+@pytest.mark.parametrize("kind", [rw.ReplayDataset, rw.ContiguousDataset])
+def test_constructor_logs_that_it_waits_for_the_server(
+    lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
+) -> None:
+    monkeypatch.setattr(waiting, "LOG_EVERY_S", 0.3)
+    server = lone_server(QUEUE)
+    server.process.pause()
+    with pytest.raises((rw.ReplayTimeoutError, rw.ServerUnavailableError)):
+        kind(server.address, "queue", 2, **({} if kind is rw.ReplayDataset else {"slice_len": 1}), timeout_s=1.5)
+    server.process.resume()
+    logged = [record.getMessage() for record in caplog.records]
+    assert any(f"table `queue`: waiting for the server at {server.address} for" in line for line in logged)
+
+
+@pytest.mark.parametrize("what", ["next", "close", "close several tables"])
+def test_servers_that_are_paused_share_one_deadline(lone_server: StartServer, what: str) -> None:
+    server = lone_server(QUEUE)
+    names = ["localhost", "127.0.0.1", "dns:localhost", "ipv4:127.0.0.1"]
+    addresses = [f"{name}:{server.port}" for name in names]
+
+    def spent_s(addresses: list[str]) -> float:
+        options: dict[str, Any] = {"timeout_s": 2.0, "max_in_flight_batches": 1}
+        if what == "close several tables":
+            slices = rw.ContiguousDataset(addresses, "queue", 2, 1, **options)
+            server.process.pause()
+            start = time.monotonic()
+            slices.close()
+        else:
+            dataset = rw.ReplayDataset(addresses, "queue", 2, **options)
+            server.process.pause()
+            start = time.monotonic()
+            if what == "next":
+                with pytest.raises(rw.ReplayTimeoutError):
+                    next(dataset)
+            else:
+                dataset.close()
+        spent_s = time.monotonic() - start
+        server.process.resume()
+        if what == "next":
+            dataset.close()
+        return spent_s
+
+    assert spent_s(addresses) < spent_s(addresses[:1]) + 4.0
+
+
+def answers(address: str) -> bool:
+    try:
+        with rw.Client(address, timeout_s=0.5) as client:
+            client.server_info()
+    except (rw.ReplayTimeoutError, rw.ServerUnavailableError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("moment", ["opening", "the structure", "the batch"])
+def test_time_out_is_one_traceback(lone_server: StartServer, moment: str) -> None:
+    server = lone_server(QUEUE)
+
+    def wait() -> None:
+        if moment == "opening":
+            server.process.pause()
+        with rw.ReplayDataset(server.address, "queue", 1, timeout_s=1.0) as dataset:
+            if moment == "the structure":
+                insert_numbers(server.address, "queue", [1])
+                assert eventually(lambda: dataset.stats().ready_samples == 1)
+            server.process.pause()
+            assert eventually(lambda: not answers(server.address))  # a signal takes a moment
+            next(dataset)
+
+    with pytest.raises((rw.ReplayTimeoutError, rw.ServerUnavailableError)) as caught:
+        wait()
+    server.process.resume()
+    printed = "".join(traceback.format_exception(caught.value))
+    assert printed.count("Traceback") == 1
 
 
 def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
@@ -65,13 +178,16 @@ def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
         ({"collate": "stack"}, "collate"),
         ({"num_steps": 0}, "num_steps"),
         ({"max_cache_bytes": 0}, "max_cache_bytes"),
+        ({"max_samples": 0}, "max_samples"),
+        ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
+        ({"table": None}, "`table` must be the name of one table, got None"),
     ],
 )
 def test_arguments_that_can_never_work_are_refused(
     replay_server: StartServer, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(rw.SpecError, match=message):
-        rw.ReplayDataset(replay_server(QUEUE).address, "queue", **{"batch_size": 1, **options})
+        rw.ReplayDataset(replay_server(QUEUE).address, **{"table": "queue", "batch_size": 1, **options})
 
 
 # Servers that go, and come back.

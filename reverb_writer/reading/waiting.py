@@ -1,0 +1,81 @@
+"""What a wait is for, asked of the servers while it lasts, and logged every ten seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.reading.prefetch import Prefetch
+from reverb_writer.wire.inquiry import Inquiry
+
+__all__ = ["LOG_EVERY_S", "Wait", "logged", "unchained"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+LOG_EVERY_S = 10.0
+_LOOK_EVERY_S = 0.2
+
+
+class Wait:
+    """A wait for a batch, of some servers or of all. It never blocks: questions are on their way meanwhile.
+
+    Attributes:
+        look_at: `time.monotonic()` when `look` is to be called next.
+    """
+
+    def __init__(self, table: str, sources: Sequence[Prefetch], began_at: float, timeout_s: float) -> None:
+        """Begin to wait for samples of `table`, `timeout_s` seconds from `began_at`."""
+        self._table, self._sources = table, sources
+        self._began_at, self._timeout_s = began_at, timeout_s
+        self._inquiries: dict[Prefetch, Inquiry] = {}
+        self._log_at = began_at + LOG_EVERY_S
+        self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
+        self.look_at = time.monotonic() + self._pause_s
+
+    def look(self) -> None:
+        """Ask the servers what is to be asked by now, and log what there is to be logged."""
+        now = time.monotonic()
+        self.look_at = now + self._pause_s
+        for source in self._sources:
+            if not source.has_ended and source.gone_since is None and now < self._began_at + self._timeout_s:
+                if source not in self._inquiries:
+                    self._inquiries[source] = source.inquiry(self._timeout_s)
+                self._inquiries[source].proceed(now - self._began_at)
+        if now >= self._log_at:
+            self._log_at = now + LOG_EVERY_S
+            _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
+
+    def why(self) -> str:
+        """Say what keeps samples from coming, of each server that is not done."""
+        going = [source for source in self._sources if not source.has_ended]
+        return " ".join(source.why_waiting(self._inquiries.get(source)) for source in going)
+
+
+@contextlib.contextmanager
+def logged(describe: Callable[[], str]) -> Iterator[None]:
+    """Log every ten seconds for how long the block has been waiting, and for what: `describe` says it."""
+    done = threading.Event()
+    start = time.monotonic()
+
+    def run() -> None:
+        while not done.wait(LOG_EVERY_S):
+            _LOG.warning("%s for %.0f s.", describe(), time.monotonic() - start)
+
+    threading.Thread(target=run, name="reverb-writer-waiting", daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextlib.contextmanager
+def unchained() -> Iterator[None]:
+    """Let a time-out out of the block without gRPC's errors behind it: its message names the cause."""
+    try:
+        yield
+    except (ReplayTimeoutError, ServerUnavailableError) as error:
+        raise error from None

@@ -1,0 +1,59 @@
+"""A gRPC server in front of a replay server, which may change what the server answers to requests for samples."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from reverb_writer.wire import messages
+from reverb_writer.wire.channel import Channel
+
+
+class Relay:
+    """Passes calls on to the server at `address` until it is closed. A context manager.
+
+    Attributes:
+        address: where a client finds it.
+        change: gets each message of a sample stream, and returns what is sent instead.
+        num_streams: sample streams opened so far.
+    """
+
+    def __init__(self, address: str, change: Callable[[bytes], bytes]) -> None:
+        """Listen on a free port."""
+        self.change, self.num_streams = change, 0
+        self._channel = Channel(address)
+        self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(16))
+        handlers: dict[str, Any] = {
+            method.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(self._passing(method))
+            for method in (messages.SERVER_INFO, messages.MUTATE_PRIORITIES, messages.RESET)
+        }
+        handlers["SampleStream"] = grpc.stream_stream_rpc_method_handler(self._samples)
+        service = messages.SERVER_INFO.split("/")[1]
+        self._server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
+        self.address = f"localhost:{self._server.add_insecure_port('localhost:0')}"
+        self._server.start()
+
+    def __enter__(self) -> Relay:
+        """Return the relay itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self._channel.close()
+        self._server.stop(0).wait(10)
+
+    def _passing(self, method: str) -> Callable[[bytes, Any], bytes]:
+        return lambda request, _: self._channel.call(method, request, 30.0)
+
+    def _samples(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        self.num_streams += 1
+        call = self._channel.stream(messages.SAMPLE_STREAM, requests)
+        context.add_callback(call.cancel)
+        try:
+            for message in call:
+                yield self.change(message)
+        except grpc.RpcError as error:
+            context.abort(error.code(), error.details())
