@@ -104,4 +104,4 @@ _MODULE_OF = {
 _PACKAGES = frozenset({"environments", "rollouts"})
 """Packages that are touched as `rw.NAME`, without an import of their own."""
 
-__getattr__, __dir__ = lazy_names(__name__, _MODULE_OF, _PACKAGES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULE_OF, _PACKAGES)
