@@ -316,6 +316,7 @@ def test_recorded_environment_is_made_again_from_its_spec() -> None:
     assert {int(step["seed"]) for step in steps} == {1}
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # its check warns of what is unusual in `Shown`
 def test_recorded_environment_passes_gymnasiums_own_check() -> None:
     from gymnasium.utils.env_checker import check_env
 
