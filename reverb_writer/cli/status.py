@@ -213,7 +213,7 @@ def _rooms(table: TableInfo) -> str:
     sentences = []
     for side, room, other in (("inserts", inserts, "sampled"), ("samples", samples, "inserted")):
         if room == 0:
-            sentences.append(f"{side} have to wait. {' '.join(reason(table, side))}")  # type: ignore[arg-type]  # a Side
+            sentences.append(f"{side} would have to wait. {' '.join(reason(table, side))}")  # type: ignore[arg-type]  # a Side
         elif room is None:
             sentences.append(f"{side} never wait.")
         else:
