@@ -58,6 +58,24 @@ def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) ->
     )
 
 
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_no_figure_is_cut_however_narrow_the_terminal(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    ratio = rw.SampleToInsertRatio(32.0, 100_000, 1_000_000.0)
+    server = replay_server(
+        rw.TableConfig("transitions_of_all_actors", 100_000_000, rate_limiter=ratio),
+        rw.TableConfig("replay", 1_000_000),
+    )
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = status(server.address).stdout
+    assert "…" not in shown
+    for figure in ("0 / 100,000,000", "0 / 1,000,000", "131,250", "transitions_of_all_actors"):
+        assert figure in shown
+    for heading in ("size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample"):
+        assert heading in shown
+
+
 def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig.queue("queue", 2))
     with rw.Client(server.address) as client:
