@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from reverb_writer.errors import ClosedError as ClosedError
     from reverb_writer.errors import FormatError as FormatError
     from reverb_writer.errors import IncompleteError as IncompleteError
+    from reverb_writer.errors import MissingExtraError as MissingExtraError
     from reverb_writer.errors import OutOfRangeError as OutOfRangeError
     from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
     from reverb_writer.errors import ReverbWriterError as ReverbWriterError
@@ -73,6 +74,7 @@ _MODULE_OF = {
     "FormatError": "errors",
     "IncompleteError": "errors",
     "MinSize": "tables",
+    "MissingExtraError": "errors",
     "ObserverStats": "session",
     "OutOfRangeError": "errors",
     "Prioritized": "tables",

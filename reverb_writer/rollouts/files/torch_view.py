@@ -9,12 +9,15 @@ from typing import Any
 
 import tree
 
+from reverb_writer.extras import needs
+
 __all__ = ["as_torch", "to_torch"]
 
 
 def to_torch(batch: Any, device: Any) -> Any:
     """Return a nest of arrays as tensors; on the CPU they share the arrays' memory."""
-    import torch  # noqa: PLC0415  # not a dependency
+    with needs("`device`", "reverb-writer[torch]"):
+        import torch  # noqa: PLC0415  # not a dependency
 
     return tree.map_structure(lambda leaf: None if leaf is None else torch.as_tensor(leaf, device=device), batch)
 
@@ -26,7 +29,8 @@ def as_torch(dataset: Any, device: Any) -> Any:
 
 @functools.cache
 def _iterable_dataset() -> Any:
-    from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  # not a dependency
+    with needs("`as_torch`", "reverb-writer[torch]"):
+        from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  # not a dependency
 
     class TorchRollouts(IterableDataset):  # type: ignore[misc, type-arg, unused-ignore]  # torch may not be installed
         def __init__(self, dataset: Any, device: Any) -> None:
