@@ -243,8 +243,8 @@ def main() -> None:
             soak.run(arguments.minutes)
         lines, faults = soak.balance()
     print("\n".join([f"{arguments.minutes:g} minutes: {soak.summary()}", *lines]))
-    for fault in faults:
-        print(f"FAULT {fault}")
+    for fault, count in Counter(faults).items():
+        print(f"FAULT {count} x {fault}")
     if faults:
         sys.exit(f"soak: {len(faults)} faults; seed {arguments.seed}")
 
