@@ -190,6 +190,8 @@ class Soak:
             code = worker.end(signal.SIGTERM)
         except subprocess.TimeoutExpired:
             self.faults.append(f"{name} did not end within {END_WITHIN_S} s of SIGTERM")
+            worker.process.send_signal(signal.SIGUSR2)  # where it is
+            time.sleep(1)
             worker.kill()
             worker.process.wait(END_WITHIN_S)
         else:

@@ -5,13 +5,15 @@
 
 SIGINT, and an alarm that an actor sets itself, interrupt the call of the library that is under way: `KeyboardInterrupt`
 is caught, and the same observer or dataset is used on. SIGUSR1 asks for a fork: the child uses what it has inherited,
-ends as programs do, and is waited for. SIGTERM ends a worker.
+ends as programs do, and is waited for. SIGTERM ends a worker;
+SIGUSR2 has it tell where it is.
 
 An item is a window of `LENGTH` numbers that follow each other, and is named by the first. No two are alike.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import random
 import signal
@@ -104,6 +106,8 @@ class Children:
                     self._journal.fault(f"a forked child ended with {os.waitstatus_to_exitcode(status)}")
                 elif not ended and time.monotonic() - since > CHILD_ENDS_WITHIN_S:
                     self._journal.fault(f"a forked child did not end within {CHILD_ENDS_WITHIN_S:g} s")
+                    os.kill(number, signal.SIGUSR2)  # where it is
+                    time.sleep(1)
                     os.kill(number, signal.SIGKILL)
                     os.waitpid(number, 0)
                     ended = number
@@ -303,6 +307,7 @@ def _dataset(client: rw.Client, table: str) -> rw.ReplayDataset:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR2)
     signals = Signals()
     role, address, folder, name, seed = sys.argv[1:]
     work = act if role == "actor" else learn
