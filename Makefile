@@ -91,8 +91,8 @@ docker: .venv/.made  ## the images and the compose file, with a real engine
 	.venv/bin/pytest tests/docker
 
 .PHONY: soak
-soak: .venv/.made  ## ten minutes of random kills, pauses and restarts; the books balance
-	PYTHONPATH=tests .venv/bin/python -m soak --minutes $(or $(MINUTES),10)
+soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts and forks; the books balance
+	PYTHONPATH=tests .venv/bin/python -m soak --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED))
 
 .PHONY: lock
 lock:  ## write constraints/ anew from what the registry has today

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from reverb_writer.errors import ClosedError as ClosedError
     from reverb_writer.errors import FormatError as FormatError
     from reverb_writer.errors import IncompleteError as IncompleteError
+    from reverb_writer.errors import MissingExtraError as MissingExtraError
     from reverb_writer.errors import OutOfRangeError as OutOfRangeError
     from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
     from reverb_writer.errors import ReverbWriterError as ReverbWriterError
@@ -73,6 +74,7 @@ _MODULE_OF = {
     "FormatError": "errors",
     "IncompleteError": "errors",
     "MinSize": "tables",
+    "MissingExtraError": "errors",
     "ObserverStats": "session",
     "OutOfRangeError": "errors",
     "Prioritized": "tables",
@@ -104,4 +106,4 @@ _MODULE_OF = {
 _PACKAGES = frozenset({"environments", "rollouts"})
 """Packages that are touched as `rw.NAME`, without an import of their own."""
 
-__getattr__, __dir__ = lazy_names(__name__, _MODULE_OF, _PACKAGES)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULE_OF, _PACKAGES)

@@ -5,6 +5,7 @@
     │   ├── OutOfRangeError     (IndexError)       an index where there is no data
     │   └── UnknownKeyError     (KeyError)         a name under which there is no data
     ├── StructureError          (ValueError)       a step, leaf or table of the wrong structure, dtype or shape
+    ├── MissingExtraError       (ImportError)      a package that the client can do without is not installed
     ├── IncompleteError         (RuntimeError)     asked for data that is not all there yet
     ├── ClosedError             (RuntimeError)     used after close(), or in a forked child
     ├── ServerUnavailableError  (ConnectionError)  nothing answers at the address
@@ -22,6 +23,7 @@ __all__ = [
     "ClosedError",
     "FormatError",
     "IncompleteError",
+    "MissingExtraError",
     "OutOfRangeError",
     "ReplayTimeoutError",
     "ReverbWriterError",
@@ -57,6 +59,10 @@ class StructureError(ReverbWriterError, ValueError):
 
 class IncompleteError(ReverbWriterError, RuntimeError):
     """Data was asked for that is not all there yet."""
+
+
+class MissingExtraError(ReverbWriterError, ModuleNotFoundError):
+    """A package that only this call needs is not installed; says what installs it."""
 
 
 class ClosedError(ReverbWriterError, RuntimeError):

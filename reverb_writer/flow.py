@@ -4,8 +4,9 @@
                   nothing was inserted, and the server spent the time waiting for samples:   inserts stand still
                   nothing was sampled, and it spent the time waiting for inserts:            samples stand still
 
-A side that nobody uses does not wait: the server counts the time only while a request is in its queue. A learner that
-waits for the next insert between two samples is not standing still either; that is a rate limiter at work.
+A side that nobody uses does not wait: the server counts the time only while a request is in its queue. But it keeps the
+request of an actor or a learner that has gone, so a side may stand still for nobody. A learner that waits for the next
+insert between two samples is not standing still either; that is a rate limiter at work.
 
 Source: Reverb 0.14, `table.cc` (the states of a table's worker) and `rate_limiter.cc`.
 """
@@ -22,6 +23,10 @@ __all__ = ["Side", "Standstill", "Watch", "figures", "insert_room", "rates", "re
 
 Side: TypeAlias = Literal["inserts", "samples"]
 _WAITING: dict[Side, str] = {"inserts": "waiting_for_sampling", "samples": "waiting_for_inserts"}
+_QUEUED: dict[Side, str] = {
+    "inserts": "An insert is in the server's queue, of an actor that may have gone.",
+    "samples": "A request for samples is in the server's queue, of a learner that may have gone.",
+}
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Standstill:
         table: its name.
         side: "inserts" or "samples".
         seconds: for how long, at least: as far back as was looked.
-        why: the limiter's rule with its numbers, a sentence.
+        why: what is in the server's queue, and the limiter's rule with its numbers: two sentences.
         remedy: what would end it, a sentence.
     """
 
@@ -44,7 +49,8 @@ class Standstill:
 
     def __str__(self) -> str:
         """Say all of it."""
-        return f"table `{self.table}`: {self.side} blocked for {self.seconds:.0f} s. {self.why} {self.remedy}"
+        what = f"table `{self.table}`: {self.side} have stood still for {self.seconds:.0f} s or more."
+        return f"{what} {self.why} {self.remedy}"
 
 
 class Watch:
@@ -66,7 +72,7 @@ class Watch:
                     if _stood_still(before.tables[name], info.tables[name], side):
                         since[name, side] = self._since.get((name, side), before.at)
             found = [
-                Standstill(name, side, info.at - since[name, side], *reason(table, side))
+                _standstill(table, side, info.at - since[name, side])
                 for name, table in info.tables.items()
                 for side in _WAITING
                 if (name, side) in since
@@ -142,6 +148,11 @@ def figures(table: TableInfo) -> dict[str, Any]:
     }
 
 
+def _standstill(table: TableInfo, side: Side, seconds: float) -> Standstill:
+    why, remedy = reason(table, side)
+    return Standstill(table.name, side, seconds, f"{_QUEUED[side]} {why}", remedy)
+
+
 def _stood_still(before: TableInfo, now: TableInfo, side: Side) -> bool:
     done = "num_inserts" if side == "inserts" else "num_samples"
     if getattr(before.rate_limiter, done) != getattr(now.rate_limiter, done):
@@ -161,7 +172,7 @@ def _why_inserts(table: TableInfo) -> tuple[str, str]:
         f"One more would bring inserts x {limiter.samples_per_insert:g} - samples from {limiter.diff:g} above max_diff "
         f"{limiter.max_diff:g}."
     )
-    return why, f"{_count(needed, 'sample')} the next insert in: start the learner, or raise max_diff."
+    return why, f"{_count(needed, 'sample')} the next insert in; so does a higher max_diff."
 
 
 def _why_samples(table: TableInfo) -> tuple[str, str]:
@@ -169,7 +180,7 @@ def _why_samples(table: TableInfo) -> tuple[str, str]:
     missing = limiter.min_size_to_sample - table.current_size
     if missing > 0:
         why = f"The table holds {table.current_size} items; sampling starts at {limiter.min_size_to_sample}."
-        return why, f"{_count(missing, 'insert')} sampling start: start the actors, or lower min_size."
+        return why, f"{_count(missing, 'insert')} sampling start; so does a lower min_size."
     if not table.blocks_samples():
         return "The rate limiter lets samples out; the server is slow or has just begun to move.", "Look again."
     needed = max(1, math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert))
@@ -177,7 +188,7 @@ def _why_samples(table: TableInfo) -> tuple[str, str]:
         f"One more would bring inserts x {limiter.samples_per_insert:g} - samples from {limiter.diff:g} below min_diff "
         f"{limiter.min_diff:g}."
     )
-    return why, f"{_count(needed, 'insert')} the next sample out: start the actors, or lower min_diff."
+    return why, f"{_count(needed, 'insert')} the next sample out; so does a lower min_diff."
 
 
 def _count(number: int, noun: str) -> str:

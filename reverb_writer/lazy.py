@@ -12,14 +12,15 @@ __all__ = ["lazy_names"]
 
 def lazy_names(
     package: str, module_of: Mapping[str, str], packages: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and the `__dir__` of a package.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package.
 
     Args:
         package: its name.
         module_of: the module of each public name, relative to the package.
         packages: packages in it that are touched as names, without an import of their own.
     """
+    public = sorted({*module_of, *packages})
 
     def load(name: str) -> Any:
         """Load a public name at its first touch."""
@@ -32,7 +33,7 @@ def lazy_names(
         return value
 
     def names() -> list[str]:
-        """List the public names, loaded or not."""
-        return sorted(vars(sys.modules[package]).keys() | module_of.keys() | set(packages))
+        """List the public names, loaded or not, and what every module has."""
+        return sorted({*public, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
-    return load, names
+    return load, names, public

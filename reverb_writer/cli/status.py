@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +22,8 @@ from reverb_writer.flow import Standstill, Watch, figures, rates, reason
 from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.wire.server_info import ServerInfo, TableInfo
 
+_HEADINGS = ("table", "size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample")
+_ANY_WIDTH = 10_000
 HEALTHY, BLOCKED, UNREACHABLE, CANNOT_ASK = 0, 1, 2, 3
 
 
@@ -178,17 +180,38 @@ def _screen(address: str, *, why: bool, watch: bool) -> Iterator[Any]:
         yield lambda look: live.update(_page(address, look, why=why), refresh=True)
 
 
-def _page(address: str, look: Look | Missed, *, why: bool) -> RenderableType:
-    if isinstance(look, Missed):
-        return Group(Text(address, style="bold"), Text(), Text(str(look), style="bold red"))
-    grid = Table(title=address, title_justify="left", title_style="bold", header_style="dim", box=None, pad_edge=False)
-    for heading in ("table", "size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample"):
-        grid.add_column(heading, justify="left" if heading == "table" else "right")
-    for name, table in look.now.tables.items():
+@dataclass(frozen=True)
+class _Figures:
+    """The figures of all tables, a row each; one below the other where a row is too wide for the terminal.
+
+    Attributes:
+        look: what is shown.
+    """
+
+    look: Look
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        rows = [self._row(table) for table in self.look.now.tables.values()]
+        grid = _grid()
+        for heading in _HEADINGS:
+            grid.add_column(heading, justify="left" if heading == "table" else "right", no_wrap=True)
+        for row in rows:
+            grid.add_row(*row)
+        if console.measure(grid, options=options.update(width=_ANY_WIDTH)).maximum <= options.max_width:
+            yield grid
+            return
+        for name, *figures_of_it in rows:
+            yield Text(name)
+            below = _grid(show_header=False)
+            for heading, figure in zip(_HEADINGS[1:], figures_of_it, strict=True):
+                below.add_row(Text(f"  {heading}", style="dim"), figure)
+            yield below
+
+    def _row(self, table: TableInfo) -> tuple[str, ...]:
         shown = figures(table)
-        inserts, samples = look.rates(name)
-        grid.add_row(
-            name,
+        inserts, samples = self.look.rates(table.name)
+        return (
+            table.name,
             f"{shown['size']:,} / {shown['max_size']:,}",
             f"{shown['fill']:.0%}",
             f"{inserts:,.0f}",
@@ -198,7 +221,16 @@ def _page(address: str, look: Look | Missed, *, why: bool) -> RenderableType:
             _or_dash(shown["insert_room"], "{:,.0f}", "any"),
             _or_dash(shown["sample_room"], "{:,.0f}", "any"),
         )
-    lines: list[RenderableType] = [grid, Text()]
+
+
+def _grid(**options: Any) -> Table:
+    return Table(header_style="dim", box=None, pad_edge=False, **options)
+
+
+def _page(address: str, look: Look | Missed, *, why: bool) -> RenderableType:
+    if isinstance(look, Missed):
+        return Group(Text(address, style="bold"), Text(), Text(str(look), style="bold red"))
+    lines: list[RenderableType] = [Text(address, style="bold"), _Figures(look), Text()]
     lines += [Text(str(standstill), style="bold red") for standstill in look.standstills]
     if not look.standstills:
         lines.append(Text("healthy: no side of any table stands still", style="green"))
@@ -213,7 +245,7 @@ def _rooms(table: TableInfo) -> str:
     sentences = []
     for side, room, other in (("inserts", inserts, "sampled"), ("samples", samples, "inserted")):
         if room == 0:
-            sentences.append(f"{side} have to wait. {' '.join(reason(table, side))}")  # type: ignore[arg-type]  # a Side
+            sentences.append(f"{side} would have to wait. {' '.join(reason(table, side))}")  # type: ignore[arg-type]  # a Side
         elif room is None:
             sentences.append(f"{side} never wait.")
         else:

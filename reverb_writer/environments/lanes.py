@@ -18,7 +18,7 @@ import tree
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 
-from reverb_writer.environments.spaces import encoder, space_spec, zero_element
+from reverb_writer.environments.spaces import encoder, space_of, space_spec, zero_element
 from reverb_writer.errors import SpecError, StructureError
 
 __all__ = ["VectorRecorder"]
@@ -39,8 +39,8 @@ class VectorRecorder(VectorWrapper):
                 '`env` does not say when its environments are reset. Set `env.metadata["autoreset_mode"]` to a '
                 "`gymnasium.vector.AutoresetMode`."
             )
-        observation = space_spec(env.single_observation_space, "observation")
-        action = space_spec(env.single_action_space, "action")
+        observation = space_spec(space_of(env, "single_observation_space"), "observation")
+        action = space_spec(space_of(env, "single_action_space"), "action")
         # Only now: some versions of Gymnasium close at garbage collection what has begun to exist.
         super().__init__(env)
         self._mode = AutoresetMode(mode)

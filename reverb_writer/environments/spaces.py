@@ -34,6 +34,19 @@ _REASONS = {
 }
 
 
+def space_of(env: Any, name: str) -> Space[Any]:
+    """Return a space of an environment.
+
+    Raises:
+        SpecError: it has none of that name.
+    """
+    space = getattr(env, name, None)
+    if not isinstance(space, Space):
+        has = "none" if space is None else f"a {type(space).__name__}"
+        raise SpecError(f"`env` must have `{name}`, a gymnasium.Space; {type(env).__name__} has {has}. Set it.")
+    return space
+
+
 def space_spec(space: Space[Any], name: str) -> Any:
     """Return what elements of a space look like in a step, as a nest of `ArraySpec`.
 

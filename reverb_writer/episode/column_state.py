@@ -13,6 +13,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episode.columns import Columns, as_objects, batched
 from reverb_writer.episode.encoding import decoded, encoded
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
+from reverb_writer.extras import needs
 
 __all__ = ["broken_state", "column_state", "restore_column"]
 
@@ -110,7 +111,8 @@ def _space_state(space: Any) -> Any:
 def _space(state: Any) -> Any:
     if state is None:
         return None
-    spaces = importlib.import_module("gymnasium.spaces")
+    with needs("An episode with spaces", "reverb-writer[gymnasium]"):
+        spaces = importlib.import_module("gymnasium.spaces")
     ((kind, content),) = state.items()
     if kind == "Dict":
         return spaces.Dict([(decoded(key), _space(part)) for key, part in content])

@@ -16,6 +16,7 @@ from reverb_writer.episode.data import EpisodeData
 from reverb_writer.episode.spaces import check
 from reverb_writer.episode.state import restore, state_of
 from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError, UnknownKeyError
+from reverb_writer.extras import needs
 from reverb_writer.windowing import WindowSpec
 
 __all__ = ["Episode"]
@@ -258,9 +259,11 @@ class Episode(EpisodeData):
         """Return `get_data_dict()` as an RLlib `SampleBatch`.
 
         Raises:
-            ModuleNotFoundError: RLlib is not installed.
+            MissingExtraError: RLlib is not installed.
         """
-        return importlib.import_module("ray.rllib.policy.sample_batch").SampleBatch(self.get_data_dict())
+        with needs("`get_sample_batch`", "ray[rllib]"):
+            sample_batch = importlib.import_module("ray.rllib.policy.sample_batch")
+        return sample_batch.SampleBatch(self.get_data_dict())
 
     def get_state(self) -> dict[str, Any]:
         """Return all of the episode as what JSON has: dicts, lists, strings, numbers, booleans and None.

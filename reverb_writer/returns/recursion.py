@@ -10,6 +10,7 @@ import numpy as np
 
 from reverb_writer.arguments import number
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.extras import needs
 
 __all__ = ["Array", "Rows", "array_namespace", "as_array", "as_float", "fraction", "shifted"]
 
@@ -169,13 +170,9 @@ def array_namespace(*arrays: Any) -> Any:
     own = (np.ndarray, np.generic, int, float, list, tuple, type(None))
     if all(isinstance(array, own) for array in arrays):
         return np
-    try:
+    kinds = ", ".join(sorted({type(array).__name__ for array in arrays if not isinstance(array, own)}))
+    with needs(f"What takes other arrays than NumPy's ({kinds})", "reverb-writer[arrays]"):
         compat = importlib.import_module("array_api_compat")
-    except ImportError:
-        kinds = ", ".join(sorted({type(array).__name__ for array in arrays if not isinstance(array, own)}))
-        raise StructureError(
-            f"expected NumPy arrays, got {kinds}. Install array-api-compat to use those of other libraries."
-        ) from None
     try:
         return compat.array_namespace(*(array for array in arrays if not isinstance(array, int | float | NoneType)))
     except TypeError as error:

@@ -47,4 +47,4 @@ _MODULE_OF = {
     "unpad_trajectories": "trajectories",
 }
 
-__getattr__, __dir__ = lazy_names(__name__, _MODULE_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULE_OF)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.extras import needs
 from reverb_writer.returns.recursion import Array
 from reverb_writer.steps import zeros
 
@@ -34,20 +35,17 @@ class Arrays:
         """Load the library.
 
         Raises:
-            SpecError: a device is asked for, and PyTorch or array-api-compat is not installed, or does not know it.
+            MissingExtraError: a device is asked for, and PyTorch or array-api-compat is not installed.
+            SpecError: PyTorch does not know the device.
         """
         self.device = device
         self.xp: Any = np
         self._at: dict[str, Any] = {}
         if device is not None:
             try:
-                self.xp = importlib.import_module("array_api_compat.torch")
-                self._at = {"device": importlib.import_module("torch").device(device)}
-            except ImportError as error:
-                raise SpecError(
-                    f"`device` {device!r} needs PyTorch and array-api-compat: {error}. Install them, or pass "
-                    "`device=None` for NumPy arrays."
-                ) from None
+                with needs(f"`device` {device!r}", "reverb-writer[arrays,torch]"):
+                    self.xp = importlib.import_module("array_api_compat.torch")
+                    self._at = {"device": importlib.import_module("torch").device(device)}
             except (RuntimeError, TypeError) as error:
                 raise SpecError(f"`device` {device!r} is none that PyTorch knows: {error}") from None
 

@@ -3,8 +3,8 @@
     write() -> InFlight -> gRPC's thread takes messages -> server -> acknowledgements, read by the stream's thread
 
 A writing thread never waits for the network; when too much is in flight it waits for room, before it does the work.
-When the connection is lost, all that is not acknowledged is sent again with the same keys: the server replaces an item
-whose key it knows, so nothing is there twice.
+When the connection is lost, all that is not acknowledged is sent again with the same keys: the server keeps an item
+whose key it knows and takes the new priority, so nothing is there twice.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     observer, first step -> step spec -> an item of table `__specs__`,      -> learners: the nest back
                                          its key a hash of the table's name -> other observers: refused if they differ
 
-The server keeps the item whose key it knows already, so of several actors that start together the first one's spec
-stays, and all read the same. It stays until `Client.reset` empties the table that it is of. A server without the table,
-such as a plain dm-reverb server, keeps none.
+The server keeps an item whose key it knows already and takes the new priority alone, so of several actors that start
+together the first one's spec stays, and all read the same. It stays until `Client.reset` empties the table that it is
+of. A server without the table, such as a plain dm-reverb server, keeps none.
 """
 
 from __future__ import annotations

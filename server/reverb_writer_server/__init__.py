@@ -21,4 +21,4 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {"PortInUseError": "ports", "ReplayServer": "replay_server"}
 
-__getattr__, __dir__ = lazy_names(__name__, _MODULE_OF)
+__getattr__, __dir__, __all__ = lazy_names(__name__, _MODULE_OF)

@@ -32,7 +32,7 @@ def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
 
 
 def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
-    """Return the memory that the tables may need against what there is, and whether it is more."""
+    """Return the memory that the tables need, about, against what there is, and whether it is more."""
     estimates = [estimate(table) for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_needs(one)}" for one in estimates]
@@ -42,7 +42,7 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
         return [*lines, f"memory in all: unknown, of {bytes_in_words(available)}"], False
     which = "" if _all_known(estimates) else " for the tables that are known"
     verdict = ": more than there is. Lower max_size or raise the limit" if excess else ""
-    lines.append(f"memory in all: {bytes_in_words(total)} at most{which}, of {bytes_in_words(available)}{verdict}")
+    lines.append(f"memory in all: about {bytes_in_words(total)}{which}, of {bytes_in_words(available)}{verdict}")
     return lines, excess
 
 
@@ -63,9 +63,11 @@ def _needs(one: Estimate) -> str:
     if one.total_bytes is None:
         missing = "sequence_length" if one.steps is None else "signature"
         return f"unknown, give it a {missing}"
-    return (
-        f"up to {bytes_in_words(one.total_bytes)} ({one.steps:,} steps of {one.step_bytes:,} bytes before compression)"
-    )
+    apart = ""
+    if one.apart_bytes != one.total_bytes and one.apart_bytes is not None:
+        apart = f"; {bytes_in_words(one.apart_bytes)} if no items overlap, as with short episodes"
+    size = f"{one.steps:,} steps of {one.step_bytes:,} bytes before compression"
+    return f"about {bytes_in_words(one.total_bytes)} ({size}){apart}"
 
 
 def _all_known(estimates: Sequence[Estimate]) -> bool:

@@ -129,8 +129,10 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     """Read all of a checkpoint and return what is in it.
 
     Raises:
-        FormatError: it is damaged, incomplete, or an item refers to a table or chunk that is not there.
+        FormatError: it is no checkpoint, damaged, incomplete, or an item refers to a table or chunk that is not there.
     """
+    if not any((checkpoint.path / name).is_file() for name in FILES):
+        raise FormatError(f"{checkpoint.path}: {_no_checkpoint(checkpoint.path)}")
     fault = checkpoint.fault()
     if fault:
         raise FormatError(f"{checkpoint.path}: {fault}. It is incomplete; use another one.")
@@ -170,6 +172,16 @@ def differences(tables: Sequence[TableConfig], checkpoint: Sequence[TableState])
         for key, theirs, ours in _compared(saved[name], table):
             lines.append(f"table `{name}`: {key} is {theirs} in the checkpoint, {ours} in the configuration")
     return lines
+
+
+def _no_checkpoint(path: Path) -> str:
+    """Say what a folder is that has no file of a checkpoint, and which checkpoints are in it."""
+    if not path.is_dir():
+        return "there is no such folder. Check the path."
+    inside = sorted({done.parent for pattern in ("*", "kept/*") for done in path.glob(f"{pattern}/{DONE}")})
+    if not inside:
+        return f"is no checkpoint: it has none of {', '.join(FILES)}. Check the path."
+    return f"is no checkpoint, but a folder with {len(inside)} in it. Name one, such as {inside[-1]}."
 
 
 def _compared(state: TableState, table: TableConfig) -> list[tuple[str, str, str]]:

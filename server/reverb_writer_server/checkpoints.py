@@ -30,7 +30,7 @@ from reverb_writer.errors import ReverbWriterError, SpecError
 from reverb_writer_server.checkpoint import MANIFEST, Checkpoint
 from reverb_writer_server.records import DONE, FILES
 
-__all__ = ["CheckpointError", "CheckpointFolder", "checkpoints_in", "choose"]
+__all__ = ["CheckpointError", "CheckpointFolder", "check_directory", "checkpoints_in", "choose"]
 
 _logger = logging.getLogger(__name__)
 _OWNER, _INCOMING, _KEPT = "OWNER.json", "incoming", "kept"
@@ -58,7 +58,7 @@ def choose(directory: Path, restore: str) -> Checkpoint | None:
     Raises:
         CheckpointError: there is none of that name, or it is incomplete; or "latest", and all that there are is.
     """
-    there = checkpoints_in(directory)
+    there = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
     if restore == "none":
         return None
     if restore == "latest":
@@ -109,8 +109,8 @@ class CheckpointFolder:
         self._adopted: set[str] = set()
         with contextlib.ExitStack() as undo:
             try:
+                check_directory(directory)
                 directory.mkdir(parents=True, exist_ok=True)
-                _refuse_strangers(directory)
                 owner = undo.enter_context((directory / _OWNER).open("a+"))
                 _lock(owner, directory)
                 self.starts = _count_start(owner)
@@ -120,9 +120,7 @@ class CheckpointFolder:
                 for leftover in [*self.incoming.iterdir(), *self._kept.glob(f"{_PARTIAL}*")]:
                     shutil.rmtree(leftover)
             except OSError as error:
-                raise CheckpointError(
-                    f"{directory}: cannot be used ({error}). Check its owner and permissions."
-                ) from error
+                raise _unusable(directory, error) from error
             self._undo = undo.pop_all()
 
     def adopt(self) -> list[Checkpoint]:
@@ -182,6 +180,24 @@ class CheckpointFolder:
             partial.rename(target)
         _sync(self._kept)
         return Checkpoint(target)
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a folder that cannot be one of checkpoints. One that is not there yet can.
+
+    Raises:
+        CheckpointError: something else is in it, or it is no folder.
+    """
+    if not directory.exists():
+        return
+    try:
+        _refuse_strangers(directory)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+
+
+def _unusable(directory: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{directory}: cannot be used ({error}). Check its owner and permissions.")
 
 
 def _refuse_strangers(directory: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from reverb_writer.cli.connection import new_client, security_options, timeout_option
-from reverb_writer.errors import ReverbWriterError, SpecError
+from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server import __version__
 
 __all__ = ["main"]
@@ -57,6 +57,7 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
     endings.note()
     from reverb_writer_server import config as configuration
     from reverb_writer_server import logs
+    from reverb_writer_server.limits import refuse_twice
     from reverb_writer_server.service import Service
 
     keys = {
@@ -72,9 +73,7 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         for name, value in given.items()
         if value is not None
     }
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise SpecError(f"`tables` must have different names, got {twice} more than once.")
+    refuse_twice(names)
     for name in names or (("replay",) if max_size is not None or min_size is not None else ()):
         flags["tables", name, "max_size"] = 1_000_000 if max_size is None else max_size
         flags["tables", name, "min_size"] = 1 if min_size is None else min_size
@@ -87,13 +86,21 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
 @commands.command()
 @click.argument("config", type=_PATH)
 def validate(config: Path) -> None:
-    """Check a configuration, TOML or Reverb's textproto, and say in words what its tables do."""
-    from reverb_writer_server import banner
+    """Check a configuration, TOML or Reverb's textproto, and say in words what its tables do.
+
+    Exit code 1 if `serve` would refuse it, with the checkpoints that are there. Whether its ports are free, and whether
+    another server uses its checkpoints, is not looked at.
+    """
+    from reverb_writer_server import banner, checks
     from reverb_writer_server import config as configuration
 
     loaded = configuration.load(config, os.environ)
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
+    checks.check_memory(loaded)
+    restored, _ = checks.what_to_restore(loaded)
+    if restored is not None:
+        click.echo(f"begins with checkpoint {restored.name}")
 
 
 @commands.group()

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from reverb_writer.errors import SpecError
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.wire.signatures import ArraySpec
+from reverb_writer.wire.tensors import dtype_number
 
 __all__ = ["read_signature"]
 
@@ -56,5 +57,9 @@ def _dtype(name: str) -> np.dtype[Any] | None:
     try:
         dtype = np.dtype(name)
     except TypeError:
+        return None
+    try:
+        dtype_number(dtype)
+    except StructureError:
         return None
     return dtype if dtype.kind in "biufc" else None

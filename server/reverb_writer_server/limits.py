@@ -1,4 +1,4 @@
-"""Rate limiters that could only ever wait, found before the server starts, with the numbers worked.
+"""Tables that cannot be served, and rate limiters that could only ever wait: found before the server starts.
 
 `TableConfig` refuses those that block whatever anyone does. Here are those that block what somebody has said to do: a
 learner that fetches more than the limiter can ever let out, and a ratio that the table's own rules put out of reach.
@@ -7,11 +7,24 @@ learner that fetches more than the limiter can ever let out, and a ratio that th
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import Queue, SampleToInsertRatio, Stack, TableConfig
 
-__all__ = ["advice", "check"]
+__all__ = ["advice", "check", "refuse_twice"]
+
+
+def refuse_twice(names: Iterable[str]) -> None:
+    """Refuse tables of one name.
+
+    Raises:
+        SpecError: names them.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SpecError(f"`tables` must have different names, got {', '.join(twice)} more than once.")
 
 
 def check(table: TableConfig, samples_in_flight: int) -> None:

@@ -1,8 +1,10 @@
-"""How much memory the tables may need, and how much there is.
+"""How much memory the tables need, about, and how much there is.
 
 A step is stored once, however many items refer to it, and freed with the last of them. Where the oldest item goes
-first, N items of L steps, S apart, hold N x S + (L - S) steps; with any other remover the survivors may not overlap,
-and it can be N x L. The arrays are counted as they are; snappy makes them smaller, often by much.
+first, N items of L steps, S apart, hold N x S + (L - S) steps if episodes are long. Items do not overlap where episodes
+are shorter than L + S, and the survivors of any other remover may not: that is N x L. The arrays are counted as they
+are; snappy makes them smaller, often by much. Not counted is what an allocator holds back, and what else is in the
+chunks that items refer to: so no figure here is a bound.
 """
 
 from __future__ import annotations
@@ -26,19 +28,21 @@ _NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a full table may need.
+    """What a full table needs, about.
 
     Attributes:
         table: its name.
-        steps: that a full table holds at most; None if the length of its items is unknown.
+        steps: that a full table holds if its items overlap as they may; None if their length is unknown.
         step_bytes: of one step, uncompressed; None if its signature does not say.
         total_bytes: of the full table; None if that cannot be known.
+        apart_bytes: the same if no two items share a step.
     """
 
     table: str
     steps: int | None
     step_bytes: int | None
     total_bytes: int | None
+    apart_bytes: int | None
 
 
 def estimate(table: ServedTable) -> Estimate:
@@ -55,8 +59,11 @@ def estimate(table: ServedTable) -> Estimate:
         if config.remover == "fifo":
             steps = config.max_size * stride + (length - stride)
     if steps is None or step_bytes is None:
-        return Estimate(config.name, steps, step_bytes, None)
-    return Estimate(config.name, steps, step_bytes, steps * step_bytes + config.max_size * _ITEM_BYTES)
+        return Estimate(config.name, steps, step_bytes, None, None)
+    assert length is not None  # noqa: S101  # as `steps` is known
+    items_bytes = config.max_size * _ITEM_BYTES
+    apart_bytes = config.max_size * length * step_bytes + items_bytes
+    return Estimate(config.name, steps, step_bytes, steps * step_bytes + items_bytes, apart_bytes)
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:

@@ -7,7 +7,6 @@ import os
 import tempfile
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -20,6 +19,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.tables import TableConfig
+from reverb_writer_server.limits import refuse_twice
 from reverb_writer_server.ports import free_port, in_use, reserved
 from reverb_writer_server.tables import reverb_table
 
@@ -121,6 +121,4 @@ def _check(tables: Sequence[TableConfig]) -> None:
         raise SpecError(
             f"`tables` must not have `{SPECS_TABLE}`: the server makes it, for the structure of the others."
         )
-    twice = [name for name, count in Counter(table.name for table in tables).items() if count > 1]
-    if twice:
-        raise SpecError(f"`tables` must have different names, got {', '.join(twice)} more than once.")
+    refuse_twice([table.name for table in tables])

@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import reverb_writer as rw
-from reverb_writer.structure import SPECS_TABLE
 from reverb_writer_server import banner, endings
-from reverb_writer_server.checkpoint import Checkpoint, TableState, differences, tables_of
-from reverb_writer_server.checkpoints import CheckpointError, CheckpointFolder, choose
+from reverb_writer_server.checkpoint import Checkpoint
+from reverb_writer_server.checkpoints import CheckpointFolder
+from reverb_writer_server.checks import RestoreError, check_memory, what_to_restore
 from reverb_writer_server.config import ServerConfig
 from reverb_writer_server.draining import connections_to
 from reverb_writer_server.memory import estimate
@@ -42,10 +42,6 @@ _PAUSE_S = 0.1
 _CHECKPOINT_WITHIN_S = 3600.0
 _STOP_WITHIN_S = 10.0
 _PROGRESS_EVERY_S = 5.0
-
-
-class RestoreError(rw.ReverbWriterError):
-    """The checkpoint and the configuration do not agree, or the checkpoint cannot be read."""
 
 
 class _StoppedAtOnceError(Exception):
@@ -100,8 +96,7 @@ class Service:
         lines, excess = banner.memory_lines(config)
         for line in lines:
             _logger.log(logging.WARNING if excess else logging.INFO, "%s", line)
-        if excess and config.memory_on_excess == "refuse":
-            raise rw.SpecError(f"{lines[-1]}; memory.on_excess is `refuse`.")
+        check_memory(config)
         state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
         if config.http_port:
             web = Web(config.http_host, config.http_port, state)
@@ -141,45 +136,17 @@ class Service:
     ) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
         """Return what to restore, and the tables to serve."""
         wanted, state = self._config.checkpoints, self._state
-        tables = tuple(table.config for table in self._config.tables)
         if wanted.directory is None:
             _logger.warning("checkpoints.directory is not set: the data go with this process")
-            return None, tables
+            return what_to_restore(self._config)
         self._folder = open_things.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
         state.keeps_checkpoints = True
         state.starts = self._folder.starts
         self._tell_checkpoints()
-        try:
-            chosen = choose(wanted.directory, wanted.restore)
-            saved = tuple(table for table in tables_of(chosen) if table.name != SPECS_TABLE) if chosen else ()
-        except (CheckpointError, rw.FormatError) as error:
-            raise RestoreError(str(error)) from error
+        chosen, tables = what_to_restore(self._config)
         if chosen is None:
             _logger.info("nothing to restore in %s", wanted.directory)
-            return None, tables
-        return chosen, self._agreed(chosen, saved, tables)
-
-    def _agreed(
-        self, chosen: Checkpoint, saved: tuple[TableState, ...], tables: tuple[rw.TableConfig, ...]
-    ) -> tuple[rw.TableConfig, ...]:
-        """Return the tables to serve, as checkpoint, configuration and `on_mismatch` say."""
-        found = differences(tables, saved)
-        whose = self._config.checkpoints.on_mismatch
-        if not found:
-            return tables
-        lines = "\n  ".join(found)
-        if whose == "refuse":
-            raise RestoreError(
-                f"checkpoint {chosen.name} and the configuration differ:\n  {lines}\n"
-                f"Set checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables count, or "
-                f"checkpoints.restore to `none`."
-            )
-        _logger.warning("checkpoint %s and the configuration differ; %s counts:\n  %s", chosen.name, whose, lines)
-        if whose == "config":
-            return tables
-        unknown = {state.name for state in saved} - {table.name for table in tables}
-        # Reverb takes the rules from the checkpoint, but must be told of each table.
-        return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))
+        return chosen, tables
 
     def _progress(self, restore: Checkpoint | None) -> Callable[[int], None]:
         """Return what to do while Reverb starts: tell how far the restore is, and heed signals."""

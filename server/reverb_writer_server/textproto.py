@@ -20,6 +20,7 @@ from reverb_writer.tables import (
     TableConfig,
 )
 from reverb_writer.wire import messages, signatures
+from reverb_writer_server.limits import refuse_twice
 from reverb_writer_server.settings import ConfigError
 
 __all__ = ["SUFFIXES", "read", "selector"]
@@ -44,6 +45,7 @@ def read(path: Path) -> tuple[int, list[TableConfig]]:
     if not message.tables:
         raise ConfigError(f"{path}: `tables`: got none, allowed: at least one.")
     try:
+        refuse_twice([table.table_name for table in message.tables])
         return message.port, [_table(table) for table in message.tables]
     except SpecError as error:
         raise ConfigError(f"{path}: {error}") from error

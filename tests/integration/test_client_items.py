@@ -14,6 +14,7 @@ import pytest
 from reading import Pair, fifo, read, read_column, spec
 
 import reverb_writer as rw
+from reverb_writer.wire.single_item import one_item
 
 # Insert and sample.
 
@@ -50,6 +51,15 @@ def test_bfloat16_comes_back(client: rw.Client) -> None:
     (item,) = read(client, "a")
     assert item.data[0].dtype == bfloat16
     assert item.data[0].astype(float).tolist() == [[1.5], [-3]]
+
+
+def test_server_keeps_an_item_whose_key_it_knows_and_takes_the_new_priority(client: rw.Client) -> None:
+    for value, priority in ((1, 0.5), (2, 0.75)):
+        stream = client.open_stream()
+        stream.write(one_item([np.array([value])], [False], {"a": priority}, key=7))
+        stream.close()
+    (item,) = read(client, "a")
+    assert (item.data[0].tolist(), item.info.key, item.info.priority, item.info.table_size) == ([1], 7, 0.75, 1)
 
 
 def test_one_insert_goes_to_several_tables_with_their_priorities(client: rw.Client) -> None:

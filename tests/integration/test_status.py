@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from server_process import HostedServer
-from service_process import free_port
+from service_process import eventually, free_port
 
 import reverb_writer as rw
 
@@ -51,7 +52,28 @@ def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) ->
     assert "1 / 50" in done.stdout
     assert "healthy: no side of any table stands still" in done.stdout
     words = " ".join(done.stdout.split())
-    assert "inserts never wait. samples have to wait. The table holds 1 items; sampling starts at 5. 4 inserts" in words
+    assert (
+        "inserts never wait. samples would have to wait. The table holds 1 items; sampling starts at 5. 4 inserts"
+        in words
+    )
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_no_figure_is_cut_however_narrow_the_terminal(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    ratio = rw.SampleToInsertRatio(32.0, 100_000, 1_000_000.0)
+    server = replay_server(
+        rw.TableConfig("transitions_of_all_actors", 100_000_000, rate_limiter=ratio),
+        rw.TableConfig("replay", 1_000_000),
+    )
+    monkeypatch.setenv("COLUMNS", columns)
+    shown = status(server.address).stdout
+    assert "…" not in shown
+    for figure in ("0 / 100,000,000", "0 / 1,000,000", "131,250", "transitions_of_all_actors"):
+        assert figure in shown
+    for heading in ("size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample"):
+        assert heading in shown
 
 
 def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> None:
@@ -63,13 +85,35 @@ def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> N
         shown, machine = status(server.address), status(server.address, "--json")
     assert (shown.returncode, machine.returncode) == (1, 1)
     words = " ".join(shown.stdout.split())
-    assert "table `queue`: inserts blocked for 1 s." in words
-    assert "1 sample lets the next insert in: start the learner, or raise max_diff." in words
+    assert "table `queue`: inserts have stood still for 1 s or more." in words
+    assert "1 sample lets the next insert in; so does a higher max_diff." in words
     told = json.loads(machine.stdout)
     assert told["health"] == "blocked"
     assert [(one["table"], one["side"]) for one in told["blocked"]] == [("queue", "inserts")]
     assert told["tables"]["queue"]["size"] == 2
     assert told["tables"]["queue"]["insert_room"] == 0
+
+
+def test_insert_of_an_actor_that_has_died_is_told_as_what_it_is(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("queue", 2))
+    actor = (
+        "import reverb_writer as rw\n"
+        f"observer = rw.TrajectoryObserver({server.address!r}, 'queue', 1, max_delay_s=0.01)\n"
+        "for number in range(3):\n"
+        "    observer({'number': number})\n"
+        "observer.flush(timeout_s=60)\n"
+    )
+    with (
+        subprocess.Popen([sys.executable, "-c", actor], stderr=subprocess.DEVNULL) as process,
+        rw.Client(server.address) as client,
+    ):
+        eventually(lambda: client.server_info()["queue"].current_size == 2, "two items are there, the third waits")
+        time.sleep(1)
+        process.kill()
+    words = " ".join(status(server.address, "--why").stdout.split())
+    for claim in ("start the learner", "start the actors", "blocked for"):
+        assert claim not in words
+    assert "of an actor that may have gone" in words  # the server keeps its insert
 
 
 def test_missing_server_is_exit_code_2() -> None:

@@ -169,8 +169,8 @@ def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None
     assert "inserts \u00d7 4 \u2212 samples = 20" in replay.inner_text()
     assert "Nothing stands still." in replay.inner_text()
     sentence = queue.locator(".blocked").inner_text()
-    assert sentence.startswith("inserts blocked for ")
-    assert sentence.endswith("1 sample lets the next insert in: start the learner, or raise max_diff.")
+    assert sentence.startswith("inserts have stood still for ")
+    assert sentence.endswith("1 sample lets the next insert in; so does a higher max_diff.")
     assert page.locator("#phase").inner_text() == "serving, a side is blocked"
     assert "1" in page.locator("#kept").inner_text()
 

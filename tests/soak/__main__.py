@@ -1,10 +1,10 @@
-"""`make soak`: a server, four actors and two learners, killed, paused and restarted at random; the books balance.
+"""`make soak`: a server and its users, killed, paused, restarted, interrupted and forked at random; the books balance.
 
-    confirmed = in the table + removed by its own rule + lost with the time since the last checkpoint
+    a deed every few seconds   kill, pause (SIGSTOP) or restart of the server or a worker, or a fork inside a worker
+    all the while              SIGINT to a worker, every tenth of a second or so
 
-Each item is followed by name. It is in the last checkpoint; or older than all that are there, and the table counts as
-many removals; or it was confirmed after the checkpoint began from which the next server came back. Anything else is an
-error.
+What must balance is in `soak.books`, what a worker does in `soak.worker`. A seed gives the same deeds again, but not
+the same moments. The exit code is 1 if the books do not balance, or anything happened that must not.
 """
 
 from __future__ import annotations
@@ -18,29 +18,33 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from reverb_writer_server.checkpoint import Checkpoint, inspect
 from reverb_writer_server.checkpoints import checkpoints_in
-from reverb_writer_server.records import CHUNKS, ITEMS, read_records
 from service_process import ServiceProcess
 
-from reverb_writer.wire import messages, tensors
+from soak.books import Books, Loss, num_confirmed
 
-MAX_SIZE = 20_000
 CHECKPOINT_EVERY_S = 5
-SLACK_S = 5  # from a confirmation to the line that says so, in an actor that may be paused between
+SLACK_S = 5  # from the begin of a checkpoint to its tables' file
+PAUSED_S = (0.5, 6.0)
+PROGRESS_EVERY_S = 10
 END_WITHIN_S = 120
+NUM_ACTORS, NUM_LEARNERS = 3, 2
 HERE = Path(__file__).parent.parent
 CONFIGURATION = """
 [checkpoints]
 directory = "{folder}/checkpoints"
 every_s = {every}
 [tables.replay]
-max_size = {max_size}
+max_size = 20_000
+sampler = "prioritized"
+[tables.queue]
+max_size = 4_000
+rate_limiter = "queue"
 """
 
 
@@ -49,6 +53,7 @@ class Worker:
     """An actor or a learner, which is started again and again."""
 
     line: Sequence[str]
+    seed: str
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,79 +61,160 @@ class Worker:
 
     def start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])}
-        self.process = subprocess.Popen([sys.executable, "-m", "soak.worker", *self.line], env=environment)
+        line = [sys.executable, "-m", "soak.worker", *self.line, self.seed]
+        self.process = subprocess.Popen(
+            line, env=environment, start_new_session=True
+        )  # with the children that it forks
 
-    def end(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        if _takes_signals(self.process.pid):
+            self.process.send_signal(number)
+
+    def end(self, number: signal.Signals) -> int:
+        """End it, and return the exit code; 0 for one that had only just been started."""
+        if number is signal.SIGKILL:
+            self.kill()
         self.process.send_signal(number)
-        self.process.wait(END_WITHIN_S)
+        code = self.process.wait(END_WITHIN_S)
+        return 0 if code == -number else code
+
+    def kill(self) -> None:
+        """End it and its children at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
 
-@dataclass(frozen=True)
-class Confirmed:
-    """A batch that an actor wrote down."""
+class Soak:
+    """A server and its workers, and what was done to them."""
 
-    at: float
-    numbers: range
+    def __init__(self, folder: Path, seed: int) -> None:
+        """Start them."""
+        self._folder, self._seed = folder, seed
+        self._chance = random.Random(seed)  # noqa: S311  # no secrets
+        self.server = ServiceProcess(folder, CONFIGURATION.format(folder=folder, every=CHECKPOINT_EVERY_S))
+        self.server.wait_ready()
+        self.actors = [self._worker("actor", number) for number in range(NUM_ACTORS)]
+        self.learners = [self._worker("learner", number) for number in range(NUM_LEARNERS)]
+        self.deeds: Counter[str] = Counter()
+        self.kills: list[Loss] = []
+        self.faults: list[str] = []
+        self._started = self._told = time.monotonic()
 
+    @property
+    def workers(self) -> list[Worker]:
+        """Actors and learners."""
+        return [*self.actors, *self.learners]
 
-@dataclass(frozen=True)
-class Loss:
-    """A server that was killed: what was confirmed within this time may be lost."""
+    def run(self, minutes: float) -> None:
+        """Do something to one of them every few seconds; then end the workers, and the server."""
+        while time.monotonic() < self._started + 60 * minutes:
+            self._interrupt_for(self._chance.uniform(0.5, 3))
+            deed = self._chance.choice([self._kill, self._pause, self._restart, self._fork])
+            deed()
+            self._tell()
+        for worker in self.workers:  # the actors first: they need learners to end
+            self._end(worker)
+        if self.server.end() != 0:
+            raise RuntimeError(f"the server ended with {self.server.process.returncode}:\n{self.server.log()}")
 
-    since: float
-    until: float
+    def close(self) -> None:
+        """End all that still runs."""
+        for worker in self.workers:
+            worker.kill()
+            worker.process.wait(END_WITHIN_S)
+        self.server.close()
 
+    def balance(self) -> tuple[list[str], list[str]]:
+        """Return the books as lines, and what is wrong."""
+        books = Books.read(self._folder)
+        lines = books.balance(checkpoints_in(self._folder / "checkpoints")[0], self.kills)
+        return lines, [*self.faults, *books.faults]
 
-def soak(minutes: float, seed: int, folder: Path) -> str:
-    """Run it, and return the books as text."""
-    chance = random.Random(seed)  # noqa: S311  # no secrets
-    text = CONFIGURATION.format(folder=folder, every=CHECKPOINT_EVERY_S, max_size=MAX_SIZE)
-    server = ServiceProcess(folder, text)
-    server.wait_ready()
-    actors = [Worker(["actor", server.address, str(folder / f"actor-{i}"), str(i)]) for i in range(4)]
-    learners = [Worker(["learner", server.address]) for _ in range(2)]
-    victims: list[ServiceProcess | Worker] = [server, server, server, *actors, *learners]
-    losses: list[Loss] = []
-    deeds = {"kill": 0, "pause": 0, "restart": 0}
-    try:
-        end = time.monotonic() + 60 * minutes
+    def _worker(self, role: str, number: int) -> Worker:
+        return Worker([role, self.server.address, str(self._folder), str(number)], f"{self._seed} {role} {number}")
+
+    def _interrupt_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
-            time.sleep(chance.uniform(1, 4))
-            deed = chance.choice([*deeds])
-            victim = chance.choice(victims)
-            deeds[deed] += 1
-            _do(deed, victim, folder, losses)
-        for worker in [*actors, *learners]:
-            worker.end(signal.SIGTERM)
-            if worker.process.returncode not in (0, -signal.SIGTERM):  # the latter if it had only just been started
-                raise RuntimeError(f"{worker.line} ended with {worker.process.returncode}")
-        if server.end() != 0:
-            raise RuntimeError(f"the server ended with {server.process.returncode}:\n{server.log()}")
-    finally:
-        for worker in [*actors, *learners]:
-            worker.process.kill()
-        server.close()
-    summary = ", ".join(f"{count} x {deed}" for deed, count in deeds.items())
-    return f"{minutes:g} minutes, {summary}, {len(losses)} of them a server killed\n{_books(folder, losses)}"
+            time.sleep(self._chance.uniform(0.02, 0.2))
+            self._chance.choice(self.workers).send(signal.SIGINT)
+            self.deeds["SIGINT"] += 1
 
+    def _kill(self) -> None:
+        """Kill the server or an actor. A killed learner's samples are lost without a count, so it is spared."""
+        victim = self._victim(self.actors)
+        self._count("kill", victim)
+        victim.end(signal.SIGKILL)
+        if isinstance(victim, Worker):
+            victim.start()
+            return
+        killed_at = time.time()
+        victim.restart()
+        self.kills.append(Loss(_began(_restored(victim.log(), self._folder)), killed_at))
 
-def _do(deed: str, victim: ServiceProcess | Worker, folder: Path, losses: list[Loss]) -> None:
-    if deed == "pause":
+    def _restart(self) -> None:
+        victim = self._victim(self.workers)
+        self._count("restart", victim)
+        if isinstance(victim, Worker):
+            self._end(victim)
+            victim.start()
+        else:
+            victim.end(signal.SIGTERM)
+            victim.restart()
+
+    def _pause(self) -> None:
+        victim = self._victim(self.workers)
+        self._count("pause", victim)
         numbers = [victim.process.pid, *([victim.child()] if isinstance(victim, ServiceProcess) else [])]
         for number in numbers:
             os.kill(number, signal.SIGSTOP)
-        time.sleep(2)
+        self._interrupt_for(self._chance.uniform(*PAUSED_S))
         for number in numbers:
             os.kill(number, signal.SIGCONT)
-    elif isinstance(victim, Worker):
-        victim.end(signal.SIGKILL if deed == "kill" else signal.SIGTERM)
-        victim.start()
-    else:
-        victim.end(signal.SIGKILL if deed == "kill" else signal.SIGTERM)
-        killed_at = time.time()
-        victim.restart()
-        if deed == "kill":
-            losses.append(Loss(_began(_restored(victim.log(), folder)), killed_at))
+
+    def _fork(self) -> None:
+        for worker in self.workers:
+            worker.send(signal.SIGUSR1)
+            self._count("fork", worker)
+
+    def _victim(self, workers: Sequence[Worker]) -> ServiceProcess | Worker:
+        """Return the server, as often as not, or a worker."""
+        return self.server if self._chance.random() < 1 / 2 else self._chance.choice(workers)
+
+    def _count(self, deed: str, victim: ServiceProcess | Worker) -> None:
+        self.deeds[f"{deed} {victim.line[0] if isinstance(victim, Worker) else 'server'}"] += 1
+
+    def _end(self, worker: Worker) -> None:
+        name = f"{worker.line[0]} {worker.line[-1]}"
+        try:
+            code = worker.end(signal.SIGTERM)
+        except subprocess.TimeoutExpired:
+            self.faults.append(f"{name} did not end within {END_WITHIN_S} s of SIGTERM")
+            worker.process.send_signal(signal.SIGUSR2)  # where it is
+            time.sleep(1)
+            worker.kill()
+            worker.process.wait(END_WITHIN_S)
+        else:
+            if code:
+                self.faults.append(f"{name} ended with {code}")
+
+    def _tell(self) -> None:
+        if time.monotonic() - self._told >= PROGRESS_EVERY_S:
+            self._told = time.monotonic()
+            print(
+                f"{self._told - self._started:5.0f} s  {num_confirmed(self._folder):,} confirmed; {self.summary()}",
+                flush=True,
+            )
+
+    def summary(self) -> str:
+        """Return what was done so far."""
+        return ", ".join(f"{count} x {deed}" for deed, count in sorted(self.deeds.items()))
+
+
+def _takes_signals(number: int) -> bool:
+    """Return whether a process has its handlers: one that has only just been started would end."""
+    caught = next(line for line in Path(f"/proc/{number}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
 def _restored(log: str, folder: Path) -> Path:
@@ -145,59 +231,24 @@ def _began(checkpoint: Path) -> float:
     return tables.stat().st_mtime - SLACK_S if tables.exists() else 0.0
 
 
-def _books(folder: Path, losses: Sequence[Loss]) -> str:
-    newest = checkpoints_in(folder / "checkpoints")[0]
-    contents = inspect(newest)
-    (table,) = (table for table in contents.tables if table.name == "replay")
-    there = set(_numbers(newest))
-    confirmed = [batch for journal in folder.glob("actor-*") for batch in _journal(journal)]
-    oldest_at = min(batch.at for batch in confirmed if not there.isdisjoint(batch.numbers))
-    held = removed = lost = 0
-    for batch in confirmed:
-        for number in batch.numbers:
-            if number in there:
-                held += 1
-            elif any(loss.since <= batch.at <= loss.until + SLACK_S for loss in losses):
-                lost += 1
-            elif batch.at <= oldest_at + SLACK_S:
-                removed += 1
-            else:
-                raise RuntimeError(f"item {number}, confirmed at {batch.at}, is neither there, nor removed, nor lost")
-    total = sum(len(batch.numbers) for batch in confirmed)
-    if removed > table.deletes or len(there) != contents.items["replay"]:
-        raise RuntimeError(f"{removed} items removed, the table counts {table.deletes}")
-    return (
-        f"confirmed {total:,} = in the table {held:,} + removed {removed:,} + lost with a kill {lost:,}\n"
-        f"in the table and not confirmed: {len(there) - held:,}; removals that the table counts: {table.deletes:,}"
-    )
-
-
-def _journal(path: Path) -> Iterator[Confirmed]:
-    for line in path.read_text().splitlines():
-        with contextlib.suppress(ValueError):  # the actor was killed in the middle of it
-            at, first, count = line.split()
-            yield Confirmed(float(at), range(int(first), int(first) + int(count)))
-
-
-def _numbers(checkpoint: Checkpoint) -> Iterator[int]:
-    chunks: dict[int, Any] = {}
-    for record in read_records(checkpoint.path / CHUNKS):
-        chunk = messages.ChunkData.FromString(record)
-        chunks[chunk.chunk_key] = tensors.decode(chunk.data.tensors[0])
-    for record in read_records(checkpoint.path / ITEMS):
-        item = messages.PrioritizedItem.FromString(record)
-        for part in item.flat_trajectory.columns[0].chunk_slices if item.table == "replay" else ():
-            yield from chunks[part.chunk_key][part.offset : part.offset + part.length].ravel().tolist()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Kill, pause and restart server, actors and learners at random.")
+    parser = argparse.ArgumentParser(description="Kill, pause, interrupt and fork at random; see what is lost.")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit("soak: stopped"))  # and all that it has started
     print(f"soak: seed {arguments.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        print(soak(arguments.minutes, arguments.seed, Path(folder)))
+        soak = Soak(Path(folder), arguments.seed)
+        with contextlib.closing(soak):
+            soak.run(arguments.minutes)
+        lines, faults = soak.balance()
+    print("\n".join([f"{arguments.minutes:g} minutes: {soak.summary()}", *lines]))
+    for fault, count in Counter(faults).items():
+        print(f"FAULT {count} x {fault}")
+    if faults:
+        sys.exit(f"soak: {len(faults)} faults; seed {arguments.seed}")
 
 
 if __name__ == "__main__":

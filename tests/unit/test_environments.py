@@ -12,7 +12,8 @@ import reverb_writer as rw
 
 gymnasium = pytest.importorskip("gymnasium")
 
-from gymnasium import spaces  # noqa: E402  # as the next one: only where gymnasium is
+from gymnasium import Env, spaces  # noqa: E402  # as the next ones: only where gymnasium is
+from gymnasium.vector import VectorEnv  # noqa: E402
 from worlds import Counting, Sampling, told  # noqa: E402
 
 EPISODES = [(2, "terminated"), (1, "truncated"), (2, "both")]
@@ -277,6 +278,92 @@ def test_an_action_that_is_not_of_its_space_is_refused(space: Any, given: Any) -
     assert steps == []
     env.step(space.sample())  # nothing has changed
     assert len(steps) == 1
+
+
+def test_environment_that_resets_itself_is_recorded_as_one_that_the_actor_resets() -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(gymnasium.wrappers.Autoreset(Counting(EPISODES)), steps.append, seeds=True)
+    env.reset(seed=3)
+    for action in (10, 11, -1, 12, -2, 13, 14, -3):  # the negative ones reset, and are taken by nobody
+        env.step(action)
+    by_hand: list[Any] = []
+    play(rw.environments.record(Counting(EPISODES), by_hand.append), 5)
+    assert [told(step) for step in steps] == [told(step) for step in by_hand]
+    assert [int(step["seed"]) for step in steps] == [3, 3, 3, -1, -1, -1, -1, -1]
+
+
+def test_environment_that_resets_itself_needs_a_reset_when_a_step_was_not_recorded() -> None:
+    observer = Unreliable(2)
+    env = rw.environments.record(gymnasium.wrappers.Autoreset(Counting(EPISODES)), observer)
+    env.reset()
+    env.step(10)
+    with pytest.raises(rw.ReplayTimeoutError):
+        env.step(11)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        env.step(12)
+    env.reset()
+    env.step(13)
+    assert [told(step) for step in observer.steps] == ["0 10 1 1 F", "1 0 0 0 Lr", "100 13 1 1 F", "101 0 0 0 Lr"]
+
+
+def test_recorded_environment_is_made_again_from_its_spec() -> None:
+    steps: list[Any] = []
+    env = rw.environments.record(gymnasium.make("CartPole-v1"), steps.append, seeds=True)
+    with gymnasium.make(env.spec) as again:
+        again.reset(seed=1)
+        again.step(0)
+    assert [bool(step["is_last"]) for step in steps] == [False, True]
+    assert {int(step["seed"]) for step in steps} == {1}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # its check warns of what is unusual in `Shown`
+def test_recorded_environment_passes_gymnasiums_own_check() -> None:
+    from gymnasium.utils.env_checker import check_env
+
+    class Shown(Env[Any, Any]):
+        """An environment that can be rendered, which Gymnasium checks on one made from the spec."""
+
+        metadata: Any = {"render_modes": ["rgb_array"], "render_fps": 4}  # noqa: RUF012  # as Gymnasium's
+        observation_space, action_space = spaces.Discrete(9), spaces.Discrete(2)
+
+        def __init__(self, render_mode: str | None = None) -> None:
+            self.render_mode = render_mode
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed, options=options)
+            return int(self.np_random.integers(9)), {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return int(action), 0.0, False, False, {}
+
+        def render(self) -> Any:
+            return np.zeros((2, 2, 3), np.uint8)
+
+    gymnasium.register("Shown-v0", Shown)
+    try:
+        check_env(rw.environments.record(gymnasium.make("Shown-v0", render_mode="rgb_array"), [].append))
+    finally:
+        del gymnasium.registry["Shown-v0"]
+
+
+@pytest.mark.parametrize("missing", ["observation_space", "action_space"])
+def test_environment_without_a_space_is_refused(missing: str) -> None:
+    class Bare(Env[Any, Any]):
+        """An environment that says of one side only what it is like."""
+
+    class BareLanes(VectorEnv[Any, Any, Any]):
+        """The same in lanes."""
+
+        num_envs = 2
+        metadata: Any = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}  # noqa: RUF012  # as Gymnasium's
+
+    for kind, prefix in ((Bare, ""), (BareLanes, "single_")):
+        for name in {"observation_space", "action_space"} - {missing}:
+            setattr(kind, prefix + name, spaces.Discrete(2))
+        with pytest.raises(
+            rw.SpecError, match=rf"`env` must have `{prefix}{missing}`, a gymnasium.Space; {kind.__name__}"
+        ):
+            rw.environments.record(kind(), [].append)
 
 
 def test_what_is_no_environment_is_refused() -> None:

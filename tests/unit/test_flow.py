@@ -73,19 +73,19 @@ def test_figures_are_json() -> None:
 def test_blocked_inserts_need_samples() -> None:
     why, remedy = reason(table(inserts=125), "inserts")  # one more: 1008, 8 above 1000
     assert why == "One more would bring inserts x 8 - samples from 1000 above max_diff 1000."
-    assert remedy == "8 samples let the next insert in: start the learner, or raise max_diff."
+    assert remedy == "8 samples let the next insert in; so does a higher max_diff."
 
 
 def test_blocked_samples_need_inserts() -> None:
     why, remedy = reason(table(samples=200), "samples")  # one more: 599, and an insert brings 8
     assert why == "One more would bring inserts x 8 - samples from 600 below min_diff 600."
-    assert remedy == "1 insert lets the next sample out: start the actors, or lower min_diff."
+    assert remedy == "1 insert lets the next sample out; so does a lower min_diff."
 
 
 def test_table_that_is_not_full_enough_needs_the_rest() -> None:
     why, remedy = reason(table(size=97), "samples")
     assert why == "The table holds 97 items; sampling starts at 100."
-    assert remedy == "3 inserts let sampling start: start the actors, or lower min_size."
+    assert remedy == "3 inserts let sampling start; so does a lower min_size."
 
 
 # Standing still.
@@ -97,7 +97,10 @@ def test_side_that_waits_and_does_not_move_stands_still_and_since_when_is_kept()
     (first,) = watch.look(at(12, blocked, waiting_for_sampling=2000))
     (second,) = watch.look(at(15, blocked, waiting_for_sampling=5000))
     assert (first.table, first.side, first.seconds, second.seconds) == ("replay", "inserts", 2, 5)
-    assert str(second).startswith("table `replay`: inserts blocked for 5 s. One more would bring")
+    assert str(second).startswith(
+        "table `replay`: inserts have stood still for 5 s or more. "
+        "An insert is in the server's queue, of an actor that may have gone. One more would bring"
+    )
 
 
 def test_side_that_moves_does_not_stand_still() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import subprocess
 import sys
 from importlib import resources
+from typing import Any
 
 import pytest
 
@@ -53,6 +55,17 @@ def test_type_checkers_see_the_names_that_the_interpreter_sees() -> None:
         if alias.asname
     }
     assert seen == reverb_writer._MODULE_OF
+
+
+@pytest.mark.parametrize(
+    ("package", "also"), [("reverb_writer", {"environments", "rollouts"}), ("reverb_writer.rollouts", set())]
+)
+def test_star_gives_the_public_names_and_nothing_else(package: str, also: set[str]) -> None:
+    got: dict[str, Any] = {}
+    exec(f"from {package} import *", got)  # noqa: S102  # allowed at module level only
+    module = importlib.import_module(package)
+    assert got.keys() - {"__builtins__"} == module._MODULE_OF.keys() | also
+    assert {name for name in dir(module) if not name.startswith("__")} == module._MODULE_OF.keys() | also
 
 
 def test_unknown_name_is_an_attribute_error_that_names_it() -> None:

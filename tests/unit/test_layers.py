@@ -12,6 +12,7 @@ import reverb_writer
 LAYERS = [
     "lazy",
     "errors",
+    "extras",
     "arguments",
     "windowing",
     "priorities",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from reverb_writer.wire.signatures import ArraySpec
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
+from reverb_writer_server.banner import memory_lines
 from reverb_writer_server.config import KEYS, ServedTable, ServerConfig, load
 from reverb_writer_server.memory import available_bytes, estimate
 from reverb_writer_server.settings import ConfigError
@@ -340,6 +342,15 @@ def test_overlapping_windows_share_their_steps_where_the_oldest_goes_first(
     one = estimate(ServedTable(config, 20, stride))
     assert (one.steps, one.step_bytes) == (steps, 84 * 84 * 4 + 4)
     assert one.total_bytes == steps * 28_228 + 1000 * ITEM_BYTES
+    assert one.apart_bytes == 20_000 * 28_228 + 1000 * ITEM_BYTES
+
+
+def test_estimate_says_what_it_supposes_and_is_called_no_bound() -> None:
+    config = replace(load(None, {}), tables=(ServedTable(TableConfig("a", 1000, signature=SIGNATURE), 20, 10),))
+    (line, in_all), _ = memory_lines(config)
+    assert line.startswith("memory of table `a`: about ")
+    assert line.endswith("MiB if no items overlap, as with short episodes")
+    assert in_all.startswith("memory in all: about ")
 
 
 def test_memory_of_what_is_not_described_is_unknown() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import jax
+from reverb_writer.extras import needs
+
+with needs("`as_jax`", "reverb-writer[jax]"):
+    import jax
 
 __all__ = ["jax_batches"]
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tree
 
 from reverb_writer.errors import SpecError
+from reverb_writer.extras import needs
+
+with needs("`as_tf`", "tensorflow"):
+    import tensorflow as tf
 
 __all__ = ["reverb_dataset", "tf_dataset"]
 
@@ -54,12 +57,11 @@ def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch
         max_in_flight: bound on samples ahead.
 
     Raises:
-        SpecError: dm-reverb is not installed, or nobody has told the structure of the table.
+        MissingExtraError: dm-reverb is not installed.
+        SpecError: nobody has told the structure of the table.
     """
-    try:
+    with needs("`native`", "dm-reverb[tensorflow]"):
         import reverb  # noqa: PLC0415  # not a dependency
-    except ImportError:
-        raise SpecError("`native` needs dm-reverb, which is not installed. Leave it out.") from None
     if spec is None:
         raise SpecError(f"`native` needs the structure of table `{table}`: a signature, or an observer that stores it.")
     leaves = tree.flatten(_tuples(spec))

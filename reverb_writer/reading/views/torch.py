@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
-import torch.utils.data
 
 from reverb_writer.errors import SpecError
+from reverb_writer.extras import needs
+
+with needs("`as_torch`", "reverb-writer[torch]"):
+    import torch
+    import torch.utils.data
 
 __all__ = ["TorchDataset", "tensor_of"]
 

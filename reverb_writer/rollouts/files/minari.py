@@ -17,6 +17,7 @@ import numpy as np
 import tree
 
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.extras import needs
 from reverb_writer.rollouts.files.stored import StoredTrajectory
 from reverb_writer.rollouts.files.transitions import TransitionFields
 from reverb_writer.rollouts.files.writer import RolloutWriter
@@ -35,7 +36,8 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
         StructureError: observations or actions are texts or graphs, which have no shape.
     """
     if isinstance(dataset, str | os.PathLike):
-        from minari import MinariDataset  # noqa: PLC0415  # an extra
+        with needs("`from_minari`", "reverb-writer[minari]"):
+            from minari import MinariDataset  # noqa: PLC0415  # an extra
 
         path = Path(dataset)
         dataset = MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
@@ -87,8 +89,9 @@ def to_minari(
         StructureError: steps lack an observation, an action or a reward; or, without a space, are no numbers.
         FormatError: a trajectory is damaged; names it.
     """
-    import minari  # noqa: PLC0415  # an extra
-    from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415  # an extra
+    with needs("`to_minari`", "reverb-writer[minari]"):
+        import minari  # noqa: PLC0415  # an extra
+        from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415  # an extra
 
     episodes = (_episode(StoredTrajectory(path), TransitionFields(fields)) for path in paths)
     first = next(episodes, None)
@@ -112,7 +115,8 @@ def to_minari(
 
 
 def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
-    from minari.data_collector.episode_buffer import EpisodeBuffer  # noqa: PLC0415  # an extra
+    with needs("`to_minari`", "reverb-writer[minari]"):
+        from minari.data_collector.episode_buffer import EpisodeBuffer  # noqa: PLC0415  # an extra
 
     manifest, steps = trajectory.manifest, trajectory.load()
     num_transitions = manifest.num_transitions
@@ -131,7 +135,8 @@ def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
 
 
 def _space(nest: Any) -> Any:
-    from gymnasium import spaces  # noqa: PLC0415  # comes with Minari
+    with needs("`to_minari`", "reverb-writer[minari]"):
+        from gymnasium import spaces  # noqa: PLC0415  # comes with Minari
 
     if isinstance(nest, Mapping):
         return spaces.Dict({key: _space(value) for key, value in nest.items()})

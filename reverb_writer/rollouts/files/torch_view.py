@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from reverb_writer.extras import needs
 from reverb_writer.rollouts.arrays import map_present
 
 __all__ = ["as_torch", "to_torch"]
@@ -14,7 +15,8 @@ __all__ = ["as_torch", "to_torch"]
 
 def to_torch(batch: Any, device: Any) -> Any:
     """Return a nest of arrays as tensors, strings as lists; on the CPU tensors share the arrays' memory."""
-    from reverb_writer.reading.views.torch import tensor_of  # noqa: PLC0415  # brings PyTorch
+    with needs("`device`", "reverb-writer[torch]"):
+        from reverb_writer.reading.views.torch import tensor_of  # noqa: PLC0415  # brings PyTorch
 
     def convert(leaf: Any) -> Any:
         found = tensor_of(leaf)
@@ -30,7 +32,8 @@ def as_torch(dataset: Any, device: Any) -> Any:
 
 @functools.cache
 def _iterable_dataset() -> Any:
-    from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  # not a dependency
+    with needs("`as_torch`", "reverb-writer[torch]"):
+        from torch.utils.data import IterableDataset, get_worker_info  # noqa: PLC0415  # not a dependency
 
     class TorchRollouts(IterableDataset):  # type: ignore[misc, type-arg, unused-ignore]  # torch may not be installed
         def __init__(self, dataset: Any, device: Any) -> None:

@@ -1,0 +1,78 @@
+"""What `serve` refuses before anything is started, and `validate` with it. Nothing is written.
+
+What belongs to the moment is left to `serve`: whether ports are free, and whether another server uses the checkpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import reverb_writer as rw
+from reverb_writer.structure import SPECS_TABLE
+from reverb_writer_server import banner
+from reverb_writer_server.checkpoint import Checkpoint, TableState, differences, tables_of
+from reverb_writer_server.checkpoints import CheckpointError, check_directory, choose
+from reverb_writer_server.config import ServerConfig
+
+__all__ = ["RestoreError", "check_memory", "what_to_restore"]
+
+_logger = logging.getLogger(__name__)
+
+
+class RestoreError(rw.ReverbWriterError):
+    """The checkpoint and the configuration do not agree, or the checkpoint cannot be read."""
+
+
+def check_memory(config: ServerConfig) -> None:
+    """Refuse tables that may need more memory than there is, if the configuration says so.
+
+    Raises:
+        SpecError: with the figures.
+    """
+    lines, excess = banner.memory_lines(config)
+    if excess and config.memory_on_excess == "refuse":
+        raise rw.SpecError(f"{lines[-1]}; memory.on_excess is `refuse`.")
+
+
+def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
+    """Return the checkpoint to begin with, if there is one, and the tables to serve.
+
+    Raises:
+        CheckpointError: the folder cannot be one of checkpoints.
+        RestoreError: the checkpoint that is asked for cannot be used, or differs from the configuration.
+    """
+    wanted = config.checkpoints
+    tables = tuple(table.config for table in config.tables)
+    if wanted.directory is None:
+        return None, tables
+    check_directory(wanted.directory)
+    try:
+        chosen = choose(wanted.directory, wanted.restore)
+        saved = tuple(table for table in tables_of(chosen) if table.name != SPECS_TABLE) if chosen else ()
+    except (CheckpointError, rw.FormatError) as error:
+        raise RestoreError(str(error)) from error
+    if chosen is None:
+        return None, tables
+    return chosen, _agreed(wanted.on_mismatch, chosen, saved, tables)
+
+
+def _agreed(
+    whose: str, chosen: Checkpoint, saved: tuple[TableState, ...], tables: tuple[rw.TableConfig, ...]
+) -> tuple[rw.TableConfig, ...]:
+    """Return the tables to serve, as checkpoint, configuration and `on_mismatch` say."""
+    found = differences(tables, saved)
+    if not found:
+        return tables
+    lines = "\n  ".join(found)
+    if whose == "refuse":
+        raise RestoreError(
+            f"checkpoint {chosen.name} and the configuration differ:\n  {lines}\n"
+            f"Set checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables count, or "
+            f"checkpoints.restore to `none`."
+        )
+    _logger.warning("checkpoint %s and the configuration differ; %s counts:\n  %s", chosen.name, whose, lines)
+    if whose == "config":
+        return tables
+    unknown = {state.name for state in saved} - {table.name for table in tables}
+    # Reverb takes the rules from the checkpoint, but must be told of each table.
+    return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))

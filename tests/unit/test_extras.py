@@ -1,0 +1,102 @@
+"""What the client can do without is named by what installs it, wherever it is missing."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reverb_writer as rw
+
+PACKAGE = Path(rw.__file__).parent
+NEEDED = {"numpy", "grpc", "google", "cramjam", "tree", "reverb_writer", "__future__"}
+# Loaded by an environment of that package, by the command, which looks for them, and where bytes cannot be read.
+EXEMPT = {"environments/dm_environment.py", "environments/lanes.py", "environments/single.py", "environments/spaces.py"}
+
+
+class Strange:
+    """An array of a library that nobody knows."""
+
+
+def _view(name: str) -> Callable[..., Any]:
+    def load(_: Path) -> None:
+        __import__(f"reverb_writer.reading.views.{name}")
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("missing", "call", "install"),
+    [
+        ("torch", _view("torch"), "reverb-writer[torch]"),
+        ("jax", _view("jax"), "reverb-writer[jax]"),
+        ("tensorflow", _view("tf"), "tensorflow"),
+        ("minari", lambda path: rw.rollouts.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
+        ("minari", lambda path: rw.rollouts.to_minari([], path, "a/b-v0"), "reverb-writer[minari]"),
+        ("array_api_compat", lambda _: _namespace(), "reverb-writer[arrays]"),
+        (
+            "array_api_compat",
+            lambda _: rw.rollouts.RolloutStorage(2, 2, (3,), (3,), (1,), device="cpu"),
+            "reverb-writer[arrays,torch]",
+        ),
+        ("ray", lambda _: rw.Episode().get_sample_batch(), "ray[rllib]"),
+    ],
+)
+def test_missing_package_is_named_by_what_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, call: Callable[[Path], Any], install: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == missing]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("torch", "jax", "tf"):
+        monkeypatch.delitem(sys.modules, f"reverb_writer.reading.views.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(rw.MissingExtraError) as caught:
+        call(tmp_path)
+    assert str(caught.value).endswith(f"which is not installed: pip install '{install}'")
+    assert f"needs `{missing}" in str(caught.value)
+    assert isinstance(caught.value, ModuleNotFoundError)
+
+
+def _namespace() -> Any:
+    from reverb_writer.returns.recursion import array_namespace
+
+    return array_namespace(Strange(), np.zeros(1))
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_optional_import_says_what_installs_it(path: Path) -> None:
+    name = str(path.relative_to(PACKAGE))
+    if name in EXEMPT or name.startswith("cli/"):
+        return
+    tree = ast.parse(path.read_text())
+    guarded = {
+        inner
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.With) and "needs(" in ast.unparse(node.items[0].context_expr))
+        or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    strangers = [
+        module
+        for node in ast.walk(tree)
+        if node not in guarded
+        for module in _imported(node)
+        if module.partition(".")[0] not in NEEDED | sys.stdlib_module_names | {"ml_dtypes"}
+    ]
+    assert not strangers
+
+
+def _imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [node.module or ""]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+        first = node.args[0]
+        return [first.value] if isinstance(first, ast.Constant) and isinstance(first.value, str) else []
+    return []

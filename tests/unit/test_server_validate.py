@@ -1,0 +1,94 @@
+"""`validate` refuses what `serve` refuses, with the same words: both go through the same checks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from service_process import run_command
+
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+
+from reverb_writer_server import cli
+
+BIG = """
+[memory]
+on_excess = "refuse"
+[tables.replay]
+sequence_length = 2
+max_size = 2_000_000_000
+[tables.replay.signature]
+frame = "uint8[1000, 1000]"
+"""
+LONG_DOUBLE = """
+[tables.replay.signature]
+reward = "longdouble"
+"""
+TWICE = """
+tables: { table_name: "a" max_size: 5 sampler: { fifo: true } remover: { fifo: true }
+          rate_limiter: { min_size_to_sample: 1 samples_per_insert: 1 min_diff: -1e300 max_diff: 1e300 } }
+"""
+IN_FOLDER = """
+[checkpoints]
+directory = "{folder}/checkpoints"
+"""
+
+
+def made(tmp_path: Path, case: str) -> Path:
+    """Write the file of a case, and what it finds beside it."""
+    file = tmp_path / ("server.textproto" if case == "a table twice" else "server.toml")
+    folder = tmp_path / "checkpoints"
+    texts = {
+        "more memory than there is": BIG,
+        "a dtype that Reverb does not have": LONG_DOUBLE,
+        "a table twice": TWICE * 2,
+    }
+    text = texts.get(case, IN_FOLDER.format(folder=tmp_path))
+    if case == "a folder of somebody else":
+        folder.mkdir()
+        (folder / "thesis.tex").touch()
+    elif case == "a file for a folder":
+        folder.touch()
+    elif case == "a checkpoint that there is not":
+        text += 'restore = "20260801T120000.123456Z"\n'
+    elif case == "only checkpoints that are incomplete":
+        (folder / "kept" / "20260801T120000.123456Z").mkdir(parents=True)
+        (folder / "OWNER.json").write_text("{}")
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("more memory than there is", "more than there is"),
+        ("a dtype that Reverb does not have", "longdouble"),
+        ("a table twice", "more than once"),
+        ("a folder of somebody else", "found thesis.tex"),
+        ("a file for a folder", "cannot be used"),
+        ("a checkpoint that there is not", "no checkpoint `20260801T120000.123456Z`"),
+        ("only checkpoints that are incomplete", "all 1 checkpoints are incomplete"),
+    ],
+)
+def test_validate_refuses_what_serve_refuses_and_leaves_everything_as_it_is(
+    tmp_path: Path, case: str, message: str
+) -> None:
+    file = made(tmp_path, case)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as ending:
+        cli.main(["validate", str(file)])
+    assert message in str(ending.value)
+    assert sorted(tmp_path.rglob("*")) == before
+    served = run_command("serve", "--config", str(file), environment={"REVERB_WRITER__PORT": "0"})
+    assert served.returncode != 0
+    assert message in served.stderr
+
+
+def test_validate_says_what_would_be_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "server.toml"
+    file.write_text(IN_FOLDER.format(folder=tmp_path))
+    with pytest.raises(SystemExit) as ending:
+        cli.main(["validate", str(file)])
+    assert ending.value.code == 0
+    assert "table `replay`:" in capsys.readouterr().out
+    assert not (tmp_path / "checkpoints").exists()
