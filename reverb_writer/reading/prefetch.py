@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import numpy as np
 
 from reverb_writer.errors import (
@@ -190,8 +189,8 @@ class Prefetch:
         """Say what keeps samples from coming."""
         if self.gone_since is not None:
             return (
-                f"The server at {self.address} has been gone for {time.monotonic() - self.gone_since:.0f} s "
-                f"({self._why_gone}). It is looked for all the time; start it, or check the address."
+                f"There has been no connection to the server at {self.address} for "
+                f"{time.monotonic() - self.gone_since:.0f} s; it is looked for all the time. {self._why_gone}"
             )
         try:
             return why_samples_wait(request_server_info(self._channel, _PROBE_TIMEOUT_S), self._table, self._info)
@@ -199,7 +198,9 @@ class Prefetch:
             return str(error)
 
     def stats(self) -> PrefetchStats:
-        """Return the counters so far."""
+        """Return the counters so far; in a forked child, those that need no lock."""
+        if self.is_forked:
+            return PrefetchStats(**vars(self._stats))
         with self._lock:
             stats = PrefetchStats(**vars(self._stats))
             stream = self._stream
@@ -341,7 +342,8 @@ class Prefetch:
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
-            except (ReplayTimeoutError, ServerUnavailableError, grpc.RpcError):
+            except (ReplayTimeoutError, ServerUnavailableError) as error:
+                self._why_gone = str(error)
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id

@@ -84,10 +84,11 @@ def start_sources(
 
 
 def let_go(sources: Sequence[Source], updates: PriorityUpdates, client: Client | None) -> None:
-    """End what a dataset has started; `client` if it is its own."""
+    """End what a dataset has started; `client` if it is its own. Does nothing in a forked child."""
+    if any(source.is_forked for source in sources):
+        return
     for source in sources:
-        if not source.is_forked:
-            source.close()
+        source.close()
     updates.close(1.0)
     if client is not None:
         client.close()

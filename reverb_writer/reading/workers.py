@@ -146,6 +146,8 @@ class Worker:
         return self._latest_stats("stats")
 
     def _latest_stats(self, question: str) -> PrefetchStats:
+        if self.is_forked:  # whose locks a thread that is not there may hold for ever
+            return PrefetchStats(**vars(self._stats))
         told = self._ask(question)
         with self._lock:
             if told is not None:
