@@ -37,6 +37,8 @@ LAYERS = [
     "wire.assembly",
     "wire.in_flight",
     "wire.lifetime",
+    "wire.timer",
+    "wire.connection",
     "wire.channel",
     "wire.server_info",
     "wire.inquiry",
@@ -76,7 +78,7 @@ LAYERS = [
     "tf_agents",
     "cli",
 ]
-PURE = {*LAYERS[: LAYERS.index("wire.channel")], "tables"}
+PURE = {*LAYERS[: LAYERS.index("wire.connection")], "tables"}
 FRAMEWORKS = {"jax", "reverb", "tensorflow", "tf_agents", "torch"}
 
 ROOT = Path(reverb_writer.__file__).parent
