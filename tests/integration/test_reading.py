@@ -267,7 +267,7 @@ def test_message_of_one_bad_priority_speaks_of_no_more(replay_server: StartServe
     with rw.ReplayDataset(server.address, "table", 8) as dataset:
         with pytest.raises(rw.SpecError, match=r"finite and >= 0, got nan\.$"):
             dataset.update_priorities([1, 2], [float("nan"), 1.0])
-        with pytest.raises(rw.SpecError, match=r"got -1\.0 and 1 more like it\.$"):
+        with pytest.raises(rw.SpecError, match=r"got -1\.0 and 1 more such\.$"):
             dataset.update_priorities([1, 2], [-1.0, -2.0])
 
 
