@@ -272,6 +272,8 @@ class WriteSession:
 
 
 def _let_go(writers: Sequence[SequenceWriter], stream: InsertStream, client: Client | None) -> None:
+    if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
+        return
     stream.abandon(sum(writer.num_due for writer in writers))
     if client is not None:
         client.close()

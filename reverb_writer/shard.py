@@ -185,6 +185,8 @@ class Shard:
 
     def close(self, timeout_s: float | None = None) -> None:
         """Close the connection. Idempotent; does nothing in a forked child."""
+        if self.channel.is_forked:
+            return
         with self._lock:
             inserts, self._inserts = self._inserts, None
         try:

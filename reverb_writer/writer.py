@@ -26,7 +26,7 @@ from reverb_writer.priorities import Ending, Priority, StepPlan, WindowPrioritie
 from reverb_writer.steps import step_bytes, zeros
 from reverb_writer.targets import Target, chunk_length_for
 from reverb_writer.windowing import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
-from reverb_writer.wire import tensors
+from reverb_writer.wire import lifetime, tensors
 from reverb_writer.wire.in_flight import InsertRequest, ItemRows
 from reverb_writer.wire.insert_stream import InsertStream
 from reverb_writer.wire.items import KEY_BITS, MAX_CHUNK_LENGTH, encode_chunk
@@ -172,7 +172,7 @@ class SequenceWriter:
         Raises:
             SpecError: a function gave no finite number >= 0.
         """
-        with self._lock:
+        with lifetime.unless_forked(self.stream, self._lock):
             if self._priorities is None:
                 return None
             n = self.num_steps + 1
@@ -200,7 +200,7 @@ class SequenceWriter:
         Raises:
             SpecError: a `priority` function gave no finite number >= 0. Nothing changed; the episode goes on.
         """
-        with self._lock:
+        with lifetime.unless_forked(self.stream, self._lock):
             if not self.num_steps:
                 return {}
             ending = self._ending(self.num_steps, align=align, discard=discard)
@@ -254,7 +254,7 @@ class SequenceWriter:
             SpecError: it is no number >= 0, or a function for windows whose steps so far were not kept.
         """
         target = replace(self._targets[index], priority=priority)
-        with self._lock:
+        with lifetime.unless_forked(self.stream, self._lock):
             if callable(priority) and self._priorities is None:
                 if self.num_steps:
                     raise SpecError("`priority` can become a function between episodes only.")
@@ -271,7 +271,7 @@ class SequenceWriter:
 
     def send(self) -> None:
         """Send the windows that are complete, without waiting for their chunk to fill."""
-        with self._lock:
+        with lifetime.unless_forked(self.stream, self._lock):
             if self._last_end() > self._sealed:
                 self._seal()
             self._write()
@@ -279,7 +279,7 @@ class SequenceWriter:
     @property
     def num_due(self) -> int:
         """Items of windows that are complete and not yet in a request."""
-        with self._lock:
+        with lifetime.unless_forked(self.stream, self._lock):
             count = self._sealed + self.fill
             return sum(len(self._ends(i, count)) * len(target.tables) for i, target in enumerate(self._targets))
 

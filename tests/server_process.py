@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -92,8 +94,16 @@ class ServerProcess:
         assert ended, "a killed process has not ended"
 
     def pause(self) -> None:
-        """Stop the process by SIGSTOP: its ports accept connections, and nothing answers."""
+        """Stop the process by SIGSTOP: its ports accept connections, and nothing answers.
+
+        The signal takes effect when one of its threads runs next. Until then the others go on, on a busy machine for
+        long, so this returns once all have stopped.
+        """
         self._signal(signal.SIGSTOP)
+        end = time.monotonic() + START_TIMEOUT_S
+        while not self._has_stopped():
+            assert time.monotonic() < end, "a process that was told to stop goes on"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         """Let a paused process go on."""
@@ -113,8 +123,12 @@ class ServerProcess:
         self._folder.cleanup()
 
     def _spawn(self) -> None:
-        number, self._line = self._nursery.fork(self._folder.name)
-        self._process = os.pidfd_open(number)  # readable when the process has ended and its ports are free
+        self._number, self._line = self._nursery.fork(self._folder.name)
+        self._process = os.pidfd_open(self._number)  # readable when the process has ended and its ports are free
+
+    def _has_stopped(self) -> bool:
+        threads = pathlib.Path(f"/proc/{self._number}/task")
+        return all((thread / "stat").read_text().rpartition(") ")[2].startswith("T") for thread in threads.iterdir())
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

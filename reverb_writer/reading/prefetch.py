@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -181,13 +179,15 @@ class Prefetch:
                     "answer. It may be paused, overloaded or out of reach: look at its process."
                 )
             return (
-                f"The server at {self.address} has been gone for {lost_s:.0f} s ({self._why_gone}). It is looked for "
-                "all the time; start it, or check the address."
+                f"There has been no connection to the server at {self.address} for {lost_s:.0f} s; it is looked for "
+                f"all the time. {self._why_gone}"
             )
         return (inquiry or self.inquiry(0.0)).why_samples_wait(self._table, self._info)
 
     def stats(self) -> PrefetchStats:
-        """Return the counters so far."""
+        """Return the counters so far; in a forked child, those that need no lock."""
+        if self.is_forked:
+            return PrefetchStats(**vars(self._stats))
         with self._lock:
             stats = PrefetchStats(**vars(self._stats))
             stream = self._stream
@@ -370,8 +370,8 @@ class Prefetch:
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
-            except (ReplayTimeoutError, ServerUnavailableError, FormatError, grpc.RpcError) as error:
-                self.is_silent = isinstance(error, ReplayTimeoutError)
+            except (ReplayTimeoutError, ServerUnavailableError, FormatError) as error:
+                self._why_gone, self.is_silent = str(error), isinstance(error, ReplayTimeoutError)
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id

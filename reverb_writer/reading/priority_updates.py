@@ -60,8 +60,9 @@ class PriorityUpdates:
 
         Raises:
             SpecError: a priority is not finite or < 0, or there are not as many as keys. Nothing changed.
-            ClosedError: after `close()`.
+            ClosedError: after `close()`, or in a forked child.
         """
+        self._check_not_forked()
         keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
         if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
             raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
@@ -86,7 +87,9 @@ class PriorityUpdates:
 
         Raises:
             ReplayTimeoutError: not in time.
+            ClosedError: in a forked child.
         """
+        self._check_not_forked()
         with self._changed:
             if not self._changed.wait_for(lambda: not (self._pending or self._sending), timeout_s):
                 raise ReplayTimeoutError(
@@ -95,7 +98,9 @@ class PriorityUpdates:
                 )
 
     def close(self, timeout_s: float) -> None:
-        """Send what is there, for `timeout_s` seconds at most, and end. Idempotent."""
+        """Send what is there, for `timeout_s` seconds at most, and end. Idempotent; does nothing in a forked child."""
+        if self._is_forked():
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -103,6 +108,14 @@ class PriorityUpdates:
         with self._changed:
             self.num_failed += len(self._pending)
             self._pending.clear()
+
+    def _is_forked(self) -> bool:
+        """Whether this is a forked child, in which a thread that is not there may hold the lock for ever."""
+        return self._client.shards[0].channel.is_forked
+
+    def _check_not_forked(self) -> None:
+        if self._is_forked():
+            self._client.shards[0].channel.check_usable()
 
     def _run(self) -> None:
         while True:

@@ -111,8 +111,10 @@ def stop_sources(sources: Sequence[Prefetch], drain_s: float = 0.0, timeout_s: f
 
 
 def let_go(sources: Sequence[Prefetch], updates: PriorityUpdates, client: Client | None) -> None:
-    """End what a dataset has started; `client` if it is its own."""
-    stop_sources([source for source in sources if not source.is_forked])
+    """End what a dataset has started; `client` if it is its own. Does nothing in a forked child."""
+    if any(source.is_forked for source in sources):
+        return
+    stop_sources(sources)
     updates.close(1.0)
     if client is not None:
         client.close()

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,31 +26,14 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     SpecError,
 )
-from reverb_writer.wire import lifetime
+from reverb_writer.wire.connection import OPTIONS, UNHEARD, Call, Connection, is_silence
 
-__all__ = ["TLS", "Channel", "describe", "refused"]
+__all__ = ["TLS", "Channel", "describe", "no_connection", "refused"]
 
 _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
-_FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
 _AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
-
-_OPTIONS = [
-    # Reverb's own client sets no limits either: a window of frames is larger than gRPC's default of 4 MB.
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # A restarted server is found within seconds; gRPC would wait up to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    # A vanished host (no FIN, no RST) is noticed. Reverb's server counts pings that come more often than every five
-    # minutes on a silent stream as abuse, so streams that may be silent for long check by `ServerInfo` instead.
-    ("grpc.keepalive_time_ms", 300_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    # Two clients in one process are two connections: one that is blocked does not block the other.
-    ("grpc.use_local_subchannel_pool", 1),
-]
 
 
 @dataclass(frozen=True)
@@ -108,16 +91,16 @@ class Channel:
                 f"`token` would travel to {address} in plain text. Give `tls` too, or use a `unix:` address."
             )
         self.address = address
-        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
-        options = [*_OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
+        metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        options = [*OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
         if tls:
             tls = TLS() if tls is True else tls
             if tls.server_name is not None:
-                options.append(("grpc.ssl_target_name_override", tls.server_name))  # type: ignore[arg-type]  # str or int
-            self._connect = functools.partial(grpc.secure_channel, address, _credentials(tls), options)
+                options.append(("grpc.ssl_target_name_override", tls.server_name))
+            connect = functools.partial(grpc.secure_channel, address, _credentials(tls), options)
             self._advice = "the certificates; the server may ask for one of the client, too"
         else:
-            self._connect = functools.partial(grpc.insecure_channel, address, options)
+            connect = functools.partial(grpc.insecure_channel, address, options)
             self._advice = "whether it expects `tls`"
         self._pid = os.getpid()
         if Channel._first_process not in (None, self._pid):
@@ -126,8 +109,8 @@ class Channel:
             )
         Channel._first_process = self._pid
         self._lock = threading.Lock()
-        self._channel = self._connect()
-        self._former: grpc.Channel | None = None
+        self._connect = functools.partial(Connection, connect, metadata)
+        self._connection = self._connect()
         self._closed = False
 
     def check_usable(self) -> None:
@@ -160,76 +143,83 @@ class Channel:
             ClosedError: the channel is or was closed, or belongs to a parent process.
             grpc.RpcError: what the server itself refuses.
         """
-        deadline = time.monotonic() + timeout_s
+        started = time.monotonic()
+        deadline = started + timeout_s
         reasons: dict[str, None] = {}
         # In turn: a call that fails at once tells why; a short one that waits keeps gRPC connecting, which before 1.60
         # does nothing in the background.
         waits = False
         while True:
             left = max(deadline - time.monotonic(), 0.0)
+            error = None
             try:
-                call = self.future(method, request, min(left, _PAUSE_S) if waits else left, wait_for_ready=waits)
-                reply: bytes = call.result()
-            except grpc.RpcError as error:
-                if self._closed:
-                    raise ClosedError(f"the client of {self.address} was closed during a call.") from error
-                if error.code() is grpc.StatusCode.CANCELLED and left > 0:
-                    continue  # another thread has renewed the connection
-                lost = error.code() is grpc.StatusCode.UNAVAILABLE
-                if lost:
-                    reasons[str(error.details()).rpartition("last error: ")[2]] = None  # one an address of the host
-                elif error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                return self._reply(method, request, min(left, _PAUSE_S) if waits else left, wait_for_ready=waits)
+            except grpc.FutureCancelledError:  # the connection was given up
+                if left > 0:
+                    continue
+            except grpc.RpcError as met:
+                error = met
+                if error.code() not in UNHEARD:
                     raise
-                if left <= _PAUSE_S or not (lost or waits):
-                    raise self._why_late(list(reasons), timeout_s) from error
-                if lost and waits:
-                    time.sleep(_PAUSE_S)
-                waits = not waits
-            else:
-                return reply
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    reasons[str(error.details()).rpartition("last error: ")[2]] = None  # one an address of the host
+            lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
+            if left <= _PAUSE_S or not (lost or waits):
+                if self._connection.heard_at < started:
+                    self._connection.examine()
+                raise self._why_late(list(reasons), timeout_s) from error
+            if lost and waits:
+                time.sleep(_PAUSE_S)
+            waits = not waits
+
+    def _reply(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool) -> bytes:
+        """Make one attempt; raises what became of it, and `grpc.RpcError` of the server's own as it is."""
+        call = self._start(lambda connection: connection.ask(method, request, timeout_s, wait_for_ready=wait_for_ready))
+        try:
+            reply: bytes = call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            if self._closed:
+                raise ClosedError(f"the client of {self.address} was closed during a call.") from error
+            raise
+        return reply
 
     def _why_late(self, reasons: list[str], timeout_s: float) -> Exception:
-        """Tell a server that is not there from one that does not answer: only the first gives reasons."""
-        if reasons:
-            return ServerUnavailableError(
-                f"no Reverb server at {self.address} within {timeout_s:.1f} s ({'; '.join(reasons)}). Start it, or "
-                f"check the address and {self._advice}."
+        """Tell a server that is not there from one that does not answer, by what was seen at any of its addresses."""
+        if not reasons or any(map(is_silence, reasons)):
+            return ReplayTimeoutError(
+                f"the server at {self.address} did not answer within {timeout_s:.1f} s. It may be paused, overloaded "
+                f"or out of reach: look at its process, check {self._advice}, or raise `timeout_s`."
             )
-        self.renew()
-        return ReplayTimeoutError(
-            f"the server at {self.address} did not answer within {timeout_s:.1f} s. It may be paused, overloaded or "
-            "out of reach; look at its process, or raise `timeout_s`."
+        return ServerUnavailableError(
+            f"no Reverb server at {self.address} within {timeout_s:.1f} s ({'; '.join(reasons)}). Start it, or "
+            f"check the address and {self._advice}."
         )
 
-    def future(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool = False) -> Any:
-        """Start a unary call and return its `grpc.Future`; if there is no server, it fails at once or waits."""
-        self.check_usable()
-        start: Any = self._channel.unary_unary(method)
-        call = start.future(
-            request, timeout=_seconds(timeout_s), metadata=self._metadata, wait_for_ready=wait_for_ready
-        )
-        lifetime.watch_call(call)
+    def future(self, method: str, request: bytes, timeout_s: float) -> Any:
+        """Start a unary call and return its `grpc.Future`; if there is no server, it fails at once."""
+        return self._start(lambda connection: connection.ask(method, request, timeout_s))
+
+    def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Call:
+        """Open a bidirectional stream of bytes: iterate for responses, `cancel()` to end."""
+        call: Call = self._start(lambda connection: connection.stream(method, requests, timeout_s))
         return call
 
-    def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Any:
-        """Open a bidirectional stream of bytes and return its gRPC call: iterate for responses, `cancel()` to end."""
-        self.check_usable()
-        start: Any = self._channel.stream_stream(method)
-        call = start(requests, timeout=_seconds(timeout_s), metadata=self._metadata)
-        lifetime.watch_call(call)
-        return call
-
-    def renew(self) -> None:
-        """Make the next calls over a new connection, because nothing comes over this one any more.
-
-        gRPC itself would notice after minutes. Calls under way keep the old connection until the next renewal.
-        """
-        with self._lock:
-            if self._closed or self.is_forked:
-                return
-            former, self._former, self._channel = self._former, self._channel, self._connect()
-        if former is not None:
-            former.close()
+    def _start(self, start: Callable[[Connection], Any]) -> Any:
+        """Start a call over the connection, or over a new one in place of one that was given up."""
+        while True:
+            self.check_usable()
+            with self._lock:
+                former = self._connection
+                if former.fault is not None and not self._closed:
+                    self._connection = self._connect()
+                connection = self._connection
+            if former is not connection:
+                former.close()
+            try:
+                return start(connection)
+            except ClosedError:
+                if connection.fault is None:
+                    raise
 
     def close(self) -> None:
         """Close the connection; calls under way end with an error. Idempotent; does nothing in a forked child."""
@@ -237,9 +227,7 @@ class Channel:
             return
         with self._lock:
             self._closed = True
-        for channel in (self._channel, self._former):
-            if channel is not None:
-                channel.close()
+        self._connection.close()
 
     def __enter__(self) -> Channel:
         """Return the channel itself."""
@@ -257,13 +245,14 @@ def describe(error: grpc.RpcError) -> str:
     return f"{error.code().name}: {error.details()}"
 
 
+def no_connection(address: str, reason: str) -> ServerUnavailableError:
+    """Return our error for a connection that is lost; whether the server is still there is not known."""
+    return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
+
+
 def refused(address: str, error: grpc.RpcError) -> ReverbWriterError:
     """Return our error for what the server, or a gateway in front of it, refuses."""
     return ReverbWriterError(f"the server at {address} refused: {describe(error)}.")
-
-
-def _seconds(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None or timeout_s > _FOR_EVER_S else timeout_s
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:

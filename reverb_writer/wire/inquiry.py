@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
+import grpc
+
+from reverb_writer.errors import FormatError
 from reverb_writer.wire import messages
-from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.channel import Channel, describe
+from reverb_writer.wire.connection import UNHEARD, is_refusal, is_silence
 from reverb_writer.wire.in_flight import InFlight
 from reverb_writer.wire.server_info import (
     ServerInfo,
@@ -17,14 +22,33 @@ from reverb_writer.wire.server_info import (
     why_samples_wait,
 )
 
-__all__ = ["Heartbeat", "Inquiry", "Wait"]
+__all__ = ["Inquiry", "Outage", "Wait"]
 
 _PATIENCE_S = 0.2
 _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
-_SILENCE_S = 10.0
-_ANSWER_WITHIN_S = 5.0
 _LONGEST = 10  # times the time-out: no wait is without end
+
+
+@dataclass(frozen=True)
+class Outage:
+    """There is no connection to work with, for a reason: what ended the last one, or what the last attempt met."""
+
+    reason: str
+
+    @property
+    def is_silence(self) -> bool:
+        """Whether something is there and says nothing."""
+        return is_silence(self.reason)
+
+    def describe(self, address: str, silence_s: float) -> str:
+        """Say what was seen. Only who is refused hears of a start: a server that is paused would lose its tables."""
+        heard = f"last heard of {silence_s:.1f} s ago ({self.reason})"
+        if self.is_silence:
+            return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."
+        if is_refusal(self.reason):
+            return f"The server at {address} is gone, {heard}. Start it again."
+        return f"There is no connection to the server at {address}, {heard}. It is tried again and again."
 
 
 class Inquiry:
@@ -38,31 +62,35 @@ class Inquiry:
         """Ask nothing yet; the wait is `timeout_s` seconds at most."""
         self._channel = channel
         self._timeout_s = timeout_s
-        self._questions: list[tuple[Any, float]] = []  # each with when it was asked
+        self._question: Any = None  # the newest
+        self._asked_at = 0.0
+        self._unread = False
+        self._answers: list[ServerInfo] = []  # the first one and the newest
+        self._refusal = ""  # what came instead of an answer
         self._ask_at_s = min(_PATIENCE_S, timeout_s / 4)
         self._ask_last_at_s = max(timeout_s / 2, timeout_s - _LAST_QUESTION_S)
 
     @property
     def has_asked(self) -> bool:
         """Whether the wait has proved to be long."""
-        return bool(self._questions)
+        return self._question is not None
 
     def proceed(self, waited_s: float) -> None:
         """Ask what is to be asked after `waited_s` seconds, one question at a time."""
-        if waited_s < self._ask_at_s or (self._questions and not self._questions[-1][0].done()):
+        if waited_s < self._ask_at_s or (self._question is not None and not self._question.done()):
             return
-        question = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s - waited_s)
-        self._questions.append((question, time.monotonic()))
-        del self._questions[1:-2]  # the newest may not be answered yet
+        self._read_answer()
+        self._question = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s - waited_s)
+        self._asked_at, self._unread = time.monotonic(), True
         is_last = waited_s >= self._ask_last_at_s
         self._ask_at_s = math.inf if is_last else min(waited_s + _ASK_EVERY_S, self._ask_last_at_s)
 
     def inserts_move(self, tables: set[str]) -> bool:
         """Return whether the server has taken inserts into `tables` between the questions, although it blocks them."""
-        answers = self._answers()
+        answers = self._read_answer()
         return bool(answers) and inserts_move(answers[0], answers[-1], tables)
 
-    def why_inserts_wait(self, tables: set[str], silence_s: float, down: str | None) -> str:
+    def why_inserts_wait(self, tables: set[str], silence_s: float, down: Outage | None) -> str:
         """Say why inserts are not confirmed, as far as it shows.
 
         Args:
@@ -72,10 +100,12 @@ class Inquiry:
         """
         address = self._channel.address
         if down is not None:
-            return f"The server at {address} is gone, last heard of {silence_s:.1f} s ago ({down}). Start it again."
-        if not self._questions:
+            return down.describe(address, silence_s)
+        if self._question is None:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
-        answers = self._answers()
+        answers = self._read_answer()
+        if not answers and self._refusal:
+            return f"The server at {address} does not say what its tables do: {self._refusal}"
         if not answers:
             return f"The server at {address} holds the connection but does not answer; silent for {silence_s:.1f} s."
         return why_inserts_wait(answers[0], answers[-1], tables) or (
@@ -84,21 +114,30 @@ class Inquiry:
 
     def why_samples_wait(self, table: str, before: ServerInfo) -> str:
         """Say why samples of `table` do not come, as far as it shows; `before` is an earlier answer."""
-        answers = self._answers()
-        asked_at = self._questions[-1][1] if self._questions else math.inf
-        unanswered_s = time.monotonic() - asked_at
-        if answers and (answers[-1].at == asked_at or unanswered_s < _LAST_QUESTION_S):
-            return why_samples_wait(answers[-1], table, before)
-        if unanswered_s < 0:
+        if self._question is None:
             return f"The time was up before the server at {self._channel.address} could be asked why."
+        answers = self._read_answer()
+        unanswered_s = time.monotonic() - self._asked_at
+        if answers and (answers[-1].at == self._asked_at or unanswered_s < _LAST_QUESTION_S):
+            return why_samples_wait(answers[-1], table, before)
+        if self._refusal:
+            return f"The server at {self._channel.address} does not say what its tables do: {self._refusal}"
         return f"The server at {self._channel.address} did not answer within {unanswered_s:.1f} s. Look at its process."
 
-    def _answers(self) -> list[ServerInfo]:
-        return [
-            parse_server_info(question.result(), at)
-            for question, at in self._questions
-            if question.done() and question.exception() is None
-        ]
+    def _read_answer(self) -> list[ServerInfo]:
+        """Read the newest answer, once; return the first one and the newest."""
+        question = self._question
+        if not self._unread or not question.done():
+            return self._answers
+        self._unread = False
+        if question.code() is grpc.StatusCode.OK:
+            try:
+                self._answers[1:] = [parse_server_info(question.result(), self._asked_at)]
+            except FormatError as error:
+                self._refusal = str(error)
+        elif question.code() not in UNHEARD:
+            self._refusal = f"{describe(question)}."
+        return self._answers
 
 
 class Wait:
@@ -144,7 +183,7 @@ class Wait:
         """Return how long it was, once its time is up."""
         return self._timeout_s if self._since == self.began_at else time.monotonic() - self.began_at
 
-    def why(self, silence_s: float, down: str | None) -> str:
+    def why(self, silence_s: float, down: Outage | None) -> str:
         """Say why it takes so long, see `Inquiry.why_inserts_wait`."""
         if num_confirmed := 0 if self._inquiry.has_asked else self._acknowledged - self._acknowledged_before:
             return f"{num_confirmed} items were confirmed meanwhile; the rest waits for its turn."
@@ -154,36 +193,3 @@ class Wait:
         self._since = now
         self._acknowledged = self._flight.acknowledged
         self._inquiry = Inquiry(self._channel, self._timeout_s)
-
-
-class Heartbeat:
-    """A question to a server that should have said something by now. Not thread-safe.
-
-    Attributes:
-        stopped_in: the last connection in which a question was not answered; None before.
-    """
-
-    def __init__(self, channel: Channel) -> None:
-        """Ask nothing yet."""
-        self.stopped_in: int | None = None
-        self._channel = channel
-        self._question: Any = None
-        self._connection = 0
-
-    def listen(self, heard_at: float, connection: int) -> float:
-        """Ask if it has been silent for too long; return when it was heard last, as far as the answer tells.
-
-        Args:
-            heard_at: `time.monotonic()` of the last sign of life; infinity if none is expected.
-            connection: the number of the connection that is meant.
-        """
-        if self._question is None:
-            if time.monotonic() - heard_at > _SILENCE_S:
-                self._question = self._channel.future(messages.SERVER_INFO, b"", _ANSWER_WITHIN_S)
-                self._connection = connection
-        elif self._question.done():
-            answered, self._question = self._question.exception() is None, None
-            if answered:
-                return time.monotonic()
-            self.stopped_in = self._connection
-        return -math.inf

@@ -10,12 +10,11 @@ whose key it knows and takes the new priority, so nothing is there twice.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import grpc
 import numpy as np
@@ -27,16 +26,15 @@ from reverb_writer.errors import (
     ReverbWriterError,
     ServerUnavailableError,
     SpecError,
-    StructureError,
 )
 from reverb_writer.wire import lifetime, messages
 from reverb_writer.wire.channel import Channel, describe
+from reverb_writer.wire.connection import Call
 from reverb_writer.wire.in_flight import InFlight, InsertRequest, InsertStats
-from reverb_writer.wire.inquiry import Heartbeat, Wait
-from reverb_writer.wire.server_info import (
-    request_server_info,
-    unknown_table,
-)
+from reverb_writer.wire.inquiry import Outage, Wait
+from reverb_writer.wire.responses import acknowledged_keys
+from reverb_writer.wire.server_info import request_server_info, unknown_table
+from reverb_writer.wire.timer import Timer
 
 __all__ = ["InsertStream", "OnBlock"]
 
@@ -56,6 +54,7 @@ _REFUSALS = {
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 2.0
 _PROBE_TIMEOUT_S = 5.0
 _LOG_EVERY_S = 10.0
+_SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
 
 
 class InsertStream:
@@ -78,10 +77,10 @@ class InsertStream:
             max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
             on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
                 give up the oldest items that gRPC has not taken over yet.
-            tick_s: how often `on_tick` callbacks run, seconds.
+            tick_s: how often `on_tick` callbacks run, seconds, > 0; infinity for never.
 
         Raises:
-            SpecError: a bound is < 1 or `on_block` is none of the three.
+            SpecError: a bound is < 1, `on_block` is none of the three, or `tick_s` is not > 0.
         """
         self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)
@@ -90,30 +89,34 @@ class InsertStream:
         self.channel = channel
         self.on_block = on_block
         self.blocked = False
-        self._tick_s = tick_s
         self._make_locks()
         self._ended = threading.Event()
+        self._timer = Timer(channel.address, self._ended, tick_s, self._look, self._lose_channel)
         self._hurry = threading.Event()  # someone waits for confirmation
         self._flight = InFlight()
         self._connection = 0  # even while down; the generator of an old connection sees that it is not the current one
-        self._call: Any = None
+        self._call: Call | None = None
         self._fault: tuple[type[Exception], str] | None = None
         self._state_id: int | None = None
         self._heard_at = time.monotonic()
-        self._down: str | None = None
-        self._on_tick: list[Callable[[], None]] = []
-        self._waiting = 0
+        self._down: Outage | None = None
+        self._waiting = self._num_abandoned = 0
         self._blocked_s = 0.0
         self._reconnects = self._restarts = 0
         self._dropping = self._orphaned = False
-        for target in (self._run, self._tick):
-            threading.Thread(target=target, name=f"reverb-writer{target.__name__}", daemon=True).start()
+        threading.Thread(target=self._run, name="reverb-writer_run", daemon=True).start()
+        self._timer.start()
         lifetime.watch(self)
 
     def after_fork(self) -> None:
         """Refuse all use in a forked child, and let go of locks that a thread of the parent may have held."""
         self.blocked = True
         self._make_locks()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that opened it."""
+        return self.channel.is_forked
 
     def _make_locks(self) -> None:
         # Reentrant, for `abandon` may be called by the garbage collector, in whichever thread that happens to run.
@@ -160,7 +163,7 @@ class InsertStream:
                 self._flight.add(request)
             self._flight.release(release)
             if self._ended.is_set():  # by another thread, in the meantime
-                self._flight.drop_all()
+                self._num_abandoned += self._flight.drop_all()
             while self._update() and self.on_block == "drop_oldest":
                 if not self._flight.drop_oldest():
                     break
@@ -176,14 +179,16 @@ class InsertStream:
             ReplayTimeoutError, ServerUnavailableError: not in `timeout_s` seconds, or, if `patient`, nothing moved for
                 that long; names the cause with its numbers. Nothing is lost.
         """
-        self.check()
-        what: InsertStream | InsertRequest = self if request is None else request
-        self._wait(lambda: not what.num_pending, timeout_s, patient=patient)
+        if request is None:
+            self.check()
+            self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, patient=patient)
+        elif request.num_pending:  # what is confirmed stays so, whoever closes
+            self.check()
+            self._wait(lambda: not request.num_pending, timeout_s, patient=patient)
 
     def on_tick(self, callback: Callable[[], None]) -> None:
         """Run `callback` every `tick_s` seconds in the stream's thread until the stream is closed."""
-        with self._lock:
-            self._on_tick.append(callback)
+        self._timer.add(callback)
 
     @property
     def num_pending(self) -> int:
@@ -202,7 +207,7 @@ class InsertStream:
             ReplayTimeoutError, ServerUnavailableError: items were left; says how many and why. The stream is closed.
             ClosedError: items were left because the client was closed before.
         """
-        if self.channel.is_forked:
+        if self.is_forked:
             return
         try:
             if not self._ended.is_set():
@@ -217,13 +222,14 @@ class InsertStream:
 
     def abandon(self, num_unwritten: int = 0) -> None:
         """End at once and give up what is pending; log how much, with what writers have not handed over. Idempotent."""
-        if self._ended.is_set() or self.channel.is_forked:
+        if self._ended.is_set() or self.is_forked:
             return
         with self._lock:
             self._ended.set()
             self._hurry.set()
             self._update()
-            undelivered = self._flight.drop_all() + num_unwritten
+            self._num_abandoned = self._flight.drop_all()
+            undelivered = self._num_abandoned + num_unwritten
             self._work.notify_all()
             self._progress.notify_all()
             self._connection += 1
@@ -281,16 +287,15 @@ class InsertStream:
                     self._connection += 1
                     self._call = self.channel.stream(messages.INSERT_STREAM, self._outgoing(self._connection))
                 for reply in self._call:
-                    self._acknowledge(messages.InsertStreamResponse.FromString(reply).keys)
+                    self._acknowledge(acknowledged_keys(reply))
                     failures = 0
             except ClosedError:
-                self._orphaned = not self._ended.is_set()
-                self.abandon()
+                self._lose_channel()
                 return
             except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it, not this thread
                 self._disconnected(error)
             else:
-                self._disconnected(ServerUnavailableError("the server ended the stream"))
+                self._disconnected(ConnectionError("the server ended the stream"))
             longest = min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2**failures)
             failures += 1
             self._ended.wait(random.uniform(longest / 2, longest))  # noqa: S311  # jitter, no secret
@@ -327,42 +332,37 @@ class InsertStream:
             if self._ended.is_set():
                 return
             self._connection += 1
-            self._call = None
-            reason = describe(error) if isinstance(error, grpc.RpcError) else str(error)
+            call, self._call = self._call, None
+            reason = str(error)
+            if isinstance(error, grpc.RpcError):
+                reason = describe(error) if call is None else call.why_ended(error)
             if self._down is None:
                 self._reconnects += 1
                 _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-            self._down = reason
+            self._down = Outage(reason)
             if isinstance(error, grpc.RpcError):
                 if error.code() in _REFUSALS:
                     self._fault = ReverbWriterError, f"the server at {self.channel.address} refuses: {reason}."
-            elif not isinstance(error, ServerUnavailableError | ReplayTimeoutError):
-                self._fault = StructureError if isinstance(error, StructureError) else ReverbWriterError, reason
+            elif not isinstance(error, ConnectionError | ReplayTimeoutError):
+                self._fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, reason
             self._update()
             self._flight.requeue()
             self._work.notify_all()
             self._progress.notify_all()
 
-    def _tick(self) -> None:
-        """Send what has waited long enough; end a connection that is dead although nothing said so."""
-        heartbeat = Heartbeat(self.channel)
-        while not self._ended.wait(self._tick_s):
-            with self._lock:
-                callbacks = list(self._on_tick)
-            try:
-                for callback in callbacks:
-                    callback()
-                heard_at = self._heard_at if self._flight.has_sent else math.inf
-                self._heard_at = max(self._heard_at, heartbeat.listen(heard_at, self._connection))
-                if heartbeat.stopped_in == self._connection and self._call is not None:
-                    self.channel.renew()
-                    self._call.cancel()
-            except ClosedError:
-                self._orphaned = not self._ended.is_set()
-                self.abandon()
-            except Exception:  # noqa: BLE001  # without this thread nothing would be sent in time any more
-                if not self._ended.is_set():
-                    _LOG.exception("%s: the stream's timer goes on after an error.", self.channel.address)
+    def _look(self) -> None:
+        """Have a connection examined that says nothing although it should."""
+        with self._lock:
+            connection = None if self._call is None else self._call.connection
+            if connection is not None:
+                self._heard_at = max(self._heard_at, connection.heard_at)
+            is_silent = self._flight.has_sent and time.monotonic() - self._heard_at > _SILENCE_S
+        if connection is not None and is_silent:
+            connection.examine()
+
+    def _lose_channel(self) -> None:
+        self._orphaned = not self._ended.is_set()
+        self.abandon()
 
     def _wait(self, done: Callable[[], bool], timeout_s: float, *, patient: bool = False) -> None:
         """Wait until `done`, at most `timeout_s` seconds; without progress, if `patient`."""
@@ -377,13 +377,15 @@ class InsertStream:
                 if not self._waiting:
                     self._hurry.clear()
                 self._blocked_s += time.monotonic() - wait.began_at
+            if done():
+                return
             if self._ended.is_set():
                 raise ClosedError("the insert stream was closed by another thread while this one waited.")
-            if not done():
-                self._raise_fault()
-                tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
-                text = f"table {tables}: {self.num_pending} items unconfirmed after {wait.spent_s:.1f} s. "
-                raise (ReplayTimeoutError if self._down is None else ServerUnavailableError)(text + self._why(wait))
+            self._raise_fault()
+            tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
+            text = f"table {tables}: {self.num_pending} items unconfirmed after {wait.spent_s:.1f} s. "
+            is_there = self._down is None or self._down.is_silence
+            raise (ReplayTimeoutError if is_there else ServerUnavailableError)(text + self._why(wait))
 
     def _await(self, done: Callable[[], bool], wait: Wait) -> None:
         logged_at = wait.began_at

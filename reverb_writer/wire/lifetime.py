@@ -7,20 +7,29 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-__all__ = ["watch", "watch_call"]
+__all__ = ["unless_forked", "watch", "watch_call"]
 
 
 class Stream(Protocol):
     """What can be watched."""
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that opened it."""
+
     def abandon(self) -> None:
         """End at once."""
+
+    def check(self) -> None:
+        """Raise ClosedError in a forked child, and where it is of no use any more."""
 
     def after_fork(self) -> None:
         """Refuse all use: this process is a forked child."""
 
+
+_Lock = TypeVar("_Lock")
 
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 _calls: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -30,6 +39,13 @@ _ending = threading.Event()
 def watch(stream: Stream) -> None:
     """Abandon the stream when the interpreter ends, and tell it of forks; holds no reference."""
     _streams.add(stream)
+
+
+def unless_forked(stream: Stream, lock: _Lock) -> _Lock:
+    """Return the lock; raise in a forked child, where a thread that is not there may hold it for ever."""
+    if stream.is_forked:
+        stream.check()
+    return lock
 
 
 def watch_call(call: Any) -> None:

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from reverb_writer.errors import ServerUnavailableError, StructureError
+from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.structure import SPECS_TABLE
 from reverb_writer.wire import messages, signatures
-from reverb_writer.wire.channel import Channel, describe, refused
+from reverb_writer.wire.channel import Channel, describe, no_connection, refused
+from reverb_writer.wire.connection import is_silence
 
 __all__ = [
     "RateLimiterInfo",
@@ -33,6 +35,7 @@ __all__ = [
     "why_samples_wait",
 ]
 
+_MAX_TABLES = 10_000
 _COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 
@@ -141,6 +144,7 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
         ServerUnavailableError: nothing answers at the address within `timeout_s` seconds.
         ReplayTimeoutError: the server did not answer in time.
         ReverbWriterError: what answers is no Reverb server, or lets this client not in.
+        FormatError: the answer cannot be read, or is beyond all measure.
     """
     try:
         reply = channel.call(messages.SERVER_INFO, b"", timeout_s)
@@ -160,7 +164,7 @@ def look_at_server(
         begun: gets the call under way, which another thread may `cancel()`; that counts as no answer.
 
     Raises:
-        ServerUnavailableError: it is gone.
+        ServerUnavailableError: there is no connection to it.
         ReverbWriterError: as for `request_server_info`.
     """
     try:
@@ -168,11 +172,13 @@ def look_at_server(
         if begun is not None:
             begun(call)
         reply = call.result()
-    except grpc.FutureCancelledError:
+    except grpc.FutureCancelledError:  # the connection was given up, or `begun` has seen to it
         return None
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
-            raise ServerUnavailableError(f"the server at {channel.address} is gone ({describe(error)}).") from error
+            if is_silence(str(error.details())):
+                return None
+            raise no_connection(channel.address, describe(error)) from error
         if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
             return None
         raise refused(channel.address, error) from error
@@ -180,8 +186,17 @@ def look_at_server(
 
 
 def parse_server_info(reply: bytes, at: float) -> ServerInfo:
-    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`."""
-    response = messages.ServerInfoResponse.FromString(reply)
+    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`.
+
+    Raises:
+        FormatError: the bytes are none, or name more than 10,000 tables.
+    """
+    try:
+        response = messages.ServerInfoResponse.FromString(reply)
+    except DecodeError as error:
+        raise FormatError(f"{len(reply)} bytes that are no ServerInfoResponse ({error}).") from None
+    if len(response.table_info) > _MAX_TABLES:
+        raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
     tables = {table.name: _table_info(table) for table in response.table_info}
     state = response.tables_state_id
     return ServerInfo((state.high << 64) | state.low, tables, at)

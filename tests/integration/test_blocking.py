@@ -14,6 +14,7 @@ from server_process import HostedServer
 from service_process import eventually
 
 import reverb_writer as rw
+from reverb_writer.wire.single_item import one_item
 
 LONG_S = 60.0  # a time-out that no test reaches
 FAR_TOO_LONG_S = 30.0
@@ -238,6 +239,25 @@ def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer) -> No
         waiting.join(FAR_TOO_LONG_S)
         assert not waiting.is_alive()
     assert "closed by another thread" in str(errors)
+
+
+def test_confirmed_item_is_no_error_when_another_thread_closes(server: HostedServer) -> None:
+    column = np.zeros(1, np.int64)
+    with rw.Client(server.address) as client:
+        stream = client.open_stream()
+        request = one_item([column], [False], {"queue": 1.0})
+        lost = one_item([column], [False], {"queue": 1.0})
+        stream.write(request)
+        stream.flush(LONG_S, request)
+        with stream._lock:  # nothing is sent meanwhile
+            stream.write(lost)
+            stream.abandon()
+        stream.flush(LONG_S, request)
+        stream._wait(lambda: not request.num_pending, LONG_S)  # as one that began before the end
+        with pytest.raises(rw.ClosedError, match="closed"):
+            stream.flush(LONG_S, lost)
+        with pytest.raises(rw.ClosedError, match="closed"):
+            stream.flush(LONG_S)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), "soon"])

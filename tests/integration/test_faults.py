@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from forwarder import Forwarder
 from reading import fifo, read_column
 from server_process import HostedServer
 
@@ -268,6 +269,32 @@ def test_server_paused_for_20_seconds_loses_and_doubles_nothing(lone_server: Sta
         observer.flush()
         assert observer.stats().server_restarts == 0
     assert column(server, "replay") == pairs(0, 3000)
+
+
+def test_paused_server_is_never_to_be_started_again(lone_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
+    server = lone_server(fifo("replay"))
+    with (
+        Forwarder(server.port) as forwarder,
+        rw.TrajectoryObserver(forwarder.address, "replay", 1, max_delay_s=0.01) as observer,
+        rw.ReplayDataset(forwarder.address, "replay", 1, timeout_s=15) as dataset,
+    ):
+        write(observer, range(1))
+        observer.flush()
+        next(dataset)
+        server.process.pause()
+        forwarder.cut()  # new connections are made, and nothing comes over them
+        write(observer, range(1, 3))
+        with rw.Client(server.address) as new, pytest.raises(rw.ReplayTimeoutError, match="did not answer") as late:
+            new.server_info(timeout_s=5)
+        with pytest.raises(rw.ReplayTimeoutError, match="does not answer") as unconfirmed:
+            observer.flush(timeout_s=15)
+        with pytest.raises(rw.ReverbWriterError, match="did not answer") as missing:
+            next(dataset)
+        server.process.resume()
+        told = "".join(str(each.value) for each in (late, unconfirmed, missing)) + caplog.text
+        assert "tart it" not in told
+        assert "is gone" not in told
+        observer.flush()
 
 
 # Not there.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,7 @@ from reading import fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.wire import inquiry
+from reverb_writer.wire import connection, insert_stream, messages
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
 
@@ -74,12 +76,13 @@ def test_connection_that_is_cut_in_mid_stream_loses_and_doubles_nothing(
     assert sorted(windows(server)) == pairs(range(5000))
 
 
+@pytest.mark.parametrize("max_delay_s", [0.5, 600.0, 1e300, math.inf])
 def test_connection_that_falls_silent_is_given_up_for_a_new_one(
-    server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch
+    server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, max_delay_s: float
 ) -> None:
-    monkeypatch.setattr(inquiry, "_SILENCE_S", 1.0)
-    monkeypatch.setattr(inquiry, "_ANSWER_WITHIN_S", 1.0)
-    with rw.TrajectoryObserver(forwarder.address, "replay", 2) as observer:
+    monkeypatch.setattr(insert_stream, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(connection, "_ANSWER_WITHIN_S", 1.0)
+    with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=max_delay_s) as observer:
         write(observer, range(100))
         observer.flush()
         forwarder.mute()
@@ -98,10 +101,57 @@ def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) 
         assert client.server_info(timeout_s=20).keys() == {"replay"}
 
 
+def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> None:
+    with rw.Client(server.address, timeout_s=20) as client:
+        with rw.TrajectoryObserver(client, "replay", 1, max_delay_s=0.01) as observer:
+            dataset = rw.ReplayDataset(client, "replay", 10, timeout_s=20)
+            numbers = []
+            for first in range(0, 2000, 10):
+                write(observer, range(first, first + 10))
+                with contextlib.suppress(rw.ReplayTimeoutError):
+                    client.server_info(timeout_s=0.0003)
+                numbers += next(dataset).data["n"].ravel().tolist()
+            observer.flush()
+            assert observer.stats().reconnects == 0
+        assert sorted(numbers) == list(range(2000))
+        assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
+        dataset.close()
+
+
+def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[..., HostedServer]) -> None:
+    server = lone_server(fifo("replay"))
+    with rw.Client(server.address) as client:
+        client.server_info()
+        server.process.pause()
+        slow = client.shards[0].channel.future(messages.SERVER_INFO, b"", 60.0)
+        for _ in range(4):
+            with pytest.raises(rw.ReplayTimeoutError):
+                client.server_info(timeout_s=0.6)
+        server.process.resume()
+        assert slow.result(60)
+
+
+def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call(
+    server: HostedServer, forwarder: Forwarder
+) -> None:
+    with (
+        rw.Client(forwarder.address, timeout_s=20) as client,
+        rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset,
+    ):
+        forwarder.mute()
+        with pytest.raises(rw.ReplayTimeoutError):
+            client.server_info(timeout_s=0.5)
+        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
+            write(observer, range(1))
+        assert next(dataset).data["n"].ravel().tolist() == [0]
+        assert dataset.stats().reconnects == 1
+
+
 def test_blocked_writer_stays_connected_over_many_heartbeats(
     replay_server: Callable[..., HostedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inquiry, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(insert_stream, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(connection, "_NOT_BEFORE_S", 0.2)
     server = replay_server(rw.TableConfig.queue("replay", 10))
     with (
         rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer,

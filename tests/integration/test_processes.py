@@ -276,6 +276,88 @@ vector.close()
         ended(process)
 
 
+ENDS_IN_A_CHILD = """
+stop = threading.Event()
+
+def act():
+    while not stop.is_set():
+        work()
+
+actor = threading.Thread(target=act)
+actor.start()
+try:
+    for number in range(30):
+        child = os.fork()
+        if not child:
+            if number % 2:
+                end()
+            sys.exit(0)  # all that runs at the exit of an interpreter runs
+        until = time.monotonic() + 20
+        while not (status := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > until:
+                os.kill(child, 9)
+                raise AssertionError(f"child {number} has not ended")
+            time.sleep(0.01)
+        assert status[1] == 0, status
+finally:
+    stop.set()
+    actor.join()
+"""
+
+
+def test_forked_children_end_at_their_exit_while_another_thread_writes(replay_server: StartServer) -> None:
+    text = """
+client = rw.Client(address)
+observer = rw.TrajectoryObserver(client, "replay", 8, max_delay_s=0.002)
+vector = rw.VectorObserver(address, "replay", 2, num_envs=2, max_delay_s=0.002)
+
+def work():
+    write(observer, range(100))
+    vector({"n": np.arange(2)}, end_of_episode=[False, False])
+
+def end():
+    for one in (observer, vector):
+        one.stats()
+        with one:
+            pass
+    client.close()
+"""
+    with program(replay_server(fifo("replay")), text + ENDS_IN_A_CHILD) as process:
+        ended(process)
+
+
+def test_forked_children_end_at_their_exit_while_another_thread_learns(replay_server: StartServer) -> None:
+    text = """
+client = rw.Client(address)
+client.insert(np.zeros((1, 1)), {"replay": 1.0})
+dataset = rw.ReplayDataset(client, "replay", 1)
+batch = next(dataset)
+
+def work():
+    dataset.update_priorities(np.repeat(batch.info.keys, 10_000), np.ones(10_000))
+    next(dataset)
+
+def end():
+    for call in (
+        lambda: next(dataset),
+        lambda: dataset.update_priorities(batch.info.keys, [1.0]),
+        lambda: dataset.flush_priorities(1.0),
+    ):
+        try:
+            call()
+        except rw.ClosedError:
+            pass
+        else:
+            raise AssertionError("not refused")
+    dataset.stats()
+    with dataset:
+        pass
+    client.close()
+"""
+    with program(replay_server(rw.TableConfig("replay", 10)), text + ENDS_IN_A_CHILD) as process:
+        ended(process)
+
+
 def test_children_forked_before_the_first_client_have_their_own(replay_server: StartServer) -> None:
     server = replay_server(fifo("replay"))
     text = """

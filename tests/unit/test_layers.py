@@ -38,6 +38,8 @@ LAYERS = [
     "wire.assembly",
     "wire.in_flight",
     "wire.lifetime",
+    "wire.timer",
+    "wire.connection",
     "wire.channel",
     "wire.server_info",
     "wire.inquiry",
@@ -77,7 +79,7 @@ LAYERS = [
     "tf_agents",
     "cli",
 ]
-PURE = {*LAYERS[: LAYERS.index("wire.channel")], "tables"}
+PURE = {*LAYERS[: LAYERS.index("wire.connection")], "tables"}
 FRAMEWORKS = {"jax", "reverb", "tensorflow", "tf_agents", "torch"}
 
 ROOT = Path(reverb_writer.__file__).parent

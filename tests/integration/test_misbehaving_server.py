@@ -1,0 +1,131 @@
+"""What a server sends, asked for or not: nothing makes us wait beyond measure, grow, or raise what nobody expects."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from misbehaving import MisbehavingServer, server_info
+
+import reverb_writer as rw
+from reverb_writer.wire import messages, responses
+from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.sample_stream import SampleStream
+
+
+@pytest.fixture
+def server() -> Iterator[MisbehavingServer]:
+    with MisbehavingServer() as server:
+        yield server
+
+
+def sample(*, chunks: int = 1, ends: bool = True) -> bytes:
+    """Return a response with one sample, or a part of one, of empty chunks."""
+    response = messages.SampleStreamResponse()
+    entry = response.entries.add()
+    entry.info.item.key, entry.info.item.table = 1, "replay"
+    for _ in range(chunks):
+        entry.data.add()
+    entry.end_of_sequence = ends
+    reply: bytes = response.SerializeToString()
+    return reply
+
+
+@pytest.mark.parametrize("size", [9 << 20, 64 << 20])
+def test_server_info_beyond_all_measure_is_refused(server: MisbehavingServer, size: int) -> None:
+    server.info = b"\x00" * size
+    with (
+        rw.Client(server.address, timeout_s=20) as client,
+        pytest.raises(rw.ReverbWriterError, match="larger than max"),
+    ):
+        client.server_info()
+
+
+def test_server_info_of_too_many_tables_is_refused(server: MisbehavingServer) -> None:
+    server.info = server_info(*map(str, range(10_001)))
+    with rw.Client(server.address, timeout_s=20) as client, pytest.raises(rw.FormatError, match="10001 tables"):
+        client.server_info()
+
+
+def test_server_info_that_is_none_is_refused(server: MisbehavingServer) -> None:
+    server.info = b"\xff\xff"
+    with (
+        rw.Client(server.address, timeout_s=20) as client,
+        pytest.raises(rw.FormatError, match="no ServerInfoResponse"),
+    ):
+        client.server_info()
+
+
+@pytest.mark.parametrize(
+    ("info", "words"),
+    [
+        (b"\xff\xff", "does not say .* no ServerInfoResponse"),
+        (b"\x00" * (9 << 20), "does not say .* larger than max"),
+        (server_info(*map(str, range(9_999)), "replay"), "is slow"),
+    ],
+    ids=["damaged", "large", "many tables"],
+)
+def test_step_that_waits_keeps_its_time_whatever_the_server_tells(
+    server: MisbehavingServer, info: bytes, words: str
+) -> None:
+    observer = rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.01, max_in_flight_items=1, timeout_s=3)
+    observer({"n": np.int64(0)}, end_of_episode=False)
+    time.sleep(0.5)  # the stream is open
+    server.info = info
+    began_at = time.monotonic()
+    with pytest.raises(rw.ReplayTimeoutError, match=words):
+        observer({"n": np.int64(1)}, end_of_episode=False)
+    assert time.monotonic() - began_at < 30  # it was more with answers of megabytes
+    with pytest.raises(rw.ReplayTimeoutError):
+        observer.close(0.1)
+
+
+def test_acknowledgement_that_is_none_is_named(server: MisbehavingServer) -> None:
+    server.insert = lambda requests: (b"\xff\xff" for _ in requests)
+    observer = rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.01)
+    observer({"n": np.int64(0)}, end_of_episode=False)
+    with pytest.raises(rw.FormatError, match="no InsertStreamResponse"):
+        observer.flush()
+    with pytest.raises(rw.FormatError):
+        observer.close()
+
+
+@pytest.mark.parametrize("num_asked", [0, 2])
+def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer, num_asked: int) -> None:
+    server.sample = lambda _: itertools.repeat(sample())
+    with Channel(server.address) as channel:
+        stream = SampleStream(channel, "replay", deadline_s=60)
+        if num_asked:
+            stream.request(num_asked)
+        for _ in range(num_asked):
+            assert len(stream.read()) == 1
+        with pytest.raises(rw.FormatError, match="1 samples that nobody had asked for"):
+            stream.read()
+        assert stream.num_unasked == 1
+        assert stream.num_in_flight == 0
+        with pytest.raises(rw.ServerUnavailableError):
+            stream.read()
+
+
+def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: MisbehavingServer) -> None:
+    server.sample = lambda _: itertools.repeat(sample())
+    with rw.ReplayDataset(server.address, "replay", 4, timeout_s=20) as dataset:
+        for _ in range(3):
+            with pytest.raises(rw.FormatError):
+                next(dataset)
+        stats = dataset.stats()
+        assert stats.ready_samples + stats.in_flight_samples <= 4 * 16
+
+
+def test_sample_that_has_no_end_is_refused_however_little_it_brings(
+    server: MisbehavingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(responses, "_MAX_SPLIT_PARTS", 10_000)
+    for chunks in (0, 100):
+        endless = sample(chunks=chunks, ends=False)
+        server.sample = lambda _, endless=endless: itertools.repeat(endless)  # type: ignore[misc]  # bound in the loop
+        with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.FormatError, match="has no end"):
+            next(client.sample("replay", 1))
