@@ -31,6 +31,7 @@ from reverb_writer.errors import (
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
+from reverb_writer.wire.inquiry import Outage
 from reverb_writer.wire.output import Empty
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
@@ -138,7 +139,6 @@ class Prefetch:
         self._changed = threading.Event()  # there is more room, or the end has come
         self._closed = threading.Event()
         self._ended = False
-        self._why_gone = ""
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
         self._thread.start()
 
@@ -188,10 +188,7 @@ class Prefetch:
     def why_waiting(self) -> str:
         """Say what keeps samples from coming."""
         if self.gone_since is not None:
-            return (
-                f"There has been no connection to the server at {self.address} for "
-                f"{time.monotonic() - self.gone_since:.0f} s; it is looked for all the time. {self._why_gone}"
-            )
+            return self._outage.describe(self._channel, time.monotonic() - self.gone_since)
         try:
             return why_samples_wait(request_server_info(self._channel, _PROBE_TIMEOUT_S), self._table, self._info)
         except (ReplayTimeoutError, ServerUnavailableError) as error:
@@ -241,7 +238,7 @@ class Prefetch:
                     self._fetch()
                 except ServerUnavailableError as error:
                     if not self._closed.is_set():
-                        self._find_server(str(error))
+                        self._find_server(error)
                 else:
                     return
         except ClosedError:
@@ -334,16 +331,16 @@ class Prefetch:
     def _finish_batch(self) -> None:
         self._ready.append(Fetched(*self._assembly.take(), self._oldest_at))
 
-    def _find_server(self, why: str) -> None:
+    def _find_server(self, why: ServerUnavailableError) -> None:
         """Wait until the server is there again."""
-        self._why_gone = why
+        self._outage = Outage(why, str(why))
         self.gone_since = time.monotonic()
         _LOG.warning("Samples of `%s`: %s Looking for it.", self._table, why)
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
             except (ReplayTimeoutError, ServerUnavailableError) as error:
-                self._why_gone = str(error)
+                self._outage = Outage(error, str(error))
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id
