@@ -43,7 +43,7 @@ class StreamOptions:
     Attributes:
         timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
             While a busy rate limiter lets items in, ours or those that came before them, a step waits on.
-        max_delay_s: longest time that a complete window waits to be sent, seconds.
+        max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
         max_in_flight_items: unconfirmed items at which steps must wait.
         max_in_flight_bytes: likewise, bytes.
         on_block: what a step does then: "wait" while it moves, "raise" at once, or "drop_oldest" items.

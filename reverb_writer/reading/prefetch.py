@@ -32,7 +32,7 @@ from reverb_writer.reading.plan import Plan
 from reverb_writer.reading.stats import PrefetchStats
 from reverb_writer.wire.assembly import Assembly
 from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.inquiry import Inquiry
+from reverb_writer.wire.inquiry import Inquiry, Outage
 from reverb_writer.wire.sample_stream import SampleStream
 from reverb_writer.wire.samples import Column, SampleInfos
 from reverb_writer.wire.server_info import ServerInfo, look_at_server, request_server_info
@@ -67,7 +67,6 @@ class Prefetch:
 
     Attributes:
         gone_since: `time.monotonic()` when the connection was lost; None while there is one.
-        is_silent: whether what is at the address then takes connections, but does not answer.
     """
 
     def __init__(
@@ -87,7 +86,6 @@ class Prefetch:
             wake: called whenever something is ready, from the thread.
         """
         self.gone_since: float | None = None
-        self.is_silent = False
         self.address = channel.address
         self._channel, self._table, self._info = channel, plan.table, info
         self._batch_size, self._skip_unsafe, self._wake = plan.batch_size, plan.skip_unsafe, wake
@@ -118,7 +116,7 @@ class Prefetch:
         self._changed = threading.Event()  # there is more room, or the end has come
         self._closed = threading.Event()
         self._ended = False
-        self._why_gone = ""
+        self._outage: Outage | None = None  # while there is no connection
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
         self._thread.start()
 
@@ -169,19 +167,17 @@ class Prefetch:
         """Return what asks the server, during a wait of so many seconds, what keeps samples from coming."""
         return Inquiry(self._channel, timeout_s)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the connection is lost and the server holds new ones without an answer."""
+        outage = self._outage
+        return outage is not None and outage.is_silence
+
     def why_waiting(self, inquiry: Inquiry | None) -> str:
         """Say what keeps samples from coming, as far as an inquiry tells; None if there was no time for one."""
-        if self.gone_since is not None:
-            lost_s = time.monotonic() - self.gone_since
-            if self.is_silent:
-                return (
-                    f"The connection to {self.address} has been lost for {lost_s:.0f} s, and the server does not "
-                    "answer. It may be paused, overloaded or out of reach: look at its process."
-                )
-            return (
-                f"There has been no connection to the server at {self.address} for {lost_s:.0f} s; it is looked for "
-                f"all the time. {self._why_gone}"
-            )
+        outage, since = self._outage, self.gone_since
+        if outage is not None and since is not None:
+            return outage.describe(self._channel, time.monotonic() - since)
         return (inquiry or self.inquiry(0.0)).why_samples_wait(self._table, self._info)
 
     def stats(self) -> PrefetchStats:
@@ -243,7 +239,7 @@ class Prefetch:
                     self._fetch()
                 except ServerUnavailableError as error:
                     if not self._closed.is_set():
-                        self._find_server(str(error))
+                        self._find_server(error)
                 except (FormatError, UnsafeDataError) as error:
                     self._tell(error)
                 else:
@@ -362,19 +358,19 @@ class Prefetch:
             self._changed.wait()
         self._closed.wait(_RETRY_S)
 
-    def _find_server(self, why: str) -> None:
+    def _find_server(self, why: ServerUnavailableError) -> None:
         """Wait until the server is there again."""
-        self._why_gone = why
+        self._outage = Outage(why, str(why))
         self.gone_since = time.monotonic()
         _LOG.warning("Samples of `%s`: %s Looking for it.", self._table, why)
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
             except (ReplayTimeoutError, ServerUnavailableError, FormatError) as error:
-                self._why_gone, self.is_silent = str(error), isinstance(error, ReplayTimeoutError)
+                self._outage = Outage(error, str(error))
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id
             self._info = info
-            self.gone_since, self.is_silent = None, False
+            self.gone_since = self._outage = None
             return

@@ -33,6 +33,7 @@ __all__ = ["TLS", "Channel", "describe", "no_connection", "refused"]
 _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
+_RECENT_S, _MAX_MET = 10.0, 200  # at the pace of `_PAUSE_S`
 _AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
 
 
@@ -111,6 +112,7 @@ class Channel:
         self._lock = threading.Lock()
         self._connect = functools.partial(Connection, connect, metadata)
         self._connection = self._connect()
+        self._met: list[tuple[str, float]] = []
         self._closed = False
 
     def check_usable(self) -> None:
@@ -162,7 +164,9 @@ class Channel:
                 if error.code() not in UNHEARD:
                     raise
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    reasons[str(error.details()).rpartition("last error: ")[2]] = None  # one an address of the host
+                    reason = str(error.details()).rpartition("last error: ")[2]  # one an address of the host
+                    reasons[reason] = None
+                    self._met = [*self._met[-_MAX_MET:], (reason, time.monotonic())]
             lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
             if left <= _PAUSE_S or not (lost or waits):
                 if self._connection.heard_at < started:
@@ -182,6 +186,11 @@ class Channel:
                 raise ClosedError(f"the client of {self.address} was closed during a call.") from error
             raise
         return reply
+
+    def met(self) -> list[str]:
+        """Return what attempts to connect have met in the last seconds, in gRPC's words."""
+        now = time.monotonic()
+        return list(dict.fromkeys(reason for reason, at in self._met if now - at < _RECENT_S))
 
     def _why_late(self, reasons: list[str], timeout_s: float) -> Exception:
         """Tell a server that is not there from one that does not answer, by what was seen at any of its addresses."""

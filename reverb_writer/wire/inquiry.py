@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from reverb_writer.errors import FormatError
+from reverb_writer.errors import FormatError, ReplayTimeoutError
 from reverb_writer.wire import messages
 from reverb_writer.wire.channel import Channel, describe
 from reverb_writer.wire.connection import UNHEARD, is_refusal, is_silence
@@ -32,23 +32,30 @@ _LONGEST = 10  # times the time-out: no wait is without end
 
 @dataclass(frozen=True)
 class Outage:
-    """There is no connection to work with, for a reason: what ended the last one, or what the last attempt met."""
+    """There is no connection to work with.
 
+    Attributes:
+        error: what ended the last one, or what the last attempt to make one met.
+        reason: the same in words.
+    """
+
+    error: Exception
     reason: str
 
     @property
     def is_silence(self) -> bool:
         """Whether something is there and says nothing."""
-        return is_silence(self.reason)
+        return isinstance(self.error, ReplayTimeoutError) or is_silence(self.reason)
 
-    def describe(self, address: str, silence_s: float) -> str:
+    def describe(self, channel: Channel, silence_s: float) -> str:
         """Say what was seen. Only who is refused hears of a start: a server that is paused would lose its tables."""
-        heard = f"last heard of {silence_s:.1f} s ago ({self.reason})"
-        if self.is_silence:
-            return f"The server at {address} does not answer, {heard}. It may be paused: look at its process."
-        if is_refusal(self.reason):
-            return f"The server at {address} is gone, {heard}. Start it again."
-        return f"There is no connection to the server at {address}, {heard}. It is tried again and again."
+        seen = "; ".join([self.reason.rstrip("."), *channel.met()])
+        heard = f"last heard of {silence_s:.1f} s ago ({seen})"
+        if self.is_silence or is_silence(seen):
+            return f"The server at {channel.address} does not answer, {heard}. It may be paused: look at its process."
+        if is_refusal(seen):
+            return f"The server at {channel.address} is gone, {heard}. Start it again."
+        return f"There is no connection to the server at {channel.address}, {heard}. It is tried again and again."
 
 
 class Inquiry:
@@ -100,7 +107,7 @@ class Inquiry:
         """
         address = self._channel.address
         if down is not None:
-            return down.describe(address, silence_s)
+            return down.describe(self._channel, silence_s)
         if self._question is None:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         answers = self._read_answer()

@@ -336,15 +336,14 @@ class InsertStream:
             reason = str(error)
             if isinstance(error, grpc.RpcError):
                 reason = describe(error) if call is None else call.why_ended(error)
-            if self._down is None:
-                self._reconnects += 1
-                _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-            self._down = Outage(reason)
-            if isinstance(error, grpc.RpcError):
                 if error.code() in _REFUSALS:
                     self._fault = ReverbWriterError, f"the server at {self.channel.address} refuses: {reason}."
             elif not isinstance(error, ConnectionError | ReplayTimeoutError):
                 self._fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, reason
+            if self._down is None:
+                self._reconnects += 1
+                _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
+            self._down = Outage(error, reason)
             self._update()
             self._flight.requeue()
             self._work.notify_all()
