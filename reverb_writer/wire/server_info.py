@@ -229,8 +229,14 @@ def inserts_move(before: ServerInfo, now: ServerInfo, tables: set[str]) -> bool:
     )
 
 
-def why_samples_wait(now: ServerInfo, table: str, before: ServerInfo | None = None) -> str:
-    """Say what keeps samples of a table from coming, with the numbers."""
+def why_samples_wait(
+    now: ServerInfo,
+    table: str,
+    before: ServerInfo | None = None,
+    *,
+    remedy: str = "Start the actors or raise `timeout_s`.",
+) -> str:
+    """Say what keeps samples of a table from coming, with the numbers, and the remedy."""
     if table not in now.tables:
         return f"The server has no table `{table}` any more."
     info = now.tables[table]
@@ -244,14 +250,14 @@ def why_samples_wait(now: ServerInfo, table: str, before: ServerInfo | None = No
         what = "is empty" if not info.current_size else f"has {info.current_size} items"
         return (
             f"Table `{table}` {what}; its rate limiter waits for {needed} more (min_size_to_sample "
-            f"{limiter.min_size_to_sample}).{written} Start the actors or raise `timeout_s`."
+            f"{limiter.min_size_to_sample}).{written} {remedy}"
         )
     if info.blocks_samples():
         missing = math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert)
         return (
             f"The rate limiter of table `{table}` waits for {missing} more inserts: inserts x "
             f"{limiter.samples_per_insert:g} - samples = {limiter.diff:g}, min_diff {limiter.min_diff:g}.{written} "
-            "Start the actors or raise `timeout_s`."
+            f"{remedy}"
         )
     return f"Table `{table}` has {info.current_size} items and its rate limiter lets them out: the server is busy."
 

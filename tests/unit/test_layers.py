@@ -13,6 +13,7 @@ LAYERS = [
     "lazy",
     "errors",
     "arguments",
+    "deadline",
     "windowing",
     "priorities",
     "steps",
