@@ -134,7 +134,8 @@ class Variables:
             if self._news is None:
                 now = time.monotonic()
                 if now >= self._ask_at:
-                    self._client.shards[0].channel.check_usable()
+                    (shard,) = self._client.shards
+                    shard.channel.check_usable()
                     self._ask_at = now + self._interval_s
                     self._news = in_background(functools.partial(self._newer, self._seen))
                 return default
