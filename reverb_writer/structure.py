@@ -122,8 +122,10 @@ def check_signature(
             f"({', '.join(paths)}). Write those that it names."
         )
     times = [(None,)] * len(paths) if times is None else times
+    # It has the time dimension, but for tables that `reverb.TimestepDataset` reads: that wants the shape of a step.
+    is_of_step = all(_allows(spec.shape, shape) for (_, spec), shape in zip(expected, shapes, strict=True))
     for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
-        if spec.dtype != dtype or not _has_shape(spec.shape, shape, time):
+        if spec.dtype != dtype or not (is_of_step or _allows(spec.shape, time + shape)):
             got, wanted = (shape, spec.shape and spec.shape[1:]) if time == (None,) else (time + shape, spec.shape)
             raise StructureError(
                 f"leaf `{path}`: {dtype} {got}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
@@ -131,15 +133,11 @@ def check_signature(
             )
 
 
-def _has_shape(signature: tuple[int | None, ...] | None, shape: tuple[int, ...], time: tuple[int | None, ...]) -> bool:
-    """Return whether a signature describes values of this shape with this time before it.
-
-    It has the time dimension, but for tables that `reverb.TimestepDataset` reads: that wants the shape of a step.
-    """
-    if signature is None or signature == shape:
-        return True
-    return len(signature) == len(time) + len(shape) and all(
-        size is None or want in (None, size) for want, size in zip(signature, time + shape, strict=True)
+def _allows(signature: tuple[int | None, ...] | None, sizes: tuple[int | None, ...]) -> bool:
+    """Return whether a signature describes values of these sizes; None is any size, of either."""
+    return signature is None or (
+        len(signature) == len(sizes)
+        and all(size is None or want in (None, size) for want, size in zip(signature, sizes, strict=True))
     )
 
 
