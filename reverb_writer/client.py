@@ -157,8 +157,8 @@ class Client:
         """Write one item, and return when the server has it. An insert that waits keeps no other one waiting.
 
         Args:
-            data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis is
-                added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
+            data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
+                is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: None for the client's.
             squeeze: nest of booleans like `data`: which leaves are one value, [...] without time, here and when it is
@@ -170,8 +170,8 @@ class Client:
             SpecError: no table, or a priority that is none.
             StructureError: an unknown table, no leaf, a leaf without steps, one that is not what a table's signature
                 says, or a table that was first written with another spec. Nothing changed.
-            ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it, it may
-                still be inserted.
+            ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
+                it may still be inserted.
             ServerUnavailableError: likewise, and the server is gone.
             ClosedError: another thread has closed the client.
         """

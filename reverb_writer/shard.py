@@ -128,7 +128,7 @@ class Shard:
         deadline = deadline or self._deadline(None)
         part, seconds = _ASK_WHY
         until = deadline.earlier(min(part * deadline.timeout_s, seconds))
-        info = self.request_info(until.left_s())
+        info = self.request_info(until.left_s(f"table `{table}`: {num_samples} samples did not come"))
         unknown_table([table], info, self.address)
         pack = packer(self._spec_of(info, table, until))
         with self._lock:
