@@ -40,6 +40,7 @@ class Client:
     Thread-safe. Not usable in a forked child: make one there. A context manager.
 
     Attributes:
+        shards: the servers.
         timeout_s: how long each call waits at most that gives no time-out of its own.
 
     Example:
@@ -82,24 +83,24 @@ class Client:
     def _use(
         self, shards: Sequence[Shard], arguments: tuple[Any, ...], release: Callable[[], None] | None = None
     ) -> None:
-        self._shards = tuple(shards)
+        self.shards = tuple(shards)
         self.timeout_s = shards[0].timeout_s
         self._arguments = arguments
         self._release = release  # instead of closing connections that others use, too
         self._end = threading.Lock()  # taken by the first `close`, for good
-        self._turns = itertools.cycle(self._shards)
+        self._turns = itertools.cycle(self.shards)
         self._lock = threading.Lock()
 
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The servers.
+    def check_usable(self) -> None:
+        """Raise if the client is closed, or belongs to a parent process.
 
         Raises:
-            ClosedError: the client shared its connections, and is closed.
+            ClosedError: says which, and what to do.
         """
-        if self._release is not None and self._end.locked():
+        if self._end.locked():
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
-        return self._shards
+        for shard in self.shards:
+            shard.channel.check_usable()
 
     def each(self) -> list[Client]:
         """Return a client for each server, over this one's connections: close this one instead."""
@@ -113,7 +114,7 @@ class Client:
     @property
     def address(self) -> str:
         """The server's address, as given; several with commas between them."""
-        return ",".join(shard.address for shard in self._shards)
+        return ",".join(shard.address for shard in self.shards)
 
     @property
     def server_address(self) -> str:
@@ -207,6 +208,7 @@ class Client:
 
         It is the table's signature, with the time dimension, or what its first observer has stored, without it.
         """
+        self.check_usable()
         return self.shards[0].spec_of(table, timeout_s)
 
     def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
@@ -274,7 +276,7 @@ class Client:
         if self._release is not None:
             self._release()
         else:
-            for shard in self._shards:
+            for shard in self.shards:
                 shard.close()
 
     def __enter__(self) -> Client:
@@ -289,6 +291,7 @@ class Client:
 
     def _all(self, verb: Callable[[Shard], _T]) -> list[_T]:
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
+        self.check_usable()
         if len(self.shards) == 1:
             return [verb(self.shards[0])]
         answers = [in_background(functools.partial(verb, shard)) for shard in self.shards]
@@ -296,13 +299,12 @@ class Client:
         return [answer.result() for answer in answers]
 
     def _next(self) -> Shard:
-        shards = self.shards
-        if len(shards) == 1:
-            return shards[0]
+        self.check_usable()
         with self._lock:
             return next(self._turns)
 
     def _only(self) -> Shard:
+        self.check_usable()
         if len(self.shards) > 1:
             raise SpecError(
                 f"this is for a client of one server, got one of {self.address}. Use one of `client.each()`."

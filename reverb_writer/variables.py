@@ -134,8 +134,7 @@ class Variables:
             if self._news is None:
                 now = time.monotonic()
                 if now >= self._ask_at:
-                    (shard,) = self._client.shards
-                    shard.channel.check_usable()
+                    self._client.check_usable()
                     self._ask_at = now + self._interval_s
                     self._news = in_background(functools.partial(self._newer, self._seen))
                 return default
@@ -159,6 +158,7 @@ class Variables:
     def _newest(self, timeout_s: float) -> tuple[_Version, Any]:
         """Return what is in the table, and the version that it has at least."""
         deadline = Deadline(timeout_s)
+        self._client.check_usable()
         (shard,) = self._client.shards
         version = self._version_in(shard.request_info(deadline.left_s()))
         (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
