@@ -61,8 +61,7 @@ class PriorityUpdates:
             raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a key.")
         bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
         if len(bad):
-            others = f" and {len(bad) - 1} more such" if len(bad) > 1 else ""
-            raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]}{others}.")
+            raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]} and {len(bad) - 1} more such.")
         with self._changed:
             if self._closed:
                 raise ClosedError("the dataset is closed. Make a new one.")
