@@ -153,7 +153,8 @@ class TrajectoryAccumulator:
         where it has none, by the spec that is stored beside it; what was None in the example is an empty tuple then.
 
         Args:
-            client: an `rw.Client`; an address or a `reverb.Client` costs a new connection with each call.
+            client: an `rw.Client`; an address or a `reverb.Client` costs a connection with each call, unless
+                something else in the process has one to that address.
             table: its name, or several.
             priority: in each of them, finite and >= 0.
             partial: as for `build`.

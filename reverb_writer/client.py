@@ -1,20 +1,27 @@
 """The client of a replay server, or of several with the same tables.
 
 Each server is a `Shard`. What is sampled comes from all of them in turn, what is inserted goes to one after the other,
-all else is for all. A verb for one server costs nothing more than calling it there.
+all else is for all, which are asked at once. A verb for one server costs nothing more than calling it there.
+
+`as_client` is what takes a `client` argument. What is given an address shares one connection with all others in the
+process that are given the same address and time-out; a `Client` that a caller makes is a connection of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
+import os
 import threading
-import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.errors import SpecError
+from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ClosedError, SpecError
 from reverb_writer.priorities import check_priority
 from reverb_writer.shard import Sample, Shard
 from reverb_writer.structure import SPECS_TABLE
@@ -22,7 +29,9 @@ from reverb_writer.wire.channel import TLS, Channel
 from reverb_writer.wire.insert_stream import InsertStream
 from reverb_writer.wire.server_info import ServerInfo, TableInfo, merge_tables
 
-__all__ = ["Client", "Sample", "as_client"]
+__all__ = ["Client", "Sample", "as_client", "in_background"]
+
+_T = TypeVar("_T")
 
 
 class Client:
@@ -40,12 +49,14 @@ class Client:
             print(client.server_info()["replay"].current_size)
     """
 
+    DEFAULT_TIMEOUT_S: ClassVar[float] = 30.0
+
     def __init__(
         self,
         address: str | Sequence[str],
         tls: TLS | bool | None = None,
         token: str | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         use_proxy: bool = False,
     ) -> None:
@@ -69,12 +80,27 @@ class Client:
         shards = [Shard(Channel(one, tls=tls, token=token, use_proxy=use_proxy), timeout_s) for one in addresses]
         self._use(shards, (addresses, tls, token, timeout_s, use_proxy))
 
-    def _use(self, shards: Sequence[Shard], arguments: tuple[Any, ...]) -> None:
+    def _use(
+        self, shards: Sequence[Shard], arguments: tuple[Any, ...], release: Callable[[], None] | None = None
+    ) -> None:
         self.shards = tuple(shards)
         self.timeout_s = shards[0].timeout_s
         self._arguments = arguments
+        self._release = release  # instead of closing connections that others use, too
+        self._end = threading.Lock()  # taken by the first `close`, for good
         self._turns = itertools.cycle(self.shards)
         self._lock = threading.Lock()
+
+    def check_usable(self) -> None:
+        """Raise if the client is closed, or belongs to a parent process.
+
+        Raises:
+            ClosedError: says which, and what to do.
+        """
+        if self._end.locked():
+            raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
+        for shard in self.shards:
+            shard.channel.check_usable()
 
     def each(self) -> list[Client]:
         """Return a client for each server, over this one's connections: close this one instead."""
@@ -91,6 +117,11 @@ class Client:
         return ",".join(shard.address for shard in self.shards)
 
     @property
+    def server_address(self) -> str:
+        """The same, by the name that `reverb.Client` has for it."""
+        return self.address
+
+    @property
     def is_secured(self) -> bool:
         """Whether TLS or a token is used."""
         return bool(self._arguments[1]) or self._arguments[2] is not None
@@ -102,11 +133,13 @@ class Client:
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
         """Return what the server tells about its tables, by name; of several servers what they hold together.
 
+        Those of several servers are added up, bounds of rate limiters included; `TableInfo.servers` has each one's.
+
         Raises:
             ServerUnavailableError: nothing answers at the address within the time-out.
             ReplayTimeoutError: the server is there but does not answer.
         """
-        tables = merge_tables([shard.request_info(timeout_s).tables for shard in self.shards])
+        tables = merge_tables([info.tables for info in self._all(lambda shard: shard.request_info(timeout_s))])
         return {name: table for name, table in tables.items() if name != SPECS_TABLE}
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
@@ -122,10 +155,11 @@ class Client:
         squeeze: Any = None,
         spec: Any = None,
     ) -> None:
-        """Write one item, and return when the server has it.
+        """Write one item, and return when the server has it. An insert that waits keeps no other one waiting.
 
         Args:
-            data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1.
+            data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
+                is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: None for the client's.
             squeeze: nest of booleans like `data`: which leaves are one value, [...] without time, here and when it is
@@ -137,7 +171,10 @@ class Client:
             SpecError: no table, or a priority that is none.
             StructureError: an unknown table, no leaf, a leaf without steps, one that is not what a table's signature
                 says, or a table that was first written with another spec. Nothing changed.
-            ReplayTimeoutError: not confirmed in time; says why. The item may still arrive.
+            ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
+                it may still be inserted.
+            ServerUnavailableError: likewise, and the server is gone.
+            ClosedError: another thread has closed the client.
         """
         self._next().insert(data, priorities, timeout_s, squeeze=squeeze, spec=spec)
 
@@ -161,10 +198,8 @@ class Client:
         num_samples = integer("num_samples", num_samples, minimum=1)
         order = [self._next() for _ in self.shards]
         counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
-        started = time.monotonic()
-        streams = [
-            shard.sample(table, n, timeout_s, started=started) for shard, n in zip(order, counts, strict=True) if n
-        ]
+        deadline = Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+        streams = [shard.sample(table, n, deadline) for shard, n in zip(order, counts, strict=True) if n]
         for turn in range(num_samples):
             yield next(streams[turn % len(streams)])
 
@@ -173,6 +208,7 @@ class Client:
 
         It is the table's signature, with the time dimension, or what its first observer has stored, without it.
         """
+        self.check_usable()
         return self.shards[0].spec_of(table, timeout_s)
 
     def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
@@ -212,17 +248,15 @@ class Client:
         """
         checked = {_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
         keys = [_key(key) for key in deletes]
-        for shard in self.shards:
-            shard.mutate_priorities(table, checked, keys, timeout_s)
+        self._all(lambda shard: shard.mutate_priorities(table, checked, keys, timeout_s))
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
         """Remove all items of a table, set its rate limiter to zero, and let its next items have any structure."""
-        for shard in self.shards:
-            shard.reset(table, timeout_s)
+        self._all(lambda shard: shard.reset(table, timeout_s))
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
         """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
-        return "\n".join([shard.checkpoint(timeout_s) for shard in self.shards])
+        return "\n".join(self._all(lambda shard: shard.checkpoint(timeout_s)))
 
     def open_stream(self, **options: Any) -> InsertStream:
         """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
@@ -232,14 +266,18 @@ class Client:
         """
         return self._only().open_stream(**options)
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child.
 
-        Raises:
-            ReplayTimeoutError: an `insert` of another thread was still under way; says how many items were lost.
+        An `insert` of another thread that is under way raises `ClosedError`.
         """
-        for shard in self.shards:
-            shard.close(timeout_s)
+        if not self._end.acquire(blocking=False):
+            return
+        if self._release is not None:
+            self._release()
+        else:
+            for shard in self.shards:
+                shard.close()
 
     def __enter__(self) -> Client:
         """Return the client itself."""
@@ -251,11 +289,22 @@ class Client:
         """Close."""
         self.close()
 
+    def _all(self, verb: Callable[[Shard], _T]) -> list[_T]:
+        """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
+        self.check_usable()
+        if len(self.shards) == 1:
+            return [verb(self.shards[0])]
+        answers = [in_background(functools.partial(verb, shard)) for shard in self.shards]
+        wait(answers)
+        return [answer.result() for answer in answers]
+
     def _next(self) -> Shard:
+        self.check_usable()
         with self._lock:
             return next(self._turns)
 
     def _only(self) -> Shard:
+        self.check_usable()
         if len(self.shards) > 1:
             raise SpecError(
                 f"this is for a client of one server, got one of {self.address}. Use one of `client.each()`."
@@ -266,6 +315,9 @@ class Client:
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
     """Return a client for whatever was given, and whether it was made here and is the caller's to close.
 
+    Those made here for the same addresses and time-out share their connections, which are closed with the last of them.
+    Thread-safe.
+
     Args:
         client: a `Client`, an address or several, or anything with a `server_address`, such as `reverb.Client`.
         timeout_s: for a client made here; None for the default.
@@ -275,7 +327,67 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
     address = client if isinstance(client, str | list | tuple) else getattr(client, "server_address", None)
     if not isinstance(address, str | list | tuple):
         raise SpecError(f"`client` must be a Client, an address or a reverb.Client, got {type(client).__name__}.")
-    return (Client(address) if timeout_s is None else Client(address, timeout_s=timeout_s)), True
+    addresses = [address] if isinstance(address, str) else list(address)
+    timeout_s = Client.DEFAULT_TIMEOUT_S if timeout_s is None else check_timeout(timeout_s)
+    # A child that was forked must not use what the parent has.
+    key = (os.getpid(), timeout_s, *map(str, addresses))
+    with _sharing_lock:
+        while True:
+            shared = _shared.get(key)
+            if shared is None:
+                shared = _shared[key] = _Shared(Client(addresses, timeout_s=timeout_s))
+            shared.num_users += 1
+            if _shared.get(key) is shared:  # else the garbage collector has ended its last user in between
+                break
+    mine: Client = object.__new__(Client)
+    mine._use(shared.client.shards, shared.client._arguments, functools.partial(_release, key, shared))  # noqa: SLF001
+    return mine, True
+
+
+@dataclass(eq=False)
+class _Shared:
+    """Connections that several users share."""
+
+    client: Client
+    num_users: int = 0
+
+
+_shared: dict[tuple[Any, ...], _Shared] = {}
+_sharing_lock = threading.RLock()  # reentrant, for the garbage collector may close a client in any thread
+
+
+def _release(key: tuple[Any, ...], shared: _Shared) -> None:
+    """Close the connections if no one else uses them."""
+    with _sharing_lock:
+        shared.num_users -= 1
+        is_last = not shared.num_users
+        if is_last:
+            del _shared[key]
+    if is_last:
+        shared.client.close()
+
+
+def _after_fork() -> None:
+    global _sharing_lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _sharing_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def in_background(work: Callable[[], _T]) -> Future[_T]:
+    """Do something in a thread that does not keep the interpreter from ending."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="reverb-writer-call", daemon=True).start()
+    return future
 
 
 def _remade(addresses: Sequence[str], tls: Any, token: str | None, timeout_s: float, use_proxy: bool) -> Client:

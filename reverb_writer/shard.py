@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout
+from reverb_writer.deadline import Deadline
 from reverb_writer.errors import (
     ReplayTimeoutError,
     ReverbWriterError,
@@ -29,13 +29,22 @@ from reverb_writer.wire.channel import Channel, describe
 from reverb_writer.wire.draw import CACHE_BYTES, draw, make_assembly
 from reverb_writer.wire.insert_stream import InsertStream
 from reverb_writer.wire.samples import SampleInfo
-from reverb_writer.wire.server_info import ServerInfo, request_server_info, unknown_table, why_samples_wait
-from reverb_writer.wire.single_item import column, one_item
-from reverb_writer.wire.specs import keeps_spec, spec_of, store_spec
+from reverb_writer.wire.server_info import (
+    ServerInfo,
+    look_at_server,
+    request_server_info,
+    unknown_table,
+    why_samples_wait,
+)
+from reverb_writer.wire.single_item import column, insert_items, one_item
+from reverb_writer.wire.specs import keeps_spec, spec_of, store_specs, stored_specs
 
 __all__ = ["Sample", "Shard"]
 
-_PROBE_TIMEOUT_S = 2.0
+_ASK_WHY = (
+    0.1,
+    1.0,
+)  # of the time of a sample, what is kept for asking why none came: this part, these seconds at most
 _MAX_ASSEMBLIES = 4
 
 
@@ -60,7 +69,6 @@ class Shard:
         self.channel = channel
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._inserts: InsertStream | None = None
         self._assemblies: dict[str, Assembly] = {}  # of tables that were sampled last, none that is in use
         self._specs_version: tuple[int, int, int] | None = None
         self._specs: dict[str, Any] = {}  # of that version
@@ -84,7 +92,7 @@ class Shard:
         spec: Any = None,
     ) -> None:
         """Write one item, and return when the server has it."""
-        timeout_s = self._timeout(timeout_s)
+        deadline = self._deadline(timeout_s)
         if not priorities:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
@@ -100,57 +108,50 @@ class Shard:
         ]
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
-        stream = self._insert_stream()
-        info = self.request_info(timeout_s)
+        info = self.request_info(deadline.left_s())
         unknown_table(checked, info, self.address)
         _check_signatures(info, checked, [path for path, _ in leaves], columns, squeezed)
         request = one_item(columns, squeezed, checked)
         if spec is not None:
-            self._store_spec(info, list(checked), spec, timeout_s)
-        stream.wait_for_room(timeout_s)
-        stream.write(request)
-        stream.flush(timeout_s, request)
+            self._store_spec(info, list(checked), spec, deadline)
+        insert_items(self.channel, [request], deadline)
 
     def sample(
-        self, table: str, num_samples: int, timeout_s: float | None = None, *, started: float | None = None
+        self,
+        table: str,
+        num_samples: int,
+        deadline: Deadline | None = None,
+        *,
+        remedy: str = "Start the actors or raise `timeout_s`.",
     ) -> Iterator[Sample]:
-        """Sample items one after the other; the time-out counts from `started`, of `time.monotonic()`, or from now."""
-        timeout_s = self._timeout(timeout_s)
-        started = time.monotonic() if started is None else started
-
-        def left_s() -> float:
-            left_s = started + timeout_s - time.monotonic()
-            if left_s <= 0:
-                raise ReplayTimeoutError(
-                    f"table `{table}`: {num_samples} samples did not come within {timeout_s:.1f} s."
-                )
-            return left_s
-
-        info = self.request_info(left_s())
+        """Sample items one after the other; an error says what they wait for, and the `remedy`."""
+        deadline = deadline or self._deadline(None)
+        part, seconds = _ASK_WHY
+        until = deadline.earlier(min(part * deadline.timeout_s, seconds))
+        info = self.request_info(until.left_s(f"table `{table}`: {num_samples} samples did not come"))
         unknown_table([table], info, self.address)
-        pack = packer(self._spec_of(info, table, left_s()))
+        pack = packer(self._spec_of(info, table, until))
         with self._lock:
             assembly = self._assemblies.pop(table, None) or make_assembly()
         try:
-            for columns, sample_info in draw(
-                self.channel, info, table, num_samples, timeout_s, assembly, started=started
-            ):
+            for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembly):
                 yield Sample(pack(columns), sample_info)
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            raise type(error)(f"{error} {self._why_samples_wait(table, info)}") from error
+        except ReplayTimeoutError as error:
+            why = self._why_samples_wait(table, info, deadline, remedy)
+            raise ReplayTimeoutError(f"{error} {why}") from None
         finally:
             if not assembly.num_samples and assembly.cache_bytes <= CACHE_BYTES:
                 self._keep(table, assembly)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
         """Return the nest of `ArraySpec` of a table's items; None if nobody has told."""
-        timeout_s = self._timeout(timeout_s)
-        return self._spec_of(self.request_info(timeout_s), table, timeout_s)
+        deadline = self._deadline(timeout_s)
+        return self._spec_of(self.request_info(deadline.left_s()), table, deadline)
 
     def store_spec(self, tables: Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
         """Keep the step spec of tables that are going to be written; what is there already must be the same."""
-        timeout_s = self._timeout(timeout_s)
-        self._store_spec(self.request_info(timeout_s), tables, spec, timeout_s)
+        deadline = self._deadline(timeout_s)
+        self._store_spec(self.request_info(deadline.left_s()), tables, spec, deadline)
 
     def mutate_priorities(
         self,
@@ -160,22 +161,18 @@ class Shard:
         timeout_s: float | None = None,
     ) -> None:
         """Change priorities and delete items; both are checked by the caller."""
-        request = messages.MutatePrioritiesRequest(
-            table=table,
-            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in (updates or {}).items()],
-            delete_keys=deletes,
-        )
-        self._call(messages.MUTATE_PRIORITIES, request, timeout_s)
+        self._mutate_priorities(table, updates or {}, deletes, self._deadline(timeout_s))
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
         """Remove all items of a table, set its rate limiter to zero and forget its spec."""
-        self._call(messages.RESET, messages.ResetRequest(table=table), timeout_s)
+        deadline = self._deadline(timeout_s)
+        self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
         with contextlib.suppress(StructureError):  # a server that keeps no specs
-            self.mutate_priorities(SPECS_TABLE, deletes=[spec_key(table)], timeout_s=timeout_s)
+            self._mutate_priorities(SPECS_TABLE, {}, [spec_key(table)], deadline)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
-        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), timeout_s)
+        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), self._deadline(timeout_s))
         return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
 
     def open_stream(self, **options: Any) -> InsertStream:
@@ -183,43 +180,52 @@ class Shard:
         self.channel.check_usable()
         return InsertStream(self.channel, **options)
 
-    def close(self, timeout_s: float | None = None) -> None:
+    def close(self) -> None:
         """Close the connection. Idempotent; does nothing in a forked child."""
-        if self.channel.is_forked:
-            return
-        with self._lock:
-            inserts, self._inserts = self._inserts, None
-        try:
-            if inserts is not None:
-                inserts.close(self._timeout(timeout_s))
-        finally:
+        if not self.channel.is_forked:
             self.channel.close()
 
-    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, timeout_s: float) -> None:
-        stored = {table: self._spec_of(info, table, timeout_s) for table in tables if keeps_spec(info, table)}
-        for table, found in stored.items():  # all, before anything is kept
-            if found is not None:
-                check_same(table, found, spec)
-        for table, found in stored.items():
-            if found is None:
-                store_spec(self.channel, self.open_stream, table, spec, timeout_s)
+    def _mutate_priorities(
+        self, table: str, updates: Mapping[int, float], deletes: Sequence[int], deadline: Deadline
+    ) -> None:
+        request = messages.MutatePrioritiesRequest(
+            table=table,
+            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
+            delete_keys=deletes,
+        )
+        self._call(messages.MUTATE_PRIORITIES, request, deadline)
 
-    def _spec_of(self, info: ServerInfo, table: str, timeout_s: float) -> Any:
-        """Return a table's spec; the server is asked again only after specs were stored or forgotten."""
+    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+        tables = [table for table in tables if keeps_spec(info, table)]
+        stored = self._stored_specs(info, tables, deadline)
+        for table, found in stored.items():  # all, before anything is kept
+            check_same(table, found, spec)
+        if missing := [table for table in tables if table not in stored]:
+            store_specs(self.channel, info, missing, spec, deadline)
+
+    def _spec_of(self, info: ServerInfo, table: str, deadline: Deadline) -> Any:
+        """Return a table's signature or spec; None if there is neither."""
+        if keeps_spec(info, table):
+            return self._stored_specs(info, [table], deadline).get(table)
+        return spec_of(info, table)
+
+    def _stored_specs(self, info: ServerInfo, tables: Sequence[str], deadline: Deadline) -> dict[str, Any]:
+        """Return the specs that are kept; the server is asked again only after specs were stored or forgotten."""
         if SPECS_TABLE not in info.tables:
-            return spec_of(self.channel, info, table, timeout_s)
+            return {}
         kept = info.tables[SPECS_TABLE]
         version = (info.state_id, kept.rate_limiter.num_inserts, kept.current_size)
         with self._lock:
             if version != self._specs_version:
                 self._specs_version, self._specs = version, {}
-            if table in self._specs:
-                return self._specs[table]
-        spec = spec_of(self.channel, info, table, timeout_s)
-        with self._lock:
-            if version == self._specs_version:
-                self._specs[table] = spec
-        return spec
+            known = {table: self._specs[table] for table in tables if table in self._specs}
+        if unknown := [table for table in tables if table not in known]:
+            asked = dict.fromkeys(unknown) | stored_specs(self.channel, info, unknown, deadline)
+            known |= asked
+            with self._lock:
+                if version == self._specs_version:
+                    self._specs |= asked
+        return {table: spec for table, spec in known.items() if spec is not None}
 
     def _keep(self, table: str, assembly: Assembly) -> None:
         """Keep what is known of a table's chunks for the next call."""
@@ -228,28 +234,27 @@ class Shard:
             while len(self._assemblies) > _MAX_ASSEMBLIES:
                 del self._assemblies[next(iter(self._assemblies))]
 
-    def _why_samples_wait(self, table: str, before: ServerInfo) -> str:
+    def _why_samples_wait(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
         try:
-            return why_samples_wait(self.request_info(_PROBE_TIMEOUT_S), table, before)
+            now = look_at_server(self.channel, deadline.left_s())
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             return str(error)
+        if now is None:
+            return f"The server at {self.address} does not answer."
+        return why_samples_wait(now, table, before, remedy=remedy)
 
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
 
-    def _insert_stream(self) -> InsertStream:
-        self.channel.check_usable()
-        with self._lock:
-            if self._inserts is None:
-                self._inserts = self.open_stream()
-            return self._inserts
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout(timeout_s))
 
-    def _call(self, method: str, request: Any, timeout_s: float | None) -> bytes:
+    def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
         try:
-            return self.channel.call(method, request.SerializeToString(), self._timeout(timeout_s))
+            return self.channel.call(method, request.SerializeToString(), deadline.left_s())
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
-                unknown_table([request.table], self.request_info(timeout_s), self.address)
+                unknown_table([request.table], self.request_info(deadline.left_s()), self.address)
             raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
@@ -18,7 +17,8 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout, number
-from reverb_writer.client import Client, as_client
+from reverb_writer.client import Client, as_client, in_background
+from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.structure import decode_spec, encode_spec
 from reverb_writer.wire.server_info import ServerInfo, TableInfo, look_at_server, unknown_table
@@ -27,6 +27,8 @@ from reverb_writer.wire.signatures import ArraySpec
 __all__ = ["MAX_BYTES", "Variables"]
 
 _Version: TypeAlias = tuple[int, int]  # of the server's process, and the number of inserts
+
+_REMEDY = "Nothing was published yet: start the learner, or raise `timeout_s`."
 
 MAX_BYTES = 1_000_000_000
 """Size of the largest nest that can be published, in bytes."""
@@ -132,9 +134,9 @@ class Variables:
             if self._news is None:
                 now = time.monotonic()
                 if now >= self._ask_at:
-                    self._client.shards[0].channel.check_usable()
+                    self._client.check_usable()
                     self._ask_at = now + self._interval_s
-                    self._news = _in_background(functools.partial(self._newer, self._seen))
+                    self._news = in_background(functools.partial(self._newer, self._seen))
                 return default
             if not self._news.done():
                 return default
@@ -155,9 +157,11 @@ class Variables:
 
     def _newest(self, timeout_s: float) -> tuple[_Version, Any]:
         """Return what is in the table, and the version that it has at least."""
-        deadline = time.monotonic() + timeout_s
-        version = self._version_in(self._client.request_info(timeout_s))
-        (sample,) = self._client.sample(self._table, 1, max(deadline - time.monotonic(), 0.001))
+        deadline = Deadline(timeout_s)
+        self._client.check_usable()
+        (shard,) = self._client.shards
+        version = self._version_in(shard.request_info(deadline.left_s()))
+        (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
         structure, *leaves = tree.flatten(sample.data)
         if structure.shape != (1,) or not isinstance(structure[0], bytes):
             raise FormatError(
@@ -185,20 +189,6 @@ class Variables:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
-
-
-def _in_background(work: Callable[[], Any]) -> Future[Any]:
-    """Do something in a thread that does not keep the interpreter from ending."""
-    future: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="poll", daemon=True).start()
-    return future
 
 
 def _check_one_server(client: Client) -> None:

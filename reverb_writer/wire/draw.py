@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.wire.assembly import MAX_SAMPLE_BYTES, Assembly
 from reverb_writer.wire.channel import Channel
@@ -23,7 +24,6 @@ CACHE_BYTES = 64 << 20
 
 _LOG = logging.getLogger("reverb_writer")
 
-_REQUEST_SAMPLES = 1024
 _LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
 
 
@@ -32,21 +32,21 @@ def draw(
     info: ServerInfo,
     table: str,
     num_samples: int,
-    timeout_s: float,
+    deadline: Deadline,
     assembly: Assembly | None = None,
     *,
-    started: float | None = None,
+    request_samples: int = 1024,
 ) -> Iterator[tuple[list[npt.NDArray[Any]], SampleInfo]]:
-    """Yield the columns and the info of `num_samples` samples, which together take `timeout_s` seconds at most.
+    """Yield the columns and the info of `num_samples` samples.
 
     Args:
         channel: the connection.
         info: the server's tables now.
         table: one of them.
         num_samples: how many.
-        timeout_s: for all of them.
+        deadline: of all of them.
         assembly: one that has nothing to hand out; what it knows of the table is not decoded again.
-        started: the moment from which `timeout_s` counts, of `time.monotonic()`; None for now.
+        request_samples: how many to ask for at a time, two such requests being under way.
 
     Raises:
         ReplayTimeoutError: not all came in time.
@@ -54,21 +54,20 @@ def draw(
         StructureError: there is no such table.
         UnsafeDataError, FormatError: what came must not or cannot be decoded.
     """
-    now = time.monotonic()
-    deadline = (now if started is None else started) + timeout_s
     takes_out = info.tables[table].max_times_sampled > 0
-    stream = SampleStream(channel, table, deadline_s=max(deadline - now, 0.001))
+    stream = SampleStream(
+        channel, table, deadline_s=deadline.left_s(f"table `{table}`: {num_samples} samples did not come")
+    )
     assembly = assembly or make_assembly()
     missing = unasked = num_samples
     try:
         while missing:
             # Two requests are under way, so that the server need not wait for us.
-            while unasked and stream.num_in_flight <= _REQUEST_SAMPLES:
-                size = min(unasked, _REQUEST_SAMPLES)
-                if takes_out:
-                    size = min(size, _ready(channel, table, stream.num_in_flight, deadline))
-                if not size:
+            while unasked and stream.num_in_flight <= request_samples:
+                ready = _ready(channel, table, stream.num_in_flight, deadline) if takes_out else unasked
+                if not ready:
                     break
+                size = min(unasked, request_samples, ready)
                 stream.request(size)
                 unasked -= size
             if errors := assembly.add(stream.read()):
@@ -78,11 +77,10 @@ def draw(
                     missing -= 1
                     yield one
     except (ReplayTimeoutError, ServerUnavailableError) as error:
-        raise type(error)(
-            f"table `{table}`: {missing} of {num_samples} samples did not come within {timeout_s:.1f} s."
-            if isinstance(error, ReplayTimeoutError)
-            else f"table `{table}`: {missing} of {num_samples} samples did not come: {error}"
-        ) from error
+        text = f"table `{table}`: {missing} of {num_samples} samples did not come"
+        if isinstance(error, ReplayTimeoutError):
+            raise ReplayTimeoutError(f"{text} within {deadline.timeout_s:.1f} s.") from None
+        raise ServerUnavailableError(f"{text}: {error}") from None
     finally:
         stream.cancel()
         if takes_out and missing > unasked:
@@ -94,13 +92,11 @@ def make_assembly() -> Assembly:
     return Assembly(CACHE_BYTES, MAX_SAMPLE_BYTES)
 
 
-def _ready(channel: Channel, table: str, num_in_flight: int, deadline: float) -> int:
+def _ready(channel: Channel, table: str, num_in_flight: int, deadline: Deadline) -> int:
     """Return how many samples more there are; wait for one, if none is under way either."""
     pause_s, longest_s = _LOOK_S
     while True:
-        left_s = deadline - time.monotonic()
-        if left_s <= 0:
-            raise ReplayTimeoutError("The time is up.")
+        left_s = deadline.left_s()
         info = look_at_server(channel, left_s)
         num_ready = info.tables[table].num_ready() - num_in_flight if info and table in info.tables else 0
         if num_ready > 0 or num_in_flight:

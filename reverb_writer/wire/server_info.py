@@ -82,6 +82,9 @@ class TableInfo:
         rate_limiter: its rate limiter.
         signature: nest of `ArraySpec`, with the time dimension; None if it has none or one that cannot be read.
         worker_time_ms: cumulative time of its worker thread in each state.
+        sampler_exponent: to what power a "prioritized" sampler raises priorities; None for any other.
+        remover_exponent: likewise of the remover.
+        servers: the table on each of several servers, if this is what they hold together, see `merge_tables`.
     """
 
     name: str
@@ -96,16 +99,23 @@ class TableInfo:
     rate_limiter: RateLimiterInfo
     signature: Any
     worker_time_ms: dict[str, int]
+    sampler_exponent: float | None = None
+    remover_exponent: float | None = None
+    servers: tuple[TableInfo, ...] = ()
 
     def blocks_inserts(self) -> bool:
-        """Return whether the rate limiter lets no further item in."""
+        """Return whether the rate limiter lets no further item in; of several servers, none does."""
+        if self.servers:
+            return all(table.blocks_inserts() for table in self.servers)
         limiter = self.rate_limiter
         if self.current_size + 1 <= limiter.min_size_to_sample:
             return False
         return limiter.diff + limiter.samples_per_insert > limiter.max_diff
 
     def blocks_samples(self) -> bool:
-        """Return whether the rate limiter lets no further item out."""
+        """Return whether the rate limiter lets no further item out; of several servers, none does."""
+        if self.servers:
+            return all(table.blocks_samples() for table in self.servers)
         limiter = self.rate_limiter
         return self.current_size < limiter.min_size_to_sample or limiter.diff - 1 < limiter.min_diff
 
@@ -115,6 +125,8 @@ class TableInfo:
         Whoever asks for more of a table with `max_times_sampled` leaves a request behind when it goes, which takes an
         item out for nobody.
         """
+        if self.servers:
+            return sum(table.num_ready() for table in self.servers)
         if self.blocks_samples():
             return 0
         limiter = self.rate_limiter
@@ -203,19 +215,56 @@ def parse_server_info(reply: bytes, at: float) -> ServerInfo:
 
 
 def merge_tables(servers: Sequence[Mapping[str, TableInfo]]) -> dict[str, TableInfo]:
-    """Return what tables that all of several servers have are together: their counts are added up."""
-    merged = {}
-    for name, first in servers[0].items():
-        tables = [server[name] for server in servers if name in server]
-        if len(tables) == len(servers):
-            counts = {count: sum(getattr(table, count) for table in tables) for count in _COUNTS}
-            limiter = replace(
-                first.rate_limiter,
-                num_inserts=sum(table.rate_limiter.num_inserts for table in tables),
-                num_samples=sum(table.rate_limiter.num_samples for table in tables),
-            )
-            merged[name] = replace(first, **counts, rate_limiter=limiter)
-    return merged
+    """Return what tables that all of several servers have are together.
+
+    Counts, sizes, times and the bounds of rate limiters are added up; `samples_per_insert` is such that `diff` is the
+    sum of theirs. Where servers are configured differently, a selector is named as "fifo, lifo", an exponent or a
+    signature is None, and of several `max_times_sampled` the largest counts.
+    """
+    if len(servers) == 1:
+        return dict(servers[0])
+    names = [name for name in servers[0] if all(name in server for server in servers)]
+    return {name: _merged([server[name] for server in servers]) for name in names}
+
+
+def _merged(tables: Sequence[TableInfo]) -> TableInfo:
+    first = tables[0]
+    limits = [table.max_times_sampled for table in tables]
+    return replace(
+        first,
+        **{count: sum(getattr(table, count) for table in tables) for count in _COUNTS},
+        sampler=", ".join(dict.fromkeys(table.sampler for table in tables)),
+        remover=", ".join(dict.fromkeys(table.remover for table in tables)),
+        sampler_exponent=_common([table.sampler_exponent for table in tables]),
+        remover_exponent=_common([table.remover_exponent for table in tables]),
+        max_times_sampled=max(limits) if min(limits) > 0 else 0,
+        signature=_common([table.signature for table in tables]),
+        rate_limiter=_merged_limiter([table.rate_limiter for table in tables]),
+        worker_time_ms={state: sum(table.worker_time_ms[state] for table in tables) for state in first.worker_time_ms},
+        servers=tuple(tables),
+    )
+
+
+def _merged_limiter(limiters: Sequence[RateLimiterInfo]) -> RateLimiterInfo:
+    num_inserts = sum(limiter.num_inserts for limiter in limiters)
+    # Each counts as often as items were inserted there; before the first one, they count equally.
+    weights = [limiter.num_inserts / num_inserts if num_inserts else 1 / len(limiters) for limiter in limiters]
+    ratio = _common([limiter.samples_per_insert for limiter in limiters])
+    if ratio is None:
+        ratio = sum(weight * limiter.samples_per_insert for weight, limiter in zip(weights, limiters, strict=True))
+    return RateLimiterInfo(
+        samples_per_insert=ratio,
+        min_diff=sum(limiter.min_diff for limiter in limiters),
+        max_diff=sum(limiter.max_diff for limiter in limiters),
+        min_size_to_sample=sum(limiter.min_size_to_sample for limiter in limiters),
+        num_inserts=num_inserts,
+        num_samples=sum(limiter.num_samples for limiter in limiters),
+    )
+
+
+def _common(values: Sequence[Any]) -> Any:
+    """Return the value that all have; None if they differ."""
+    return values[0] if all(value == values[0] for value in values) else None
 
 
 def why_inserts_wait(before: ServerInfo, now: ServerInfo, tables: set[str]) -> str | None:
@@ -257,20 +306,33 @@ def inserts_move(before: ServerInfo, now: ServerInfo, tables: set[str]) -> bool:
     )
 
 
-def why_samples_wait(now: ServerInfo, table: str, before: ServerInfo | None = None) -> str:
-    """Say what keeps samples of a table from coming, with the numbers and with what can be known of the actors."""
+def why_samples_wait(
+    now: ServerInfo,
+    table: str,
+    before: ServerInfo | None = None,
+    *,
+    remedy: str | None = None,
+) -> str:
+    """Say what keeps samples of a table from coming, with the numbers, and what to do.
+
+    Args:
+        now: the tables.
+        table: the name of the one that is sampled.
+        before: the tables earlier, which tell whether actors write.
+        remedy: what to do, for a table that is not written by actors.
+    """
     if table not in now.tables:
         return f"The server has no table `{table}` any more."
     info = now.tables[table]
     limiter = info.rate_limiter
     new = 0
-    written, advice = "", "Start the actors or raise `timeout_s`."
+    written, advice = "", remedy or "Start the actors or raise `timeout_s`."
     if before and table in before.tables and now.at - before.at >= 1:
         new = limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
         written = f" In the last {now.at - before.at:.0f} s {new if new > 0 else 'no'} items were inserted."
-    if new > 0:
+    if remedy is None and new > 0:
         advice = "The actors write: wait longer, with a larger `timeout_s`."
-    elif (where := _described_but_empty(now, table)) is not None:
+    elif remedy is None and (where := _described_but_empty(now, table)) is not None:
         written = f" No item was ever inserted, although an actor has stored the structure of its steps for {where}."
         advice = (
             "If its windows are longer than its episodes, nothing can be written: look at its log, and at "
@@ -345,6 +407,8 @@ def _table_info(table: Any) -> TableInfo:
             num_samples=limiter.sample_stats.completed,
         ),
         signature=signatures.decode(table.signature) if table.HasField("signature") else None,
+        sampler_exponent=_exponent(table.sampler_options),
+        remover_exponent=_exponent(table.remover_options),
         worker_time_ms={
             state: getattr(work, f"{state}_ms")
             for state in ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
@@ -362,3 +426,7 @@ def _selector(options: Any) -> str:
     if kind == "heap":
         return "min_heap" if options.heap.min_heap else "max_heap"
     return kind or "unknown"
+
+
+def _exponent(options: Any) -> float | None:
+    return float(options.prioritized.priority_exponent) if options.WhichOneof("distribution") == "prioritized" else None

@@ -62,6 +62,8 @@ def test_server_info_tells_of_every_table(client: rw.Client) -> None:
     )
     assert (limiter.num_inserts, limiter.num_samples, limiter.diff) == (3, 2, 1)
     assert (tables["replay"].sampler, tables["a"].max_times_sampled) == ("prioritized", 1)
+    assert (tables["replay"].sampler_exponent, tables["replay"].remover_exponent) == (1.0, None)
+    assert heap.sampler_exponent is None
     assert not heap.blocks_inserts()
     assert not heap.blocks_samples()
     assert tables["signed"].signature["list"] == SIGNATURE["list"]

@@ -205,6 +205,21 @@ def test_squeezed_leaf_is_compared_without_time(replay_server: Any) -> None:
     assert item.data["x"].shape == (3, 2)
 
 
+@pytest.mark.parametrize("shape", [(None, None), (None, None, None), (None, 4)])
+def test_signature_may_leave_the_sizes_of_a_step_open(replay_server: Any, shape: tuple[int | None, ...]) -> None:
+    # Of a step, as `reverb.TimestepDataset` wants it, or with time before it.
+    server = replay_server(fifo("open", signature={"x": spec(shape, np.float32)}))
+    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    with rw.Client(server.address, timeout_s=20) as client:
+        client.insert({"x": x}, {"open": 1.0})
+        with rw.TrajectoryObserver(client, "open", 2) as observer:
+            observer.extend({"x": x})
+        for item in client.sample("open", 2):
+            np.testing.assert_array_equal(item.data["x"], x, strict=True)
+        with pytest.raises(rw.StructureError, match="leaf `x`: float32"):
+            client.insert({"x": x[0, 0]}, {"open": 1.0})
+
+
 @pytest.mark.parametrize("priority", [-1, math.nan, math.inf, "1", None])
 def test_priority_that_is_none_is_refused(client: rw.Client, priority: Any) -> None:
     with pytest.raises(rw.SpecError, match="`priority` must be a finite number >= 0"):

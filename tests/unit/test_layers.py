@@ -14,6 +14,7 @@ LAYERS = [
     "errors",
     "extras",
     "arguments",
+    "deadline",
     "windowing",
     "priorities",
     "steps",

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from reverb_writer.wire.server_info import RateLimiterInfo, ServerInfo, TableInfo, inserts_move, why_inserts_wait
+from reverb_writer.wire.server_info import (
+    RateLimiterInfo,
+    ServerInfo,
+    TableInfo,
+    inserts_move,
+    merge_tables,
+    why_inserts_wait,
+)
 
 INF = math.inf
 
@@ -63,3 +71,50 @@ def test_limiter_that_lets_inserts_in_is_not_blamed_for_a_learner_that_does_not_
         "the last 4.0 s, in the order of their arrival. The learner is slower than the actors: wait longer, make it "
         "faster, or have less in flight."
     )
+
+
+# Several servers.
+
+
+def together(*tables: TableInfo) -> TableInfo:
+    return merge_tables([{"t": table} for table in tables])["t"]
+
+
+def test_bounds_of_several_servers_are_added_up() -> None:
+    one, other = RateLimiterInfo(2.0, -5.0, 10.0, 3, 4, 6), RateLimiterInfo(2.0, -1.0, 20.0, 4, 10, 6)
+    merged = together(table(4, one), replace(table(6, other), max_size=50))
+    assert merged.rate_limiter == RateLimiterInfo(2.0, -6.0, 30.0, 7, 14, 12)
+    assert merged.rate_limiter.diff == one.diff + other.diff
+    assert (merged.current_size, merged.max_size) == (10, 150)
+    assert [server.rate_limiter for server in merged.servers] == [one, other]
+
+
+def test_bound_that_one_server_does_not_have_is_none() -> None:
+    one, other = RateLimiterInfo(1.0, -INF, 10.0, 1, 0, 0), RateLimiterInfo(1.0, -1.0, INF, 1, 0, 0)
+    limiter = together(table(0, one), table(0, other)).rate_limiter
+    assert (limiter.min_diff, limiter.max_diff) == (-INF, INF)
+
+
+def test_several_servers_block_when_each_does() -> None:
+    full, free = RateLimiterInfo(1.0, 0.0, 10.0, 1, 10, 0), RateLimiterInfo(1.0, 0.0, 10.0, 1, 0, 0)
+    assert together(table(10, full), table(10, full)).blocks_inserts()
+    assert not together(table(10, full), table(0, free)).blocks_inserts()
+    assert not together(table(10, full), table(0, free)).blocks_samples()
+    assert together(table(0, free), table(0, free)).blocks_samples()
+    assert together(table(10, full), table(0, free)).num_ready() == 10
+
+
+def test_servers_that_are_configured_differently_are_told_as_they_are() -> None:
+    one, other = RateLimiterInfo(1.0, 0.0, 10.0, 1, 10, 0), RateLimiterInfo(4.0, 0.0, 10.0, 1, 30, 20)
+    prioritized = replace(table(1, one), sampler="prioritized", sampler_exponent=0.5)
+    merged = together(prioritized, replace(table(1, other), max_times_sampled=3))
+    assert merged.rate_limiter.diff == one.diff + other.diff
+    assert (merged.sampler, merged.sampler_exponent) == ("prioritized, fifo", None)
+    assert merged.max_times_sampled == 3
+    assert together(prioritized, replace(prioritized, max_times_sampled=0)).max_times_sampled == 0
+    assert together(prioritized, prioritized).sampler_exponent == 0.5
+
+
+def test_only_server_is_told_as_it_is() -> None:
+    one = table(1, RateLimiterInfo(1.0, 0.0, 10.0, 1, 10, 0))
+    assert together(one) == one

@@ -1,0 +1,52 @@
+"""When a call must have returned, handed down to all that it waits for."""
+
+from __future__ import annotations
+
+import time
+
+from reverb_writer.errors import ReplayTimeoutError
+
+__all__ = ["Deadline"]
+
+
+class Deadline:
+    """The end of a call's time. Thread-safe.
+
+    Attributes:
+        timeout_s: how long the call may take in all, seconds.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        """Let the time begin now."""
+        self.timeout_s = timeout_s
+        self._at = time.monotonic() + timeout_s
+
+    def earlier(self, seconds: float) -> Deadline:
+        """Return one that ends so much earlier, for what shall leave time to something else."""
+        deadline = Deadline(self.timeout_s)
+        deadline._at = self._at - seconds
+        return deadline
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the time began."""
+        return self.timeout_s - (self._at - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._at
+
+    def left_s(self, what: str = "the server did not answer") -> float:
+        """Return the seconds that are left, > 0.
+
+        Args:
+            what: did not happen in time, for the error.
+
+        Raises:
+            ReplayTimeoutError: the time is up.
+        """
+        left_s = self._at - time.monotonic()
+        if left_s <= 0:
+            raise ReplayTimeoutError(f"{what} within {self.timeout_s:.1f} s.")
+        return left_s

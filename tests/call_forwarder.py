@@ -1,0 +1,105 @@
+"""A gRPC server between client and server that counts the calls, sees how much time each was given, and can slow them.
+
+    client --gRPC--> CallForwarder --gRPC--> server
+
+Unary calls and streams are the same on the wire, so one handler forwards them all, as bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import grpc
+
+_NEVER_S = 1e6
+
+
+class Call(NamedTuple):
+    """A call that has arrived.
+
+    Attributes:
+        verb: The method's name, such as `ServerInfo`.
+        left_s: Seconds until the deadline that the client gave it, when it arrived.
+    """
+
+    verb: str
+    left_s: float
+
+
+class CallForwarder:
+    """Forwards calls to `localhost:port` until it is closed.
+
+    Attributes:
+        calls: What has arrived so far, in this order.
+        delay_s: Seconds by which each call is held up before it is forwarded.
+    """
+
+    def __init__(self, port: int, *, delay_s: float = 0.0) -> None:
+        """Listen on a free port."""
+        self.calls: list[Call] = []
+        self.delay_s = delay_s
+        self._channel = grpc.insecure_channel(f"localhost:{port}")
+        self._server = grpc.server(futures.ThreadPoolExecutor(32))
+        self._server.add_generic_rpc_handlers([_Handler(self)])
+        self._port = self._server.add_insecure_port("localhost:0")
+        self._server.start()
+
+    @property
+    def address(self) -> str:
+        """Where a client finds it."""
+        return f"localhost:{self._port}"
+
+    @property
+    def verbs(self) -> list[str]:
+        """The methods that were called so far, in this order."""
+        return [call.verb for call in self.calls]
+
+    def forward(self, method: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        """Answer a call with what the server answers."""
+        left_s = context.time_remaining()
+        self.calls.append(Call(method.rpartition("/")[2], left_s))
+        time.sleep(self.delay_s)
+        start: Any = self._channel.stream_stream(method)
+        call = start(_until_cancelled(requests), timeout=None if left_s > _NEVER_S else left_s)
+        context.add_callback(call.cancel)
+        try:
+            yield from call
+        except grpc.RpcError as error:
+            context.abort(error.code(), error.details())
+
+    def close(self) -> None:
+        """End all calls and take no new ones."""
+        self._server.stop(None).wait()
+        self._channel.close()
+
+    def __enter__(self) -> CallForwarder:
+        """Return the forwarder itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        with contextlib.suppress(grpc.RpcError):
+            self.close()
+
+
+def _until_cancelled(requests: Iterator[bytes]) -> Iterator[bytes]:
+    with contextlib.suppress(grpc.RpcError):
+        yield from requests
+
+
+class _Handler(grpc.GenericRpcHandler):
+    def __init__(self, forwarder: CallForwarder) -> None:
+        self._forwarder = forwarder
+
+    def service(self, details: Any) -> Any:
+        method = details.method
+        return grpc.stream_stream_rpc_method_handler(
+            lambda requests, context: self._forwarder.forward(method, requests, context)
+        )

@@ -1,0 +1,233 @@
+"""What a call of `Client` does when it has to wait: one deadline for all, no other call waits, nothing goes on."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from call_forwarder import CallForwarder
+from reading import eventually, fifo, read_column
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.wire.signatures import ArraySpec
+
+StartServer = Callable[..., HostedServer]
+
+DELAY_S = 2.5
+LONG_S = 60.0
+ROUNDED_S = 1.5  # gRPC sends so long a deadline in whole seconds, rounded up
+
+
+def insert(client: rw.Client, number: int, table: str, timeout_s: float | None = None) -> None:
+    client.insert(np.array([number]), {table: 1.0}, timeout_s)
+
+
+def fill(client: rw.Client, table: str) -> None:
+    """Fill a queue of one place, and fail to insert one item more."""
+    insert(client, 0, table)
+    with pytest.raises(rw.ReplayTimeoutError, match=f"The rate limiter of table `{table}` blocks inserts"):
+        insert(client, 1, table, 1.0)
+
+
+# An insert that has failed.
+
+
+def test_insert_goes_on_although_one_into_another_table_has_timed_out(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("full", 1), fifo("free"))
+    with rw.Client(server.address, timeout_s=20) as client:
+        fill(client, "full")
+        insert(client, 2, "free")
+        assert read_column(client, "free") == [[2]]
+        assert client.server_info()["full"].current_size == 1
+
+
+def test_insert_that_waits_does_not_keep_others_waiting(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("full", 1), fifo("free"))
+    with rw.Client(server.address, timeout_s=LONG_S) as client:
+        insert(client, 0, "full")
+        blocked = threading.Thread(target=insert, args=[client, 1, "full"])
+        blocked.start()
+        for number in range(5):
+            insert(client, number, "free")
+        assert blocked.is_alive()
+        assert read_column(client, "full") == [[0]]
+        blocked.join()
+        assert read_column(client, "full") == [[1]]
+
+
+def test_insert_that_has_timed_out_is_not_sent_to_the_next_server(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig.queue("full", 1), fifo("free"))
+    with rw.Client(server.address, timeout_s=20) as client:
+        fill(client, "full")
+        server.process.kill()
+        server.process.restart()
+        insert(client, 2, "free")
+        insert(client, 3, "full")
+        assert read_column(client, "full") == [[3]]
+
+
+def test_insert_goes_on_although_the_table_of_a_failed_one_is_gone(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("full", 1), fifo("free"))
+    with rw.Client(server.address, timeout_s=20) as client:
+        fill(client, "full")
+        server.stop()
+        replay_server(fifo("free"), port=server.port)
+        insert(client, 2, "free")
+        assert read_column(client, "free") == [[2]]
+
+
+def test_insert_survives_a_kill_while_it_waits(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig.queue("full", 1))
+    with rw.Client(server.address, timeout_s=LONG_S) as client:
+        insert(client, 0, "full")
+        blocked = threading.Thread(target=insert, args=[client, 1, "full"])
+        blocked.start()
+        waits = "waiting_for_sampling"
+        assert eventually(lambda: client.server_info()["full"].worker_time_ms[waits] > 0)
+        server.process.kill()
+        server.process.restart()
+        blocked.join()
+        assert read_column(client, "full") == [[1]]
+
+
+def test_insert_under_way_when_the_client_is_closed_says_so(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("full", 1))
+    with rw.Client(server.address, timeout_s=LONG_S) as client:
+        insert(client, 0, "full")
+        errors: list[BaseException] = []
+
+        def blocked() -> None:
+            try:
+                insert(client, 1, "full")
+            except rw.ReverbWriterError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=blocked)
+        thread.start()
+        assert eventually(lambda: client.server_info()["full"].worker_time_ms["waiting_for_sampling"] > 0)
+    thread.join()
+    assert [type(error) for error in errors] == [rw.ClosedError]
+
+
+# Few calls.
+
+
+@pytest.fixture
+def counted(replay_server: StartServer) -> Iterator[CallForwarder]:
+    server = replay_server(*map(rw.TableConfig, ("a", "b", "c")))
+    with CallForwarder(server.port) as forwarder:
+        yield forwarder
+
+
+def write_one(address: str) -> None:
+    with rw.TrajectoryObserver(address, ["a", "b"], 1) as observer:
+        observer({"n": np.int64(1)})
+
+
+# The last two are those of the observer's own stream.
+
+
+def test_first_actor_stores_its_structure_in_three_calls(counted: CallForwarder) -> None:
+    write_one(counted.address)
+    assert counted.verbs == ["ServerInfo", "ServerInfo", "InsertStream", "SampleStream", "ServerInfo", "InsertStream"]
+
+
+def test_next_actor_compares_its_structure_in_two_calls(counted: CallForwarder) -> None:
+    write_one(counted.address)
+    del counted.calls[:]
+    write_one(counted.address)
+    assert counted.verbs == ["ServerInfo", "ServerInfo", "SampleStream", "ServerInfo", "InsertStream"]
+
+
+def test_insert_takes_two_calls(counted: CallForwarder) -> None:
+    with rw.Client(counted.address) as client:
+        insert(client, 1, "a")
+    assert counted.verbs == ["ServerInfo", "InsertStream"]
+
+
+def test_structure_is_stored_without_threads_that_stay(counted: CallForwarder) -> None:
+    with rw.Client(counted.address) as client:
+        before = {thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")}
+        client.store_spec("c", ArraySpec((), np.dtype(float)))
+        assert {thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")} == before
+
+
+# One deadline.
+
+
+@pytest.fixture
+def slow(replay_server: StartServer) -> Iterator[CallForwarder]:
+    server = replay_server(fifo("a"), rw.TableConfig("weights", 1), rw.TableConfig("replay"))
+    with CallForwarder(server.port) as forwarder:
+        yield forwarder
+
+
+CALLS: dict[str, Callable[[rw.Client], object]] = {
+    "insert": lambda client: client.insert(np.zeros(1), {"a": 1.0}, spec=ArraySpec((), np.dtype(float))),
+    "sample": lambda client: list(client.sample("a", timeout_s=LONG_S)),
+    "reset": lambda client: client.reset("a"),
+    "latest": lambda client: rw.Variables(client, "weights").latest(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_a_call_asks_for_in_turn_has_one_deadline(slow: CallForwarder, call: str) -> None:
+    with rw.Client(slow.address, timeout_s=LONG_S) as client:
+        insert(client, 1, "a")
+        client.store_spec("a", ArraySpec((), np.dtype(float)))
+        rw.Variables(client, "weights").publish([np.zeros(1)])
+        rw.Variables(client, "weights")
+        del slow.calls[:]
+        slow.delay_s = DELAY_S
+        CALLS[call](client)
+        calls = slow.calls[1:] if call == "latest" else slow.calls  # the constructor's has one of its own
+    assert len(calls) >= 2
+    assert max(left_s for _, left_s in calls[1:]) <= LONG_S + ROUNDED_S - DELAY_S
+
+
+def test_servers_of_a_client_are_asked_at_once(replay_server: StartServer) -> None:
+    # Each answers only after both were asked.
+    both = threading.Barrier(2)
+
+    class Together(CallForwarder):
+        def forward(self, method: str, requests: object, context: object) -> Iterator[bytes]:
+            both.wait(60)
+            return super().forward(method, requests, context)  # type: ignore[arg-type]
+
+    with (
+        Together(replay_server(fifo("a")).port) as first,
+        Together(replay_server(fifo("a")).port) as second,
+        rw.Client([first.address, second.address], timeout_s=60) as client,
+    ):
+        assert client.server_info()["a"].current_size == 0
+        client.mutate_priorities("a", {1: 1.0})
+        assert len(client.checkpoint().splitlines()) == 2
+
+
+def test_time_out_is_told_by_one_traceback(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig.queue("full", 1))
+    with rw.Client(server.address) as client:
+        insert(client, 0, "full")
+        list(client.sample("full"))
+        with pytest.raises(rw.ReplayTimeoutError) as sampling:
+            list(client.sample("full", timeout_s=0.5))
+        insert(client, 0, "full")
+        with pytest.raises(rw.ReplayTimeoutError) as inserting:
+            insert(client, 1, "full", 0.5)
+    for caught in (sampling, inserting):
+        assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1
+
+
+def test_waiting_for_weights_says_that_nobody_has_published_any(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("weights", 1))
+    with (
+        rw.Variables(server.address, "weights") as actor,
+        pytest.raises(rw.ReplayTimeoutError, match=r"is empty.*Nothing was published yet: start the learner") as caught,
+    ):
+        actor.latest(timeout_s=0.3)
+    assert "actors" not in str(caught.value)
+    assert "".join(traceback.format_exception(caught.value)).count("Traceback") == 1

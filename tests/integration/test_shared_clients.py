@@ -1,0 +1,132 @@
+"""What is given an address shares one connection with all others that are given it, and nobody notices."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from forwarder import Forwarder
+from reading import eventually, fifo, read_column
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.client import as_client
+
+StartServer = Callable[..., HostedServer]
+
+MANY = 20
+NOISE = np.random.default_rng(0).integers(256, size=1 << 20, dtype=np.uint8)
+
+
+@pytest.fixture
+def forwarder(replay_server: StartServer) -> Iterator[Forwarder]:
+    server = replay_server(fifo("free"), rw.TableConfig.queue("full", 1), rw.TableConfig("weights", 1))
+    with Forwarder(server.port) as forwarder:
+        yield forwarder
+
+
+def test_observers_of_an_address_share_a_connection(forwarder: Forwarder) -> None:
+    observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(MANY)]
+    for number, observer in enumerate(observers):
+        observer({"n": np.int64(number)})
+    for observer in observers:
+        observer.close()
+    assert forwarder.accepted == 1
+    with rw.Client(forwarder.address) as client:
+        assert sorted(read_column(client, "free")) == [[number] for number in range(MANY)]
+
+
+def test_each_further_observer_costs_three_threads_at_most(forwarder: Forwarder) -> None:
+    def observe(number: int) -> list[rw.TrajectoryObserver]:
+        observers = [rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(number)]
+        for observer in observers:
+            observer({"n": np.int64(0)})
+            observer.flush()
+        return observers
+
+    first = observe(1)
+    before = threading.active_count()
+    others = observe(MANY)
+    assert threading.active_count() - before <= 3 * MANY
+    for observer in (*first, *others):
+        observer.close()
+
+
+def test_the_others_go_on_when_one_is_closed_or_forgotten(forwarder: Forwarder) -> None:
+    closed, forgotten, kept = (rw.TrajectoryObserver(forwarder.address, "free", 1) for _ in range(3))
+    closed.close()
+    closed.close()
+    del forgotten
+    gc.collect()
+    kept({"n": np.int64(1)})
+    kept.close()
+    with rw.Client(forwarder.address) as client:
+        assert read_column(client, "free") == [[1]]
+
+
+def test_connection_is_closed_with_its_last_user_and_made_again(forwarder: Forwarder) -> None:
+    for number in (1, 2):
+        with rw.TrajectoryObserver(forwarder.address, "free", 1) as observer:
+            observer({"n": np.int64(0)})
+        assert forwarder.accepted == number
+
+
+def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) -> None:
+    with rw.Variables(forwarder.address, "weights") as learner:
+        actor = rw.Variables(forwarder.address, "weights")
+        actor.close()
+        calls: list[Callable[[], object]] = [actor.latest, actor.poll, lambda: actor.publish([np.zeros(1)])]
+        for call in calls:
+            with pytest.raises(rw.ClosedError, match=r"is closed. Make a new one"):
+                call()
+        learner.publish([np.zeros(1)])
+
+
+def test_client_that_a_caller_makes_is_a_connection_of_its_own(forwarder: Forwarder) -> None:
+    with rw.TrajectoryObserver(forwarder.address, "free", 1), rw.Client(forwarder.address) as client:
+        client.server_info()
+        assert forwarder.accepted == 2
+
+
+def test_address_can_be_had_by_the_name_that_reverb_has_for_it() -> None:
+    with rw.Client("localhost:1") as client:
+        assert client.server_address == client.address == "localhost:1"
+
+
+def test_stream_that_is_blocked_by_megabytes_blocks_no_other(forwarder: Forwarder) -> None:
+    blocked = rw.TrajectoryObserver(forwarder.address, "full", 1, chunk_length=1, max_in_flight_bytes=64 << 20)
+    with rw.TrajectoryObserver(forwarder.address, "free", 1, chunk_length=1) as free:
+        for _ in range(32):
+            blocked({"frame": NOISE})
+        assert eventually(lambda: blocked.stats().acknowledged_items == 1)
+        for _ in range(8):
+            free({"frame": NOISE})
+            free.flush()
+        assert free.stats().acknowledged_items == 8
+        assert blocked.stats().acknowledged_items == 1
+        with pytest.raises(rw.ReplayTimeoutError):
+            blocked.close(timeout_s=0.5)
+
+
+def test_many_threads_come_and_go(forwarder: Forwarder) -> None:
+    errors: list[BaseException] = []
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(50):
+                client, owned = as_client(forwarder.address)
+                assert owned
+                client.server_info()
+                client.close()
+        except BaseException as error:  # noqa: BLE001  # of another thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=come_and_go) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
