@@ -52,6 +52,7 @@ LAYERS = [
     "targets",
     "chunks",
     "writer",
+    "lanes",
     "session",
     "observing",
     "observers",
