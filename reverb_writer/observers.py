@@ -216,9 +216,8 @@ class EpisodeObserver(SingleObserver):
         structure = self._structure
         assert structure is not None  # noqa: S101  # an episode overflows after its first step only
         self._session.stream.check()
-        last = end_of_episode
-        if last is None:  # else it does not matter what the step is
-            last = structure.ends_episode(structure.flatten(step, self._num_before + writer.num_taken))
+        leaves = structure.flatten(step, self._num_before + writer.num_taken)
+        last = structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
         first = not writer.num_skipped
         writer.skip(last=bool(last))
         if first:

@@ -122,8 +122,10 @@ def check_signature(
             f"({', '.join(paths)}). Write those that it names."
         )
     times = [(None,)] * len(paths) if times is None else times
+    # `reverb.TimestepDataset` wants the shapes of a step; with unknown sizes only all leaves together tell that apart.
+    of_steps = all(_covers(spec.shape, shape) for (_, spec), shape in zip(expected, shapes, strict=True))
     for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
-        if spec.dtype != dtype or not _has_shape(spec.shape, shape, time):
+        if spec.dtype != dtype or not (of_steps or spec.shape == shape or _covers(spec.shape, time + shape)):
             got, wanted = (shape, spec.shape and spec.shape[1:]) if time == (None,) else (time + shape, spec.shape)
             raise StructureError(
                 f"leaf `{path}`: {dtype} {got}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
@@ -131,15 +133,11 @@ def check_signature(
             )
 
 
-def _has_shape(signature: tuple[int | None, ...] | None, shape: tuple[int, ...], time: tuple[int | None, ...]) -> bool:
-    """Return whether a signature describes values of this shape with this time before it.
-
-    It has the time dimension, but for tables that `reverb.TimestepDataset` reads: that wants the shape of a step.
-    """
-    if signature is None or signature == shape:
-        return True
-    return len(signature) == len(time) + len(shape) and all(
-        size is None or want in (None, size) for want, size in zip(signature, time + shape, strict=True)
+def _covers(signature: tuple[int | None, ...] | None, shape: tuple[int | None, ...]) -> bool:
+    """Return whether a signature describes values of this shape; None is any size."""
+    return signature is None or (
+        len(signature) == len(shape)
+        and all(size is None or want in (None, size) for want, size in zip(signature, shape, strict=True))
     )
 
 

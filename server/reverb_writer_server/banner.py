@@ -42,7 +42,9 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
         return [*lines, f"memory in all: unknown, of {bytes_in_words(available)}"], False
     which = "" if _all_known(estimates) else " for the tables that are known"
     verdict = ": more than there is. Lower max_size or raise the limit" if excess else ""
-    lines.append(f"memory in all: {bytes_in_words(total)} at most{which}, of {bytes_in_words(available)}{verdict}")
+    most = bytes_in_words(sum(one.max_bytes or 0 for one in estimates))
+    needs = f"{bytes_in_words(total)} if episodes are long, {most} at most{which}"
+    lines.append(f"memory in all: {needs}, of {bytes_in_words(available)}{verdict}")
     return lines, excess
 
 
@@ -63,9 +65,9 @@ def _needs(one: Estimate) -> str:
     if one.total_bytes is None:
         missing = "sequence_length" if one.steps is None else "signature"
         return f"unknown, give it a {missing}"
-    return (
-        f"up to {bytes_in_words(one.total_bytes)} ({one.steps:,} steps of {one.step_bytes:,} bytes before compression)"
-    )
+    steps = f"{one.steps:,} steps of {one.step_bytes:,} bytes before compression"
+    most = bytes_in_words(one.max_bytes or 0)
+    return f"{bytes_in_words(one.total_bytes)} if episodes are long ({steps}), {most} at most"
 
 
 def _all_known(estimates: Sequence[Estimate]) -> bool:

@@ -1,8 +1,10 @@
 """How much memory the tables may need, and how much there is.
 
-A step is stored once, however many items refer to it, and freed with the last of them. Where the oldest item goes
-first, N items of L steps, S apart, hold N x S + (L - S) steps; with any other remover the survivors may not overlap,
-and it can be N x L. The arrays are counted as they are; snappy makes them smaller, often by much.
+A step is stored once, however many items refer to it, and freed with the last of them. In long episodes, where the
+oldest item goes first, N items of L steps, S apart, hold N x S + (L - S) steps. That is no bound: in an episode of a
+single window no other item shares its steps, nor do those that another remover leaves. And an item keeps whole chunks,
+of which it may need only one step at either end: it never holds more than L + 2 x (C - 1) steps, C being the length of
+chunks that observers choose. The arrays are counted as they are; snappy makes them smaller, often by much.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from typing import Any
 
 import tree
 
+from reverb_writer.targets import chunk_length_for
+from reverb_writer.windowing import WindowSpec
 from reverb_writer_server.config import ServedTable
 
 __all__ = ["Estimate", "available_bytes", "estimate", "used_bytes"]
@@ -30,15 +34,17 @@ class Estimate:
 
     Attributes:
         table: its name.
-        steps: that a full table holds at most; None if the length of its items is unknown.
+        steps: that a full table holds if episodes are long; None if the length of its items is unknown.
         step_bytes: of one step, uncompressed; None if its signature does not say.
-        total_bytes: of the full table; None if that cannot be known.
+        total_bytes: of the full table if episodes are long; None if that cannot be known.
+        max_bytes: of the full table whatever the episodes are, with the chunks that observers choose; likewise.
     """
 
     table: str
     steps: int | None
     step_bytes: int | None
     total_bytes: int | None
+    max_bytes: int | None
 
 
 def estimate(table: ServedTable) -> Estimate:
@@ -54,9 +60,12 @@ def estimate(table: ServedTable) -> Estimate:
         steps = config.max_size * length
         if config.remover == "fifo":
             steps = config.max_size * stride + (length - stride)
-    if steps is None or step_bytes is None:
-        return Estimate(config.name, steps, step_bytes, None)
-    return Estimate(config.name, steps, step_bytes, steps * step_bytes + config.max_size * _ITEM_BYTES)
+    if length is None or steps is None or step_bytes is None:
+        return Estimate(config.name, steps, step_bytes, None, None)
+    chunk_length = chunk_length_for([WindowSpec(length, min(table.stride_length, length))], step_bytes)
+    most = config.max_size * ((length + 2 * (chunk_length - 1)) * step_bytes + 2 * _ITEM_BYTES)
+    total = steps * step_bytes + config.max_size * _ITEM_BYTES
+    return Estimate(config.name, steps, step_bytes, total, most)
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:

@@ -153,16 +153,3 @@ def test_function_of_the_whole_episode_is_its_priority(place: Place) -> None:
 def test_episode_arguments_that_cannot_work_are_refused(place: Place, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(rw.SpecError, match=message):
         rw.EpisodeObserver(place.client, *arguments)
-
-
-def test_surplus_step_of_another_structure_does_not_take_the_next_episode_with_it(place: Place) -> None:
-    """What is dropped anyway need not be right."""
-    with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=True) as observer:
-        for number in range(6):
-            step = np.int64(number) if number < 4 else np.float32(number)
-            observer({"n": step}, end_of_episode=number == 5)
-        for number in (7, 8):
-            observer({"n": np.int64(number)}, end_of_episode=number == 8)
-        stats = observer.stats()
-        assert (stats.steps, stats.episodes, stats.dropped_steps) == (8, 2, {"overflow": 6})
-    assert place.column() == [[7, 8]]

@@ -180,3 +180,20 @@ def test_interrupted_close_accounts_for_every_window_and_ends(place: Place, kind
         assert stats.pending_items == 0
         with pytest.raises(rw.ClosedError):
             observer({"n": np.int64(0)}, end_of_episode=False)
+
+
+def test_episode_after_a_long_one_that_was_cut_off_is_written(place: Place) -> None:
+    def episode(num_steps: int) -> rw.Episode:
+        zeros = np.zeros(num_steps)
+        return rw.Episode(observations=np.arange(num_steps + 1), actions=zeros, rewards=zeros, len_lookback_buffer=0)
+
+    line, written = 1, 0
+    with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=True) as observer:
+        observer.write_episode(episode(2))
+        while not interrupted(lambda: observer.write_episode(episode(6)), line):
+            observer.write_episode(episode(1))
+            written += 1
+            line += 7
+        observer.flush()
+        assert written > 50
+        assert observer.stats().items == 1 + written

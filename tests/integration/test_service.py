@@ -307,7 +307,7 @@ def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
         log = server.log()
     assert "blocks samples while it is empty" in log
     # 1000 items of 4 steps, 1 apart: 1003 steps of 100 bytes, and 1000 bytes an item: 1,100,300 bytes.
-    assert "memory of table `replay`: up to 1.0 MiB (1,003 steps of 100 bytes before compression)" in log
+    assert "memory of table `replay`: 1.0 MiB if episodes are long (1,003 steps of 100 bytes before compression)" in log
 
 
 def test_tables_that_may_not_fit_are_refused_if_so_configured(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ from reverb_writer_server.memory import available_bytes, estimate
 from reverb_writer_server.settings import ConfigError
 from reverb_writer_server.words import describe
 
+from reverb_writer.targets import chunk_length_for
+from reverb_writer.windowing import WindowSpec
+
 ITEM_BYTES = 1_000
 
 
@@ -340,6 +343,22 @@ def test_overlapping_windows_share_their_steps_where_the_oldest_goes_first(
     one = estimate(ServedTable(config, 20, stride))
     assert (one.steps, one.step_bytes) == (steps, 84 * 84 * 4 + 4)
     assert one.total_bytes == steps * 28_228 + 1000 * ITEM_BYTES
+
+
+@pytest.mark.parametrize("stride", [1, 3, 10, 20])
+@pytest.mark.parametrize("num_steps", [20, 29, 47])
+def test_memory_at_most_is_not_exceeded_by_items_that_share_nothing(stride: int, num_steps: int) -> None:
+    config = TableConfig("a", 1000, remover="fifo", signature=SIGNATURE)
+    one = estimate(ServedTable(config, 20, stride))
+    spec = WindowSpec(20, stride)
+    length = chunk_length_for([spec], one.step_bytes or 0)
+    held = max(
+        len({step // length for step in range(*window)}) * length for window in spec.windows(num_steps)
+    )  # steps of the chunks that one item keeps, if no other needs them
+    assert one.max_bytes is not None
+    assert one.max_bytes >= 1000 * (held * 28_228 + ITEM_BYTES)
+    assert one.total_bytes is not None
+    assert one.max_bytes > one.total_bytes
 
 
 def test_memory_of_what_is_not_described_is_unknown() -> None:
