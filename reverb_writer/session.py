@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import logging
 import operator
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -12,21 +13,23 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from reverb_writer import due
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.chunks import check_dtypes
 from reverb_writer.client import Client, as_client
-from reverb_writer.errors import ClosedError, SpecError
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.structure import check_signature
 from reverb_writer.targets import Target
 from reverb_writer.windowing import SHORT_EPISODE
 from reverb_writer.wire.in_flight import InsertStats
 from reverb_writer.wire.insert_stream import InsertStream, OnBlock
 from reverb_writer.wire.items import MAX_CHUNK_LENGTH
-from reverb_writer.wire.server_info import unknown_table
+from reverb_writer.wire.server_info import ServerInfo, unknown_table
 
 __all__ = ["Columns", "ObserverStats", "StreamOptions", "WriteSession"]
 
 _LOG = logging.getLogger("reverb_writer")
+_LOG_EVERY_S = 10.0
 
 
 class Columns(NamedTuple):
@@ -193,7 +196,7 @@ class WriteSession:
         client, owned = as_client(self.given_client, options.timeout_s)
         self.timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
-            info = client.request_info(self.timeout_s)
+            info = _find(client, self.timeout_s)
             names = [table for target in self.targets for table in target.tables]
             unknown_table(names, info, client.address)
             stream = client.open_stream(
@@ -212,19 +215,22 @@ class WriteSession:
         self._finalizer = weakref.finalize(self, _let_go, self._writers, stream, client if owned else None)
         reference = weakref.ref(self)
 
-        def send_due() -> None:
+        def send() -> None:
             session = reference()
             if session is not None:
                 session.send()
 
-        stream.on_tick(send_due)
+        stream.on_tick(send)
         self._stream = stream
+        due.add(self)
         return True
 
     def wait_for_room(self) -> None:
-        """Return when a step may be written; costs nothing while there is room."""
+        """Return when a step may be written; costs nothing while there is room. Sends what is due before it waits."""
         stream = self._stream
         if stream is None or stream.blocked:
+            self.stream.check()
+            self.send()
             self.stream.wait_for_room(self.timeout_s, patient=True)
 
     def check_columns(self, columns: Columns) -> None:
@@ -269,6 +275,11 @@ class WriteSession:
         """Send the windows that are complete."""
         for writer in list(self._writers):
             writer.send()
+
+    def send_due(self) -> None:
+        """Send the windows that are complete, if that is possible; see `due`."""
+        if self._stream is not None and not self.is_forked and not self._stream.blocked:
+            self.send()
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all complete windows are confirmed by the server; see `Observer.flush`."""
@@ -319,14 +330,14 @@ class WriteSession:
         stream = self._stream
         now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
         # In a forked child a writer's lock may be held for ever, by a thread that is not there.
-        due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
+        num_due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
         taken = self._taken()
         return ObserverStats(
             steps=taken.steps,
             episodes=taken.episodes,
-            items=now.items + due,
+            items=now.items + num_due,
             acknowledged_items=now.acknowledged_items,
-            pending_items=now.pending_items + due,
+            pending_items=now.pending_items + num_due,
             pending_bytes=now.pending_bytes,
             dropped_items=now.dropped_items,
             dropped_steps=dict(taken.dropped),
@@ -334,6 +345,24 @@ class WriteSession:
             reconnects=now.reconnects,
             server_restarts=now.server_restarts,
         )
+
+
+def _find(client: Client, timeout_s: float) -> ServerInfo:
+    """Return what the server tells of its tables; say in the log every ten seconds that it is waited for.
+
+    Raises:
+        ReplayTimeoutError, ServerUnavailableError: no answer in time.
+    """
+    began_at = time.monotonic()
+    while (left_s := began_at + timeout_s - time.monotonic()) > _LOG_EVERY_S:
+        asked_at = time.monotonic()
+        try:
+            return client.request_info(_LOG_EVERY_S)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            if time.monotonic() - asked_at < _LOG_EVERY_S / 2:  # no time-out: waiting does not help
+                raise
+            _LOG.warning("An observer waits for its server, for %.0f s: %s", asked_at + _LOG_EVERY_S - began_at, error)
+    return client.request_info(max(left_s, 0.001))
 
 
 def _let_go(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from reverb_writer.due import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.reading.prefetch import Fetched
 from reverb_writer.reading.stats import PrefetchStats
@@ -98,6 +99,7 @@ class Turns:
                 return fetched
             if all(source.has_ended for source in self.sources):
                 return self._take(len(self._servers))
+            send_due()
             now = time.monotonic()
             if self._ready.wait(max(min(deadline, patience if in_turn else deadline) - now, 0)):
                 continue

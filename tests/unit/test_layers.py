@@ -11,6 +11,7 @@ import reverb_writer
 
 LAYERS = [
     "lazy",
+    "due",
     "errors",
     "arguments",
     "windowing",
