@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.wire.in_flight import ItemRows
-from reverb_writer.wire.items import encode_items, encode_slices
+from reverb_writer.errors import StructureError
+from reverb_writer.wire import tensors
+from reverb_writer.wire.in_flight import InsertRequest, ItemRows
+from reverb_writer.wire.items import encode_chunk, encode_items, encode_slices
 
-__all__ = ["Chunk", "encode_windows"]
+__all__ = ["Chunk", "ChunkEncoder", "Handover", "Windows", "check_dtypes", "encode_windows", "hand_over"]
 
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Steps `start` to `stop` of an episode, all columns of them, encoded.
 
     Attributes:
@@ -35,6 +36,95 @@ class Chunk:
     data: bytes
     held: bool = False
     counted: bool = False
+
+
+class ChunkEncoder:
+    """Encodes chunks of the same leaves; keeps what is alike among those of equally many steps."""
+
+    def __init__(self, dtypes: Sequence[np.dtype[Any]]) -> None:
+        """Know no length yet.
+
+        Raises:
+            StructureError: Reverb cannot store one of the dtypes.
+        """
+        for dtype in dtypes:
+            tensors.dtype_number(dtype)
+        self._layouts: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}
+
+    def encode(self, key: int, episode: int, start: int, columns: Sequence[npt.NDArray[Any]]) -> bytes:
+        """Return a chunk of columns [T, ...] that begins at step `start` of its episode."""
+        length = len(columns[0])
+        layouts = self._layouts.get(length)
+        if layouts is None:
+            layouts = self._layouts[length] = [tensors.layout(column.dtype, column.shape) for column in columns]
+        return encode_chunk(key, episode, start & 0x3FFFFFFF, columns, layouts)
+
+
+class Windows(NamedTuple):
+    """Windows of one kind.
+
+    Attributes:
+        tables: each gets all of them, in the order given.
+        starts: [n] first step of each.
+        ends: [n] step after its last one, in ascending order.
+        priorities: [n].
+    """
+
+    tables: Sequence[str]
+    starts: Integers
+    ends: Integers
+    priorities: npt.NDArray[np.float64]
+
+
+class Handover(NamedTuple):
+    """What an insert stream is given: see `InsertStream.write`."""
+
+    request: InsertRequest | None
+    hold: list[int]
+    release: list[int]
+
+
+def hand_over(
+    chunks: Sequence[Chunk],
+    num_gone: int,
+    windows: Sequence[Windows],
+    tables: frozenset[str],
+    first_key: int,
+    num_columns: int,
+) -> tuple[list[Chunk], Handover]:
+    """Put windows into a request.
+
+    Args:
+        chunks: in the order of their steps, without gaps; of all windows, and of those to come.
+        num_gone: how many of them, the oldest, no window to come can hold.
+        windows: of each kind.
+        tables: names of all tables that the writer of these windows writes to.
+        first_key: of the items; the others have those that follow it.
+        num_columns: tensors of a chunk.
+
+    Returns:
+        The chunks that are kept for windows to come, and what to give to the stream.
+    """
+    rows: list[ItemRows] = []
+    needed: dict[int, bytes] = {}
+    key = first_key
+    for kind in windows:
+        if len(kind.ends):
+            encoded, of_kind = encode_windows(
+                chunks, kind.starts, kind.ends, kind.priorities, kind.tables, key, num_columns
+            )
+            rows += encoded
+            needed |= of_kind
+            key += len(kind.ends) * len(kind.tables)
+    gone, kept = chunks[:num_gone], list(chunks[num_gone:])
+    release = [chunk.key for chunk in gone if chunk.held]
+    if not rows:
+        return kept, Handover(None, [], release)
+    hold = [chunk.key for chunk in kept if not chunk.held]
+    new = (chunk for chunk in chunks if not chunk.counted and chunk.key in needed)
+    num_bytes = sum(row.nbytes for _, row in rows) + sum(len(chunk.data) for chunk in new)
+    kept = [chunk._replace(held=True, counted=chunk.counted or chunk.key in needed) for chunk in kept]
+    return kept, Handover(InsertRequest(tables, first_key, rows, needed, num_bytes), hold, release)
 
 
 def encode_windows(
@@ -94,3 +184,16 @@ def encode_windows(
     needed = np.zeros(len(chunks), bool)
     needed[touched] = True
     return rows, {chunks[i].key: chunks[i].data for i in np.flatnonzero(needed).tolist()}
+
+
+def check_dtypes(dtypes: Sequence[np.dtype[Any]], paths: Sequence[str]) -> None:
+    """Refuse leaves that Reverb cannot store.
+
+    Raises:
+        StructureError: names the leaf.
+    """
+    for dtype, path in zip(dtypes, paths, strict=True):
+        try:
+            tensors.dtype_number(dtype)
+        except StructureError as error:
+            raise StructureError(f"leaf `{path}`: {error}") from None

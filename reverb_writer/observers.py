@@ -22,6 +22,7 @@ from reverb_writer.priorities import Priority
 from reverb_writer.session import StreamOptions
 from reverb_writer.targets import Target, end_of_episode_mode, window_targets
 from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.writer import SequenceWriter
 
 __all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver"]
 
@@ -170,7 +171,6 @@ class EpisodeObserver(SingleObserver):
         """
         self._max_length = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
-        self._overflow = 0
         tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
         if not tables:
             raise SpecError("`table_name` must be a name or several different ones, got none.")
@@ -190,10 +190,12 @@ class EpisodeObserver(SingleObserver):
             StructureError, ReplayTimeoutError, ClosedError: as for `TrajectoryObserver`.
         """
         writer = self._writer
-        if not self._overflow and (writer is None or writer.num_steps < self._max_length):
+        if writer is not None:
+            writer.settle()
+        if writer is None or (writer.num_steps < self._max_length and not writer.num_skipped):
             super().__call__(step, end_of_episode=end_of_episode)
         else:
-            self._skip(step, end_of_episode)
+            self._skip(writer, step, end_of_episode)
 
     def write_episode(self, episode: Episode) -> None:
         """Write a whole episode, or a chunk that was cut, as an item; see `SingleObserver.write_episode`."""
@@ -205,21 +207,19 @@ class EpisodeObserver(SingleObserver):
         super().write_episode(episode)
 
     def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
-        fits = self._writer is None or self._writer.num_steps + len(leaves[0]) <= self._max_length
-        return not self._overflow and fits and super()._takes_at_once(steps, leaves)
+        writer = self._writer
+        fits = writer is None or (not writer.num_skipped and writer.num_steps + len(leaves[0]) <= self._max_length)
+        return fits and super()._takes_at_once(steps, leaves)
 
-    def _skip(self, step: Any, end_of_episode: bool | None) -> None:
+    def _skip(self, writer: SequenceWriter, step: Any, end_of_episode: bool | None) -> None:
         """Drop a step of an episode that has become too long."""
         structure = self._structure
         assert structure is not None  # noqa: S101  # an episode overflows after its first step only
         self._session.stream.check()
-        leaves = structure.flatten(step, self._session.num_steps)
-        last = bool(structure.ends_episode(leaves) if end_of_episode is None else end_of_episode)
-        first = not self._overflow
-        self._overflow += 1
-        self._session.num_steps += 1
-        if last:
-            self._end_overflow()
+        leaves = structure.flatten(step, self._num_before + writer.num_taken)
+        last = structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
+        first = not writer.num_skipped
+        writer.skip(last=bool(last))
         if first:
             text = (
                 f"the episode is longer than max_sequence_length={self._max_length} steps, boundary step included: it "
@@ -229,29 +229,13 @@ class EpisodeObserver(SingleObserver):
                 raise SpecError(text)
             _LOG.error("%s", text)
 
-    def _end_overflow(self) -> None:
-        assert self._writer is not None  # noqa: S101  # an episode overflows after its first step only
-        cached = self._writer.num_steps
-        self._writer.end_episode(discard=True)
-        self._session.num_episodes += 1
-        self._session.drop({"overflow": cached + self._overflow})
-        self._overflow = 0
-
-    def _end_all(self) -> None:
-        if self._overflow:
-            self._end_overflow()
-        super()._end_all()
-
     def reset(self, write_cached_steps: bool = True) -> None:
         """End the episode here.
 
         Args:
             write_cached_steps: whether to write what there is of it as an item; never that of one that was too long.
         """
-        if self._overflow:
-            self._end_overflow()
-        else:
-            self._reset(write_cached_steps)
+        self._reset(write_cached_steps)
 
     def update_priority(self, priority: Priority) -> None:
         """Set the priority of the items still to come.

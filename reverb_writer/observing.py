@@ -13,16 +13,19 @@ import tree
 from reverb_writer.arguments import check_timeout
 from reverb_writer.episode import Episode
 from reverb_writer.episode.steps import rows
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.errors import ReverbWriterError, SpecError, StructureError
 from reverb_writer.session import Columns, ObserverStats, StreamOptions, WriteSession
 from reverb_writer.steps import StepStructure
-from reverb_writer.targets import Target
+from reverb_writer.targets import Target, can_align
 from reverb_writer.wire.signatures import ArraySpec
 from reverb_writer.writer import SequenceWriter
 
 __all__ = ["Observer", "SingleObserver", "columns_of", "packer", "spec_of"]
 
 _LOG = logging.getLogger("reverb_writer")
+
+_LEAVE_S = 2.0
+"""How long items are still delivered for when an error is under way, seconds."""
 
 
 class Observer:
@@ -33,6 +36,7 @@ class Observer:
         self._session = WriteSession(client, targets, options)
         self._mask = mask
         self._structure: StepStructure | None = None
+        self._num_before = 0  # steps before the writer's first, for messages
 
     @property
     def client(self) -> Any:
@@ -71,10 +75,14 @@ class Observer:
             ReplayTimeoutError: items were left; says how many and why. The observer is closed all the same.
             ServerUnavailableError: likewise, and the server is gone.
         """
-        if timeout_s is not None:
-            check_timeout(timeout_s)
-        if not self._session.is_forked:
-            self._end_all()
+        timeout_s = self._session.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        try:
+            if not self._session.is_forked:
+                self._end_all()
+                self._session.send()
+        except BaseException:
+            self._leave(timeout_s)
+            raise
         self._session.close(timeout_s)
 
     def stats(self) -> ObserverStats:
@@ -88,13 +96,19 @@ class Observer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """Close; what cannot be delivered is only logged if an error is under way already."""
+        """Close; while an error is under way within two seconds, and what is left then is only logged."""
+        self.close() if error is None else self._leave(self._session.timeout_s)
+
+    def _leave(self, timeout_s: float) -> None:
+        """Close soon, for an error is under way."""
         try:
-            self.close()
-        except Exception:
-            if error is None:
-                raise
-            _LOG.exception("While another error was under way, the observer could not deliver all items.")
+            if not self._session.is_forked:
+                self._end_all()
+        finally:
+            try:
+                self._session.close(min(timeout_s, _LEAVE_S))
+            except ReverbWriterError as left:
+                _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
 
     def _end_all(self) -> None:
         """End all episodes, with nothing written but the windows that are complete, and let go of the writers."""
@@ -146,7 +160,6 @@ class SingleObserver(Observer):
                 if count is None:
                     break
                 at += count
-                session.num_steps += count
         for step in rows(tree.map_structure(lambda leaf: leaf[at:], steps)):
             self(step, end_of_episode=False)
 
@@ -182,17 +195,13 @@ class SingleObserver(Observer):
             session.wait_for_room()
         if structure is None or writer is None:
             structure, writer = self._start(step)
-        leaves = structure.flatten(step, session.num_steps)
+        leaves = structure.flatten(step, self._num_before + writer.num_taken)
         last = structure.ends_episode(leaves) if end_of_episode is None else bool(end_of_episode)
         if self._mask:
             leaves = [*leaves, np.True_]
-        dropped = writer.append(leaves, last=last and not self._spans_episodes)
-        session.num_steps += 1
-        if last:
-            session.num_episodes += 1
-            session.drop(dropped)
-            if self._spans_episodes:
-                writer.send()
+        dropped = writer.append(leaves, last=last)
+        if dropped:
+            session.tell(dropped)
 
     def write_episode(self, episode: Episode) -> None:
         """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
@@ -211,6 +220,8 @@ class SingleObserver(Observer):
                 then stay written, the rest of the episode is not.
         """
         steps = episode.steps()
+        if self._writer is not None:
+            self._writer.settle()
         if not self._spans_episodes and self._writer is not None and self._writer.num_steps:
             raise SpecError(
                 f"the observer is in the middle of an episode, at step {self._writer.num_steps}. Call `reset` first."
@@ -218,7 +229,7 @@ class SingleObserver(Observer):
         try:
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
-        except Exception:
+        except BaseException:
             self._end_episode(discard=True)
             raise
 
@@ -241,23 +252,27 @@ class SingleObserver(Observer):
             padding_step=[*structure.padding_step(), *([np.False_] if self._mask else [])],
             pack=packer(structure, self._mask),
             chunk_length=options.chunk_length,
+            spans_episodes=self._spans_episodes,
         )
-        self._session.add_writers([writer])
+        self._num_before = self._session.num_steps
+        self._session.add_writer(writer)
         self._structure, self._writer = structure, writer
         return structure, writer
 
     def _end_episode(self, *, align: bool = False, discard: bool = False) -> None:
-        if self._writer is not None and self._writer.num_steps:
-            self._session.drop(self._writer.end_episode(align=align, discard=discard))
-            self._session.num_episodes += 1
+        if self._writer is not None:
+            self._session.tell(self._writer.end_episode(align=align, discard=discard))
 
     def _reset(self, write_cached_steps: bool) -> None:
         self._session.stream.check()
-        writer = self._writer
-        if writer is None or not writer.num_steps:
+        writer, targets = self._writer, self._session.targets
+        if writer is None:
             return
-        if write_cached_steps and not writer.can_align():
-            length = min(target.spec.sequence_length or 1 for target in self._session.targets)
+        writer.settle()
+        if not writer.num_steps:
+            return
+        if write_cached_steps and not writer.num_skipped and not can_align(targets, writer.num_steps):
+            length = min(target.spec.sequence_length or 1 for target in targets)
             raise SpecError(
                 "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
                 f"sequence_length={length}, consider enabling pad_end_of_episodes."

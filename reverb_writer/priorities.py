@@ -62,14 +62,21 @@ class Ending:
 
 @dataclass
 class StepPlan:
-    """A step, copied, and the priorities of the windows that it completes, by kind and end; not taken yet."""
+    """A step, copied, its number from 1 on, and the priorities of the windows it completes, by kind and end.
 
+    It is not taken yet. `step` is None for the end of an episode after its last step.
+    """
+
+    number: int
     step: list[npt.NDArray[Any]] | None
     found: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
 class WindowPriorities:
     """Ask functions for the priorities of windows, and keep the answers until the windows are written.
+
+    Steps are kept with their numbers. A call that was cut off may have left the step that its writer did not take:
+    the next one forgets it.
 
     Not thread-safe: its writer holds a lock.
     """
@@ -87,8 +94,9 @@ class WindowPriorities:
         self._pads = list(padding_step)
         self._pack = pack
         lengths = [spec.sequence_length for spec, asked in zip(specs, functions, strict=True) if callable(asked)]
-        bound = None if None in lengths else max(length for length in lengths if length is not None)
-        self._history: collections.deque[list[npt.NDArray[Any]]] = collections.deque(maxlen=bound)
+        # One more than a window has, for a step that is not taken after all.
+        bound = None if None in lengths else 1 + max(length for length in lengths if length is not None)
+        self.history: collections.deque[tuple[int, list[npt.NDArray[Any]]]] = collections.deque(maxlen=bound)
         self._known: dict[tuple[int, int], float] = {}
 
     def plan(self, leaves: Sequence[Any] | None, n: int, ending: Ending | None) -> StepPlan:
@@ -97,10 +105,11 @@ class WindowPriorities:
         Raises:
             SpecError: a function gave no finite number >= 0. Whatever else it raises goes through.
         """
-        plan = StepPlan(None if leaves is None else [_copy(leaf) for leaf in leaves])
+        plan = StepPlan(n, None if leaves is None else [_copy(leaf) for leaf in leaves])
+        self._keep(n - (leaves is not None))
         if ending is None and not any(map(callable, self._due(n))):
             return plan
-        steps = [*self._history, *([] if plan.step is None else [plan.step])]
+        steps = [*(step for _, step in self.history), *([] if plan.step is None else [plan.step])]
         for i, spec in enumerate(self._specs):
             if not callable(self.functions[i]):
                 continue
@@ -121,17 +130,42 @@ class WindowPriorities:
     def commit(self, plan: StepPlan) -> None:
         """Take the step and the answers of a plan."""
         if plan.step is not None:
-            self._history.append(plan.step)
+            self._keep(plan.number - 1)
+            self.history.append((plan.number, plan.step))
         self._known.update(plan.found)
 
-    def take(self, index: int, ends: Sequence[int]) -> npt.NDArray[np.float64]:
-        """Return, and forget, the priorities of the windows of one kind that end at these step counts."""
-        return np.array([self._known.pop((index, end)) for end in ends], np.float64)
+    def take_over(self, before: WindowPriorities | None, num_steps: int) -> None:
+        """Go on in the middle of an episode of `num_steps` steps, with those that `before` has kept.
+
+        Raises:
+            SpecError: they are too few for the windows to come.
+        """
+        kept = [] if before is None else [(n, step) for n, step in before.history if n <= num_steps]
+        needed = num_steps if self.history.maxlen is None else min(num_steps, self.history.maxlen - 1)
+        if len(kept) < needed:
+            raise SpecError(
+                "`priority` can become a function between episodes only: it would need the last "
+                f"{needed} steps of this one, and {len(kept)} were kept. Call `reset` first."
+            )
+        self.history.extend(kept)
+
+    def known(self, index: int, ends: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the priorities of the windows of one kind that end at these step counts."""
+        return np.array([self._known[index, end] for end in ends], np.float64)
+
+    def forget(self, upto: int) -> None:
+        """Forget the priorities of windows that end at or before a step count; they are written."""
+        self._known = {(index, end): found for (index, end), found in self._known.items() if end > upto}
 
     def clear(self) -> None:
         """Forget the episode."""
-        self._history.clear()
+        self.history.clear()
         self._known.clear()
+
+    def _keep(self, num_steps: int) -> None:
+        """Forget steps after so many of the episode."""
+        while self.history and self.history[-1][0] > num_steps:
+            self.history.pop()
 
     def _ask(self, index: int, steps: Sequence[Sequence[Any]], length: int | None, end: int) -> float:
         function = self.functions[index]

@@ -5,27 +5,31 @@ from __future__ import annotations
 import collections
 import logging
 import operator
+import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from reverb_writer import due
 from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.chunks import check_dtypes
 from reverb_writer.client import Client, as_client
-from reverb_writer.errors import ClosedError, SpecError
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.structure import check_signature
 from reverb_writer.targets import Target
+from reverb_writer.windowing import SHORT_EPISODE
 from reverb_writer.wire.in_flight import InsertStats
 from reverb_writer.wire.insert_stream import InsertStream, OnBlock
 from reverb_writer.wire.items import MAX_CHUNK_LENGTH
-from reverb_writer.wire.server_info import unknown_table
-from reverb_writer.writer import SequenceWriter, check_dtypes
+from reverb_writer.wire.server_info import ServerInfo, unknown_table
 
 __all__ = ["Columns", "ObserverStats", "StreamOptions", "WriteSession"]
 
 _LOG = logging.getLogger("reverb_writer")
+_LOG_EVERY_S = 10.0
 
 
 class Columns(NamedTuple):
@@ -65,6 +69,43 @@ class StreamOptions:
             raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
         if self.chunk_length is not None:
             integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
+
+
+class Writer(Protocol):
+    """What writes an observer's windows; see `SequenceWriter`."""
+
+    @property
+    def num_taken(self) -> int:
+        """Steps taken."""
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes ended."""
+
+    @property
+    def dropped(self) -> collections.Counter[str]:
+        """Steps in no window, by reason."""
+
+    @property
+    def num_due(self) -> int:
+        """Items of windows that are complete and not yet in a request."""
+
+    def send(self) -> None:
+        """Send the windows that are complete."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What writers have taken: see `ObserverStats`."""
+
+    steps: int = 0
+    episodes: int = 0
+    dropped: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def plus(self, writer: Writer) -> Taken:
+        """Return the sum."""
+        dropped = self.dropped + writer.dropped
+        return Taken(self.steps + writer.num_taken, self.episodes + writer.num_episodes, dropped)
 
 
 @dataclass(frozen=True)
@@ -120,11 +161,9 @@ class WriteSession:
         self.given_client = client
         self.targets = tuple(targets)
         self.options = options
-        self.num_steps = 0
-        self.num_episodes = 0
-        self.dropped_steps: collections.Counter[str] = collections.Counter()
-        self._writers: list[SequenceWriter] = []
-        self._past = InsertStats()
+        self._writers: list[Writer] = []
+        self._past = Taken(), InsertStats()  # by writers and streams that are closed
+        self._told: set[str] = set()
         self._stream: InsertStream | None = None
         self.open()
 
@@ -144,6 +183,11 @@ class WriteSession:
         """Whether this process is a forked child of the one that opened the stream."""
         return self._stream is not None and self._stream.channel.is_forked
 
+    @property
+    def num_steps(self) -> int:
+        """Steps taken."""
+        return self._taken().steps
+
     def open(self) -> bool:
         """Find the tables and open the stream, if it is not; return whether it was not."""
         if self._stream is not None:
@@ -152,7 +196,7 @@ class WriteSession:
         client, owned = as_client(self.given_client, options.timeout_s)
         self.timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
-            info = client.request_info(self.timeout_s)
+            info = _find(client, self.timeout_s)
             names = [table for target in self.targets for table in target.tables]
             unknown_table(names, info, client.address)
             stream = client.open_stream(
@@ -171,19 +215,22 @@ class WriteSession:
         self._finalizer = weakref.finalize(self, _let_go, self._writers, stream, client if owned else None)
         reference = weakref.ref(self)
 
-        def send_due() -> None:
+        def send() -> None:
             session = reference()
             if session is not None:
                 session.send()
 
-        stream.on_tick(send_due)
+        stream.on_tick(send)
         self._stream = stream
+        due.add(self)
         return True
 
     def wait_for_room(self) -> None:
-        """Return when a step may be written; costs nothing while there is room."""
+        """Return when a step may be written; costs nothing while there is room. Sends what is due before it waits."""
         stream = self._stream
         if stream is None or stream.blocked:
+            self.stream.check()
+            self.send()
             self.stream.wait_for_room(self.timeout_s, patient=True)
 
     def check_columns(self, columns: Columns) -> None:
@@ -205,21 +252,34 @@ class WriteSession:
         """
         self._client.store_spec(list(self._signatures), spec, self.timeout_s)
 
-    def add_writers(self, writers: Iterable[SequenceWriter]) -> None:
-        """Count these writers' items, and send their windows when they are due."""
-        self._writers.extend(writers)
+    def add_writer(self, writer: Writer) -> None:
+        """Count what this writer does, and send its windows when they are due."""
+        self._writers.append(writer)
 
-    def drop(self, steps: Mapping[str, int]) -> None:
-        """Count steps that no window holds, by reason; say so in the log the first time."""
-        if steps and not self.dropped_steps:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in steps.items())
-            _LOG.info("Some steps are in no window (%s, counted in stats().dropped_steps).", reasons)
-        self.dropped_steps.update(steps)
+    def tell(self, dropped: Mapping[str, int]) -> None:
+        """Say in the log why steps are in no window, once for each reason."""
+        for reason in dropped.keys() - self._told:
+            self._told.add(reason)
+            if reason == SHORT_EPISODE:
+                lengths = {target.spec.sequence_length for target in self.targets}
+                text = (
+                    "An episode of %d steps is shorter than a window (`sequence_length` %s): nothing of it is written. "
+                    "Make windows shorter, or pad (`end_of_episode`). More of this is counted in stats().dropped_steps."
+                )
+                _LOG.warning(text, dropped[reason], ", ".join(map(str, sorted(filter(None, lengths)))))
+            else:
+                text = "%d steps are in no window (%s). More of this is counted in stats().dropped_steps."
+                _LOG.info(text, dropped[reason], reason)
 
     def send(self) -> None:
         """Send the windows that are complete."""
         for writer in list(self._writers):
             writer.send()
+
+    def send_due(self) -> None:
+        """Send the windows that are complete, if that is possible; see `due`."""
+        if self._stream is not None and not self.is_forked and not self._stream.blocked:
+            self.send()
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all complete windows are confirmed by the server; see `Observer.flush`."""
@@ -235,43 +295,77 @@ class WriteSession:
             ReplayTimeoutError: items were left; says how many and why. The session is closed all the same.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        stream, self._stream = self._stream, None
+        stream = self._stream
         if stream is None:
             return
-        self._finalizer.detach()
         try:
             if not stream.channel.is_forked:
                 self.send()
                 stream.close(timeout_s)
         finally:
-            stream.abandon()
-            self._past = _add(self._past, stream.stats())
-            self._writers.clear()
-            if self._owns_client:
-                self._client.close()
+            self._end(stream)
+
+    def _end(self, stream: InsertStream) -> None:
+        """Give up what is left, and take the counters over."""
+        if not stream.channel.is_forked:
+            stream.abandon(sum(writer.num_due for writer in self._writers))
+        taken, inserted = self._taken(), _add(self._past[1], stream.stats())
+        self._past, self._writers, self._stream = (taken, inserted), [], None
+        self._finalizer.detach()
+        if self._owns_client:
+            self._client.close()
+        if taken.dropped:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(taken.dropped.items()))
+            level = logging.INFO if inserted.items else logging.WARNING
+            _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", taken.steps, reasons)
+
+    def _taken(self) -> Taken:
+        taken = self._past[0]
+        for writer in list(self._writers):
+            taken = taken.plus(writer)
+        return taken
 
     def stats(self) -> ObserverStats:
         """Return the counters so far."""
         stream = self._stream
-        now = self._past if stream is None else _add(self._past, stream.stats())
+        now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
         # In a forked child a writer's lock may be held for ever, by a thread that is not there.
-        due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
+        num_due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
+        taken = self._taken()
         return ObserverStats(
-            steps=self.num_steps,
-            episodes=self.num_episodes,
-            items=now.items + due,
+            steps=taken.steps,
+            episodes=taken.episodes,
+            items=now.items + num_due,
             acknowledged_items=now.acknowledged_items,
-            pending_items=now.pending_items + due,
+            pending_items=now.pending_items + num_due,
             pending_bytes=now.pending_bytes,
             dropped_items=now.dropped_items,
-            dropped_steps=dict(self.dropped_steps),
+            dropped_steps=dict(taken.dropped),
             blocked_s=now.blocked_s,
             reconnects=now.reconnects,
             server_restarts=now.server_restarts,
         )
 
 
-def _let_go(writers: Sequence[SequenceWriter], stream: InsertStream, client: Client | None) -> None:
+def _find(client: Client, timeout_s: float) -> ServerInfo:
+    """Return what the server tells of its tables; say in the log every ten seconds that it is waited for.
+
+    Raises:
+        ReplayTimeoutError, ServerUnavailableError: no answer in time.
+    """
+    began_at = time.monotonic()
+    while (left_s := began_at + timeout_s - time.monotonic()) > _LOG_EVERY_S:
+        asked_at = time.monotonic()
+        try:
+            return client.request_info(_LOG_EVERY_S)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            if time.monotonic() - asked_at < _LOG_EVERY_S / 2:  # no time-out: waiting does not help
+                raise
+            _LOG.warning("An observer waits for its server, for %.0f s: %s", asked_at + _LOG_EVERY_S - began_at, error)
+    return client.request_info(max(left_s, 0.001))
+
+
+def _let_go(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
     if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
         return
     stream.abandon(sum(writer.num_due for writer in writers))

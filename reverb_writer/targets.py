@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from reverb_writer.errors import SpecError
-from reverb_writer.priorities import Priority, check_priority
-from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.priorities import Ending, Priority, check_priority
+from reverb_writer.windowing import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
 from reverb_writer.wire.items import MAX_CHUNK_LENGTH
 
-__all__ = ["Target", "chunk_length_for", "end_of_episode_mode", "window_targets"]
+__all__ = [
+    "NEVER",
+    "Target",
+    "can_align",
+    "chunk_cuts",
+    "chunk_length_for",
+    "chunk_length_of",
+    "end_of_episode_mode",
+    "ending_of",
+    "window_targets",
+]
+
+NEVER = 1 << 62
+"""A step count that no episode comes to."""
 
 _EPISODE_CHUNK_LENGTH = 100
 _TINY_CHUNK_BYTES = 2048
@@ -122,3 +135,88 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     grid = math.gcd(*lengths, *(stride for _, stride in finite))
     length = grid if grid * 4 >= max(lengths) else min(lengths)
     return min(2 * length if length * step_bytes < _TINY_CHUNK_BYTES else length, MAX_CHUNK_LENGTH)
+
+
+def chunk_length_of(targets: Sequence[Target], chunk_length: int | None, step_bytes: float) -> int:
+    """Return the chunk length that was asked for, or what suits the targets' windows if that is None.
+
+    Raises:
+        SpecError: there are no targets, or it is not in 1..16383.
+    """
+    if not targets or not all(target.tables for target in targets):
+        raise SpecError(f"`targets` must be at least one kind of window, each with a table, got {targets!r}.")
+    if chunk_length is None:
+        return chunk_length_for([target.spec for target in targets], step_bytes)
+    if not 1 <= chunk_length <= MAX_CHUNK_LENGTH:
+        raise SpecError(f"`chunk_length` must be in 1..{MAX_CHUNK_LENGTH}, got {chunk_length}.")
+    return chunk_length
+
+
+def chunk_cuts(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int], int]:
+    """Return what says how many steps the chunk shall have that begins at a step count.
+
+    Windows that leave gaps or touch each other: each is one chunk, and so is each gap.
+
+    >>> next_cut = chunk_cuts([WindowSpec(2, 2)], 5)
+    >>> next_cut(0), next_cut(3)
+    (2, 1)
+    """
+    length, stride = specs[0].sequence_length, specs[0].stride_length
+    if len(set(specs)) != 1 or length is None or length > min(stride, chunk_length):
+        return lambda _: chunk_length
+    covered = length
+
+    def next_cut(start: int) -> int:
+        phase = start % stride
+        return min(chunk_length, (covered if phase < covered else stride) - phase)
+
+    return next_cut
+
+
+def ending_of(targets: Sequence[Target], n: int, *, align: bool = False, discard: str | None = None) -> Ending:
+    """Say what the end of an episode of `n` steps adds.
+
+    Args:
+        targets: the kinds of windows.
+        n: steps of the episode.
+        align: whether DROP's windows get the last L steps too, if they are in no window yet.
+        discard: why nothing is added, as the reason for all steps that are dropped; None if it is not so.
+    """
+    ending = Ending([], [], {})
+    for target in targets:
+        spec = target.spec if discard is None else _without_end(target.spec)
+        closing, reasons = spec.closing_window(n), spec.num_dropped(n)
+        length = spec.sequence_length
+        # By hand, not by ALIGN_END: that mode does not go with S > L, a reset does.
+        if (
+            align
+            and spec.end_of_episode is EndOfEpisode.DROP
+            and length
+            and n >= length
+            and (n - length) % spec.stride_length
+        ):
+            closing = (n - length, n)
+            between = reasons.pop(UNALIGNED_TAIL) - length
+            if between > 0:
+                reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
+        if discard and reasons:
+            reasons = {discard: sum(reasons.values())}
+        ending.num_padding.append(spec.num_padding(n))
+        ending.closing.append(closing)
+        for reason, count in reasons.items():
+            ending.dropped[reason] = ending.dropped.get(reason, 0) + count
+    return ending
+
+
+def can_align(targets: Sequence[Target], n: int) -> bool:
+    """Whether a reset after `n` steps has something to write, or nothing that it could lose."""
+    return any(
+        target.spec.end_of_episode is not EndOfEpisode.DROP or n >= (target.spec.sequence_length or 1)
+        for target in targets
+    )
+
+
+def _without_end(spec: WindowSpec) -> WindowSpec:
+    """Return the spec with nothing added at the end; a whole episode keeps nothing."""
+    length = spec.sequence_length
+    return WindowSpec(NEVER) if length is None else WindowSpec(length, spec.stride_length)

@@ -10,6 +10,7 @@ import numpy as np
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
+from reverb_writer.lanes import Lanes
 from reverb_writer.observing import Observer, columns_of, packer, spec_of
 from reverb_writer.priorities import Priority
 from reverb_writer.session import StreamOptions
@@ -59,9 +60,7 @@ class VectorObserver(Observer):
         """
         self._num_envs = integer("num_envs", num_envs, minimum=1)
         self._all = np.arange(self._num_envs)
-        self._lock = threading.RLock()
-        self._lanes: list[SequenceWriter] = []
-        self._blocks: list[np.ndarray[Any, Any]] = []
+        self._lanes: Lanes | None = None
         mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
         targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
         super().__init__(client, targets, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
@@ -92,20 +91,15 @@ class VectorObserver(Observer):
         session.wait_for_room()
         last = None if end_of_episode is None else self._one_each("end_of_episode", end_of_episode)
         chosen = self._all if lanes is None else np.flatnonzero(self._one_each("lanes", lanes))
-        if not self._lanes:
-            self._start(step)
-        structure = self._structure
-        assert structure is not None  # noqa: S101  # `_start` has set it
-        leaves = structure.flatten(step, session.num_steps // self._num_envs)
+        structure, writer = self._structure, self._lanes
+        if structure is None or writer is None:
+            structure, writer = self._start(step)
+        leaves = structure.flatten(step, self._num_before + writer.num_calls)
         if last is None:
             last = structure.ends_episode(leaves)
         if self._mask:
             leaves = [*leaves, np.ones(self._num_envs, bool)]
-        if any(callable(target.priority) for target in session.targets):
-            self._append_one_by_one(leaves, last, chosen)
-        else:
-            self._append_together(leaves, last, chosen)
-        session.num_steps += len(chosen)
+        session.tell(writer.append(leaves, last, chosen))
 
     def reset(self, write_cached_steps: bool = True, lanes: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here.
@@ -117,12 +111,12 @@ class VectorObserver(Observer):
         self._session.stream.check()
         last = self._num_envs - 1
         chosen = [integer("lanes", n, minimum=0, maximum=last) for n in (range(last + 1) if lanes is None else lanes)]
-        if self._lanes:
+        if self._lanes is not None:
             self._session.wait_for_room()
-            for lane in chosen:
-                self._end_lane(self._lanes[lane], align=write_cached_steps, discard=not write_cached_steps)
+            ended = self._lanes.end_episodes(chosen, align=write_cached_steps, discard=not write_cached_steps)
+            self._session.tell(ended)
 
-    def _start(self, example: Any, *, is_spec: bool = False) -> None:
+    def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, Lanes]:
         structure = self._structure or StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         columns = columns_of(structure, self._mask)
         self._session.check_columns(columns)
@@ -130,11 +124,12 @@ class VectorObserver(Observer):
         options, targets = self._session.options, self._session.targets
         size = step_bytes(columns.dtypes, columns.shapes)
         length = options.chunk_length or chunk_length_for([target.spec for target in targets], size)
-        self._blocks = [
+        blocks = [
             np.zeros((self._num_envs, length, *shape), dtype)
             for shape, dtype in zip(columns.shapes, columns.dtypes, strict=True)
         ]
-        self._lanes = [
+        lock = threading.RLock()
+        writers = [
             SequenceWriter(
                 self._session.stream,
                 columns.dtypes,
@@ -144,13 +139,16 @@ class VectorObserver(Observer):
                 pack=packer(structure, self._mask),
                 chunk_length=length,
                 request_items=_REQUEST_ITEMS,
-                buffers=[block[lane] for block in self._blocks],
-                lock=self._lock,
+                buffers=[block[lane] for block in blocks],
+                lock=lock,
             )
             for lane in range(self._num_envs)
         ]
-        self._session.add_writers(self._lanes)
-        self._structure = structure
+        lanes = Lanes(writers, blocks, lock, asks=any(callable(target.priority) for target in targets))
+        self._session.add_writer(lanes)
+        self._num_before = self._session.num_steps // self._num_envs
+        self._structure, self._lanes = structure, lanes
+        return structure, lanes
 
     def _one_each(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(flags, bool)
@@ -158,40 +156,7 @@ class VectorObserver(Observer):
             raise StructureError(f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one an environment.")
         return array
 
-    def _append_together(self, leaves: Sequence[Any], last: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any]) -> None:
-        with self._lock:
-            lanes = self._lanes if chosen is self._all else [self._lanes[index] for index in chosen]
-            fills = [lane.fill for lane in lanes]
-            at = fills[0] if chosen is self._all and fills.count(fills[0]) == self._num_envs else None
-            for block, leaf in zip(self._blocks, leaves, strict=True):
-                if at is None:
-                    block[chosen, fills] = leaf[chosen]
-                else:
-                    block[:, at] = leaf
-            for lane in lanes:
-                lane.advance()
-            for index in np.flatnonzero(last[chosen]):
-                self._end_lane(lanes[index])
-
-    def _append_one_by_one(
-        self, leaves: Sequence[Any], last: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any]
-    ) -> None:
-        """Ask each lane's priority functions about its own step."""
-        lanes = [self._lanes[index] for index in chosen]
-        steps = [([leaf[index] for leaf in leaves], bool(last[index])) for index in chosen]
-        with self._lock:
-            plans = [lane.plan(step, last=ends) for lane, (step, ends) in zip(lanes, steps, strict=True)]
-            for lane, (step, ends), plan in zip(lanes, steps, plans, strict=True):
-                dropped = lane.append(step, last=ends, plan=plan)
-                self._session.num_episodes += ends
-                self._session.drop(dropped)
-
-    def _end_lane(self, lane: SequenceWriter, *, align: bool = False, discard: bool = False) -> None:
-        if lane.num_steps:
-            self._session.drop(lane.end_episode(align=align, discard=discard))
-            self._session.num_episodes += 1
-
     def _end_all(self) -> None:
-        for lane in self._lanes:
-            self._end_lane(lane, discard=True)
-        self._lanes = []
+        if self._lanes is not None:
+            self._session.tell(self._lanes.end_episodes(range(self._num_envs), discard=True))
+        self._lanes = None

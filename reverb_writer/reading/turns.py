@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from reverb_writer.due import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.reading.prefetch import Fetched, Prefetch
 from reverb_writer.reading.waiting import Wait
@@ -62,6 +63,7 @@ class Turns:
                 return fetched
             if self.have_ended:
                 return self._take(len(self.sources))
+            send_due()
             now = time.monotonic()
             if self._ready.wait(max(min(deadline, wait.look_at, patience if in_turn else deadline) - now, 0)):
                 continue

@@ -8,7 +8,9 @@ The server forgets a chunk unless each request that brings items names it among 
 that names one it does not have. So a chunk is counted by those who may still name it: requests in the queue, and
 writers that hold it for windows to come. What no one counts is not kept.
 
-A call that raises has changed nothing. Not thread-safe: the stream holds a lock.
+A call that raises has changed nothing. `hold`, `add` and `release` may be cut off anywhere by an exception from
+outside, such as KeyboardInterrupt: made again with the same arguments, they complete what was begun and do nothing
+twice. Not thread-safe: the stream holds a lock.
 
 Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 """
@@ -45,6 +47,8 @@ class InsertRequest:
         num_bytes: what the request adds to the memory held: its rows and the chunks that no earlier request had.
         num_items: how many there are.
         num_pending: of them, those that are not acknowledged.
+        is_counted: whether it was added to what is on its way.
+        is_taken: whether it has left the queue once: sent, or given up.
     """
 
     tables: frozenset[str]
@@ -57,6 +61,7 @@ class InsertRequest:
         """Start with nothing acknowledged."""
         self.num_items = self.num_pending = sum(len(rows) for _, rows in self.rows)
         self._is_pending = np.ones(self.num_items, bool)
+        self.is_counted = self.is_taken = False
 
     def acknowledge(self, keys: Keys) -> int:
         """Take the server's word for those of these items that are the request's; return how many were news."""
@@ -116,7 +121,7 @@ class InFlight:
         self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
-        self._references: dict[int, int] = {}
+        self._references: dict[int, set[InsertRequest | None]] = {}  # who may still name a chunk; None for its writer
         self._on_server: set[int] = set()
 
     @property
@@ -156,26 +161,30 @@ class InFlight:
         """Return the tables that pending items go to."""
         return {table for request in (*self._sent, *self._queued) for table in request.tables}
 
-    def hold(self, chunk_keys: Iterable[int]) -> None:
+    def hold(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
         """Have the server keep these chunks, once it has them, until `release`."""
         for key in chunk_keys:
-            self._references[key] = self._references.get(key, 0) + 1
+            self._references.setdefault(key, set()).add(owner)
 
-    def release(self, chunk_keys: Iterable[int]) -> None:
+    def release(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
         """Take back `hold`."""
         for key in chunk_keys:
-            count = self._references[key] - 1
-            if count:
-                self._references[key] = count
-            else:
-                del self._references[key]
+            owners = self._references.get(key, set())
+            owners.discard(owner)
+            if not owners:
+                self._references.pop(key, None)
 
     def add(self, request: InsertRequest) -> None:
         """Queue a request."""
-        self.hold(request.chunks)
-        self._queued.append(request)
-        self.items += request.num_items
-        self.pending_bytes += request.num_bytes
+        if not request.is_counted:
+            self.hold(request.chunks, request)
+            self.items, self.pending_bytes, request.is_counted = (
+                self.items + request.num_items,
+                self.pending_bytes + request.num_bytes,
+                True,
+            )
+        if not request.is_taken:
+            self._queued.append(request)  # a second time, perhaps: who takes it sees that
 
     def take_message(self, num_bytes: int) -> bytes:
         """Take requests from the queue until they make `num_bytes` or it is empty; return them as one message.
@@ -186,6 +195,9 @@ class InFlight:
         size = 0
         while self._queued and size < num_bytes:
             request = self._queued.popleft()
+            if request.is_taken:
+                continue
+            request.is_taken = True
             for key, chunk in request.chunks.items():
                 if key not in self._on_server:
                     self._on_server.add(key)
@@ -194,7 +206,7 @@ class InFlight:
             for rows in request.remaining_rows():
                 parts.append(rows)
                 size += len(rows)
-            self.release(request.chunks)
+            self.release(request.chunks, request)
             self._sent.append(request)
         self._on_server.intersection_update(self._references)
         parts.append(encode_keep_keys(list(self._on_server)))
@@ -216,7 +228,8 @@ class InFlight:
     def requeue(self) -> None:
         """Put all that is sent and not acknowledged back to the head of the queue, in order: the server is another."""
         for request in reversed(self._sent):
-            self.hold(request.chunks)
+            self.hold(request.chunks, request)
+            request.is_taken = False
             self._queued.appendleft(request)
         self._sent.clear()
         self._on_server.clear()
@@ -226,12 +239,18 @@ class InFlight:
 
         What is sent cannot be taken back.
         """
+        while self._queued and self._queued[0].is_taken:
+            self._queued.popleft()
         if len(self._queued) <= 1:
             return False
-        request = self._queued.popleft()
-        self.release(request.chunks)
-        self.dropped += request.num_pending
-        self.pending_bytes -= request.num_bytes
+        request = self._queued[0]
+        self.release(request.chunks, request)
+        self.dropped, self.pending_bytes, request.is_taken = (
+            self.dropped + request.num_pending,
+            self.pending_bytes - request.num_bytes,
+            True,
+        )
+        self._queued.popleft()
         return True
 
     def drop_all(self) -> int:

@@ -278,3 +278,40 @@ def test_infinite_time_out_waits(server: HostedServer) -> None:
         learner.start()
         observer.flush()
         learner.join()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_block_that_is_left_by_an_error_does_not_wait_for_a_learner(
+    server: HostedServer, error: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = rw.TrajectoryObserver(server.address, "queue", 1, timeout_s=LONG_S)
+    began_at = time.monotonic()
+
+    def act() -> None:
+        with observer:
+            for number in range(50):
+                write(observer, number)
+            raise error
+
+    with pytest.raises(error):
+        act()
+    assert time.monotonic() - began_at < LONG_S / 2
+    stats = observer.stats()
+    assert (stats.items, stats.acknowledged_items, stats.dropped_items, stats.pending_items) == (50, 10, 40, 0)
+    assert "could not deliver all items: table `queue`: 40 items unconfirmed" in caplog.text
+    with pytest.raises(rw.ClosedError):
+        write(observer, 0)
+
+
+def test_acting_and_learning_in_turns_does_not_wait_for_the_timer(replay_server: Callable[..., HostedServer]) -> None:
+    server = replay_server(rw.TableConfig("queue", 10, "fifo", "fifo", rw.Queue(10), max_times_sampled=1))
+    with (
+        rw.TrajectoryObserver(server.address, "queue", 2, chunk_length=100, max_delay_s=10_000) as observer,
+        rw.ReplayDataset(server.address, "queue", 4, timeout_s=LONG_S) as dataset,
+    ):
+        for number in range(5):
+            write(observer, number)
+        for number in range(5, 45, 4):
+            assert next(dataset).data["n"].tolist() == [[n - 5, n - 4] for n in range(number, number + 4)]
+            for step in range(number, number + 4):
+                write(observer, step)

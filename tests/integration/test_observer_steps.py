@@ -195,6 +195,7 @@ def signed(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
     server = replay_server(
         fifo("signed", signature=SIGNATURE),
         fifo("loose", signature={"x": spec_of(None, np.float32), "y": spec_of((None, None), np.int64)}),
+        fifo("step", signature={"x": spec_of((None, None), np.float32)}),
         fifo("masked", signature=(spec_of((None,), np.int64), spec_of((None,), bool))),
     )
     with rw.Client(server.address, timeout_s=20) as client:
@@ -238,6 +239,15 @@ def test_signature_may_leave_sizes_open(signed: rw.Client) -> None:
             observer({"x": 1.0, "y": np.zeros(5, np.int64)})
         observer({"x": np.zeros((2, 3), np.float32), "y": np.zeros(5, np.int64)})
     assert len(read(signed, "loose")) == 1
+
+
+def test_signature_of_a_step_may_leave_sizes_open(signed: rw.Client) -> None:
+    """So are the tables signed that `reverb.TimestepDataset` reads."""
+    with rw.TrajectoryObserver(signed, "step", 1) as observer:
+        with pytest.raises(rw.StructureError, match=r"leaf `x`: float32 \(2, 3, 4\), but table `step` holds"):
+            observer({"x": np.zeros((2, 3, 4), np.float32)})
+        observer({"x": np.zeros((2, 3), np.float32)})
+    assert len(read(signed, "step")) == 1
 
 
 def test_mask_is_part_of_what_the_signature_asks_for(signed: rw.Client) -> None:

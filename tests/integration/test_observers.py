@@ -275,3 +275,15 @@ def test_targets_have_tables_and_priorities_of_their_own(place: Place) -> None:
     long = [([1, 2, 3, 4], 10.0), ([5, 0, 0, 0], 5.0)]
     assert found["a"] == sorted([([1, 2, 3], 2.5), ([2, 3, 4], 2.5), ([3, 4, 5], 2.5), *long])
     assert found["b"] == sorted([([1, 2], 0.5), ([2, 3], 0.5), ([3, 4], 0.5), ([4, 5], 0.5), *long])
+
+
+def test_episodes_that_are_too_short_for_any_window_are_a_warning_once_and_summed_up_at_the_end(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "reverb_writer"), observed(place, rw.WindowSpec(20)) as observer:
+        feed(observer, [7] * 30)
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    first, last = told
+    assert first[0] == last[0] == "WARNING"
+    assert "An episode of 7 steps is shorter than a window (`sequence_length` 20): nothing of it is written" in first[1]
+    assert last[1] == "Observer closed: of 210 steps some are in no window (short_episode 210)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from episodes import cut, feed, specs, windows_after_reset
 from reading import Place, eventually
@@ -55,3 +56,14 @@ def test_windows_are_sent_at_the_ends_of_episodes_of_a_spanning_stream(place: Pl
     with rw.SequenceObserver(place.client, "a", 2, chunk_length=1000, max_delay_s=1000) as observer:
         feed(observer, [3])
         assert eventually(lambda: place.client.server_info()["a"].current_size == 2)
+
+
+@pytest.mark.parametrize("end", ["close", "reset"])
+def test_episode_is_counted_once_that_a_boundary_step_and_then_the_end_of_the_stream_ends(
+    place: Place, end: str
+) -> None:
+    with rw.SequenceObserver(place.client, "a", 2) as observer:
+        for number in range(6):
+            observer({"n": np.int64(number)}, end_of_episode=number in (2, 5))
+        getattr(observer, end)()
+        assert observer.stats().episodes == 2

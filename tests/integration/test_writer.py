@@ -237,6 +237,81 @@ def test_dtype_that_reverb_does_not_know_is_refused(stream: InsertStream) -> Non
         rw.SequenceWriter(stream, [np.dtype("M8[s]")], [()], targets, padding_step=[0])
 
 
+@pytest.mark.parametrize("leaves", [[], [np.int64(1)], [np.int64(1)] * 3])
+def test_step_of_too_few_or_too_many_leaves_is_refused(client: rw.Client, stream: InsertStream, leaves: Any) -> None:
+    writer = rw.SequenceWriter(stream, [INTEGER] * 2, [()] * 2, [rw.Target(rw.WindowSpec(2), ("a",))])
+    writer.append([np.int64(40), np.int64(41)])
+    with pytest.raises(rw.StructureError, match=f"a step has {len(leaves)} leaves, expected 2"):
+        writer.append(leaves)
+    writer.append([np.int64(60), np.int64(61)])
+    writer.send()
+    stream.flush(20)
+    assert [tuple(column.tolist() for column in sample.data) for sample in read(client, "a")] == [([40, 60], [41, 61])]
+
+
+# Priorities that change.
+
+
+def priorities_of(client: rw.Client, table: str, count: int) -> list[tuple[list[int], float]]:
+    return [(sample.data[0].tolist(), sample.info.priority) for sample in client.sample(table, count)]
+
+
+def length_of(window: Any) -> float:
+    return 100.0 + len(window[0])
+
+
+def test_priority_counts_for_windows_that_are_not_complete_yet(client: rw.Client, stream: InsertStream) -> None:
+    writer = writer_of(stream, rw.WindowSpec(2), chunk_length=10)
+    append_all(writer, 1, 2, 3)
+    writer.set_priority(0, 7.0)
+    append_all(writer, 4)
+    writer.send()
+    stream.flush(20)
+    assert priorities_of(client, "a", 3) == [([1, 2], 1.0), ([2, 3], 1.0), ([3, 4], 7.0)]
+
+
+def test_constant_becomes_a_function_between_episodes_and_sees_whole_windows(
+    client: rw.Client, stream: InsertStream
+) -> None:
+    short, long = (rw.Target(rw.WindowSpec(n), (table,), p) for n, table, p in ((3, "a", length_of), (5, "b", 1.0)))
+    writer = writer_of(stream, short, long)
+    append_all(writer, 1, 2, 3, 4, 5)
+    writer.end_episode()
+    writer.set_priority(1, length_of)
+    append_all(writer, 1, 2, 3, 4, 5)
+    writer.end_episode()
+    stream.flush(20)
+    assert [priority for _, priority in priorities_of(client, "b", 2)] == [1.0, 105.0]
+    assert [priority for _, priority in priorities_of(client, "a", 6)] == [103.0] * 6
+
+
+def test_constant_becomes_a_function_in_mid_episode_if_the_steps_were_kept(
+    client: rw.Client, stream: InsertStream
+) -> None:
+    kept, long = (rw.Target(rw.WindowSpec(n), (table,), p) for n, table, p in ((3, "a", length_of), (2, "b", 1.0)))
+    writer = writer_of(stream, kept, long, chunk_length=10)
+    append_all(writer, 1, 2, 3)
+    writer.set_priority(1, length_of)
+    append_all(writer, 4)
+    writer.set_priority(1, 5.0)
+    append_all(writer, 5)
+    writer.send()
+    stream.flush(20)
+    assert [priority for _, priority in priorities_of(client, "b", 4)] == [1.0, 1.0, 102.0, 5.0]
+
+
+def test_priority_that_would_need_steps_that_were_not_kept_is_refused(client: rw.Client, stream: InsertStream) -> None:
+    short, long = (rw.Target(rw.WindowSpec(n), (table,), p) for n, table, p in ((2, "a", length_of), (5, "b", 1.0)))
+    writer = writer_of(stream, short, long)
+    append_all(writer, 1, 2, 3, 4)
+    with pytest.raises(rw.SpecError, match="last 4 steps of this one, and 3 were kept"):
+        writer.set_priority(1, length_of)
+    append_all(writer, 5)
+    writer.send()
+    stream.flush(20)
+    assert priorities_of(client, "b", 1) == [([1, 2, 3, 4, 5], 1.0)]
+
+
 def test_writer_of_a_closed_stream_says_so(stream: InsertStream) -> None:
     writer = writer_of(stream, rw.WindowSpec(1))
     append_all(writer, 1)

@@ -11,6 +11,7 @@ import reverb_writer
 
 LAYERS = [
     "lazy",
+    "due",
     "errors",
     "extras",
     "arguments",
@@ -56,6 +57,7 @@ LAYERS = [
     "targets",
     "chunks",
     "writer",
+    "lanes",
     "session",
     "observing",
     "observers",

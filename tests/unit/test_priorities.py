@@ -64,18 +64,20 @@ def test_function_is_asked_for_every_window_when_its_last_step_comes() -> None:
     assert function.windows == []
     run(asked, 4, 8, 16, 32, first=3)
     assert function.windows == [[1, 2, 4], [4, 8, 16]]
-    assert asked.take(0, [3, 5]).tolist() == [7.0, 28.0]
+    assert asked.known(0, [3, 5]).tolist() == [7.0, 28.0]
 
 
-def test_answers_are_kept_by_kind_and_end_until_they_are_taken() -> None:
+def test_answers_are_kept_by_kind_and_end_until_they_are_forgotten() -> None:
     one, two = Recorder(), Recorder()
     asked = priorities((WindowSpec(1), one), (WindowSpec(2), 5.0), (WindowSpec(2), two))
     run(asked, 1, 2, 4)
-    assert asked.take(2, [2]).tolist() == [3.0]
-    assert asked.take(0, [1, 2, 3]).tolist() == [1.0, 2.0, 4.0]
-    assert asked.take(2, [3]).tolist() == [6.0]
+    assert asked.known(2, [2]).tolist() == [3.0]
+    assert asked.known(0, [1, 2, 3]).tolist() == [1.0, 2.0, 4.0]
+    assert asked.known(2, [3]).tolist() == [6.0]
+    asked.forget(2)
+    assert asked.known(0, [3]).tolist() == [4.0]
     with pytest.raises(KeyError):
-        asked.take(2, [3])
+        asked.known(2, [2])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_end_of_an_episode_asks_for_its_windows_too(
     asked.commit(plan)
     assert function.windows == windows
     ends = [stop for _, stop in spec.windows(n)]
-    assert asked.take(0, ends).tolist() == [sum(window) for window in windows]
+    assert asked.known(0, ends).tolist() == [sum(window) for window in windows]
 
 
 def test_whole_episode_is_asked_for_at_its_end() -> None:
@@ -117,7 +119,7 @@ def test_whole_episode_is_asked_for_at_its_end() -> None:
     run(asked, *range(500))
     asked.commit(asked.plan([np.array(500)], 501, ending(spec, 501)))
     assert function.windows == [list(range(501))]
-    assert asked.take(0, [501]).tolist() == [125250.0]
+    assert asked.known(0, [501]).tolist() == [125250.0]
 
 
 def test_next_episode_starts_empty() -> None:
@@ -128,7 +130,7 @@ def test_next_episode_starts_empty() -> None:
     run(asked, 3, 4)
     assert function.windows == [[1, 2], [3, 4]]
     with pytest.raises(KeyError):
-        asked.take(0, [1])
+        asked.known(0, [1])
 
 
 def raising(window: Any) -> float:
@@ -145,7 +147,7 @@ def test_plan_that_fails_changes_nothing(answer: Callable[[Any], Any]) -> None:
         asked.plan([np.array(3)], 3, None)
     answers.pop(0)
     run(asked, 4, first=3)
-    assert asked.take(0, [2, 3]).tolist() == [3.0, 6.0]
+    assert asked.known(0, [2, 3]).tolist() == [3.0, 6.0]
 
 
 def test_refusal_names_the_window() -> None:
