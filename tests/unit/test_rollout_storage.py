@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rollouts import DEVICES, add, arrays_of, plain
 
-from reverb_writer.errors import IncompleteError, SpecError, StructureError
+from reverb_writer.errors import IncompleteError, MissingExtraError, SpecError, StructureError
 from reverb_writer.rollouts import RolloutStorage
 
 ONES, HALVES = np.ones((3, 1), np.float32), np.full((3, 1), 0.5, np.float32)
@@ -203,13 +203,17 @@ def test_a_transition_that_does_not_fit_is_refused_and_changes_nothing(field: st
         ({"num_rewards": 1.5}, "`num_rewards` must be an integer"),
         ({"obs_shape": 1.5}, "`obs_shape` must be a shape, such as"),
         ({"obs_shape": {"a": "b"}}, "`obs_shape/a` must be a shape"),
-        ({"device": "nowhere"}, "`device` 'nowhere'"),
     ],
 )
 def test_arguments_that_can_never_work_are_named(arguments: dict[str, Any], message: str) -> None:
     good = {"num_envs": 1, "num_transitions_per_env": 1, "obs_shape": 1, "critic_obs_shape": None, "actions_shape": 1}
     with pytest.raises(SpecError, match=message):
         RolloutStorage(**{**good, **arguments})
+
+
+def test_device_that_pytorch_does_not_know_or_pytorch_that_is_missing_is_named() -> None:
+    with pytest.raises((SpecError, MissingExtraError), match=r"`device`.*('nowhere'|reverb-writer\[torch\])"):
+        RolloutStorage(1, 1, 1, None, 1, device="nowhere")
 
 
 def test_what_needs_rows_says_so_at_once() -> None:
