@@ -13,9 +13,9 @@ from benchmarks.recording import record
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, frame_steps, small_steps
 from reverb_writer import Trajectory, WindowSpec
-from reverb_writer.targets import chunk_length_for
-from reverb_writer.wire import messages
-from reverb_writer.wire.channel import Channel
+from reverb_writer.protocol import messages
+from reverb_writer.transport.channel import Channel
+from reverb_writer.writing.window_targets import chunk_length_for
 
 __all__ = ["chunk_length_frames", "chunk_length_small"]
 

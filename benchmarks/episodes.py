@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.arena import Effort
 from benchmarks.report import Table, ratio
-from reverb_writer.episode import Episode
+from reverb_writer.episodes import Episode
 
 __all__ = ["episode_getters", "episode_steps"]
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import reverb_writer as rw
 from benchmarks.processes import TABLE
-from reverb_writer.wire import messages
-from reverb_writer.wire.channel import Channel
+from reverb_writer.protocol import messages
+from reverb_writer.transport.channel import Channel
 
 __all__ = ["Learner", "ReadRun", "Reader", "ours", "ours_one_by_one", "raw", "reverb_client", "trajectory_dataset"]
 

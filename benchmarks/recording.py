@@ -10,8 +10,8 @@ from typing import Any
 import reverb_writer as rw
 from benchmarks.actors import ours
 from benchmarks.workloads import Workload
-from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.messages import INSERT_STREAM
+from reverb_writer.protocol.messages import INSERT_STREAM
+from reverb_writer.transport.channel import Channel
 
 __all__ = ["record"]
 

@@ -16,8 +16,8 @@ from benchmarks.processes import Server
 from benchmarks.recording import record
 from benchmarks.report import Table
 from benchmarks.workloads import EPISODE_LENGTH, Workload, small_steps
-from reverb_writer.wire import messages
-from reverb_writer.wire.channel import Channel
+from reverb_writer.protocol import messages
+from reverb_writer.transport.channel import Channel
 
 __all__ = ["Replay", "actor_processes"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import operator
 import threading
+from typing import Any
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["check_timeout", "integer", "number"]
+__all__ = ["check_priority", "check_timeout", "integer", "number"]
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
@@ -79,3 +80,22 @@ def check_timeout(timeout_s: float) -> float:
     if not seconds > 0:
         raise SpecError(f"`timeout_s` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
     return min(seconds, threading.TIMEOUT_MAX)
+
+
+def check_priority(priority: Any) -> float:
+    """Return a priority as a float.
+
+    Raises:
+        SpecError: it is no number, NaN, infinite or negative.
+
+    >>> check_priority(-1)
+    Traceback (most recent call last):
+    reverb_writer.errors.SpecError: `priority` must be a finite number >= 0, got -1.
+    """
+    try:
+        number = math.nan if isinstance(priority, str | bytes) else float(priority)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not 0.0 <= number < math.inf:
+        raise SpecError(f"`priority` must be a finite number >= 0, got {priority!r}.")
+    return number

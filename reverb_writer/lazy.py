@@ -1,39 +1,58 @@
-"""Packages whose public names load when they are first touched (PEP 562). Imports nothing heavy."""
+"""Packages whose public names load when they are first used (PEP 562). Imports nothing heavy.
+
+The public names of a package stand in its stub, `__init__.pyi`: type checkers read them there, and so does the package.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["lazy_names"]
+__all__ = ["lazy_names", "module_of_names"]
 
 
-def lazy_names(
-    package: str, module_of: Mapping[str, str], packages: Collection[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package.
+def module_of_names(stub: Path) -> dict[str, str]:
+    """Return the full name of the module that each public name of a stub is imported from.
 
     Args:
-        package: its name.
-        module_of: the module of each public name, relative to the package.
-        packages: packages in it that are touched as names, without an import of their own.
+        stub: a file of `from package.module import Name as Name` lines; everything else in it is ignored.
     """
-    public = sorted({*module_of, *packages})
+    statements = ast.parse(stub.read_text(encoding="utf-8")).body
+    return {
+        alias.name: node.module
+        for node in statements
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+        if alias.asname
+    }
+
+
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package with a stub.
+
+    Args:
+        package: its `__name__`.
+        file: its `__file__`.
+    """
+    module_of = module_of_names(Path(file).with_suffix(".pyi"))
 
     def load(name: str) -> Any:
-        """Load a public name at its first touch."""
-        if name in packages:
-            return importlib.import_module(f"{package}.{name}")
+        """Load a public name when it is first used."""
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+        module = module_of[name]
+        if module == package:  # a package in this package, which is a name by itself
+            return importlib.import_module(f"{package}.{name}")
+        value = getattr(importlib.import_module(module), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def names() -> list[str]:
         """List the public names, loaded or not, and what every module has."""
-        return sorted({*public, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
+        return sorted({*module_of, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
-    return load, names, public
+    return load, names, sorted(module_of)

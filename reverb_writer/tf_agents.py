@@ -25,11 +25,11 @@ from typing import Any
 
 import tree
 
-from reverb_writer.client import Client, as_client
+from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, StructureError
-from reverb_writer.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver
-from reverb_writer.observing import Observer
-from reverb_writer.priorities import Priority
+from reverb_writer.writing.observer_base import Observer
+from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver
+from reverb_writer.writing.priorities import Priority
 
 __all__ = [
     "FlattenedTrajectoryError",

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from reverb_writer.wire import messages
+from reverb_writer.protocol import messages
 
 
 def server_info(*tables: str, max_times_sampled: int = 0) -> bytes:

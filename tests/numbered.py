@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 import reverb_writer as rw
-from reverb_writer.wire import messages
-from reverb_writer.wire.single_item import one_item
+from reverb_writer.client.single_item import one_item
+from reverb_writer.protocol import messages
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
 

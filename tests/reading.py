@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tree
 
 import reverb_writer as rw
-from reverb_writer.wire.signatures import ArraySpec
+from reverb_writer.protocol.signatures import ArraySpec
 
 
 class Place(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from reverb_writer.wire import messages
-from reverb_writer.wire.channel import Channel
+from reverb_writer.protocol import messages
+from reverb_writer.transport.channel import Channel
 
 
 class Relay:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from reverb_writer.wire import messages, tensors
+from reverb_writer.protocol import messages, tensors
 
 Slices = Sequence[tuple[int, int, int, int]]
 """Of a column: chunk key, offset, length, index."""

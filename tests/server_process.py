@@ -186,7 +186,7 @@ def host(line: Connection) -> None:
 
 def raise_hosts(line: socket.socket) -> None:
     """Fork a host for each request, until the tests' end of `line` closes."""
-    import reverb_writer_server.replay_server  # noqa: F401  # what takes seconds, and is done before the fork
+    import reverb_writer_server.reverb.replay_server  # noqa: F401  # what takes seconds, and is done before the fork
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaves no zombies
     while True:

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.connection import connection_options, ends_well, new_client
+from reverb_writer.cli.server_options import connection_options, ends_well, new_client
 from reverb_writer.cli.transfer import follow
-from reverb_writer.rollouts.files.exporting import export_items, exported_keys, takes_items_out
-from reverb_writer.rollouts.files.writer import RolloutWriter
+from reverb_writer.files.exporting import export_items, exported_keys, takes_items_out
+from reverb_writer.files.rollout_writer import RolloutWriter
 
 
 @click.command("export", short_help="Write the items of a table to disk.")

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.connection import connection_options, ends_well, new_client
+from reverb_writer.cli.server_options import connection_options, ends_well, new_client
 from reverb_writer.cli.transfer import follow
-from reverb_writer.client import Client
-from reverb_writer.observers import EpisodeObserver, TrajectoryObserver
-from reverb_writer.rollouts.files.importing import import_trajectories
-from reverb_writer.rollouts.files.journal import Journal
-from reverb_writer.rollouts.files.stored import list_trajectories
-from reverb_writer.windowing import EndOfEpisode
+from reverb_writer.client.client import Client
+from reverb_writer.files.importing import import_trajectories
+from reverb_writer.files.journal import Journal
+from reverb_writer.files.trajectory_folder import list_trajectories
+from reverb_writer.windows import EndOfEpisode
+from reverb_writer.writing.observers import EpisodeObserver, TrajectoryObserver
 
 _WHOLE = (1 << 31) - 1
 

@@ -15,12 +15,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reverb_writer.cli.connection import ends_well, new_client, security_options, timeout_option
-from reverb_writer.client import Client
+from reverb_writer.cli.server_options import ends_well, new_client, security_options, timeout_option
+from reverb_writer.client.client import Client
+from reverb_writer.client.rate_limits import Standstill, Watch, figures, rates, reason
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.flow import Standstill, Watch, figures, rates, reason
-from reverb_writer.structure import SPECS_TABLE
-from reverb_writer.wire.server_info import ServerInfo, TableInfo
+from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.transport.server_info import ServerInfo, TableInfo
 
 _HEADINGS = ("table", "size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample")
 _ANY_WIDTH = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from reverb_writer.environments.n_step import NStepTransform
+from reverb_writer.environments.n_step_transform import NStepTransform
 from reverb_writer.errors import SpecError
 
 __all__ = ["record"]
@@ -16,9 +16,10 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
 
     Args:
         env: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a `dm_env.Environment`.
-        observer: called with each step, a dict (see `reverb_writer.environments.rows`): a `TrajectoryObserver` or any
-            of its kind, an `NStepTransform`, or any function. For a vector environment a `VectorObserver` of as many
-            environments, or what can be called like it. It stays the caller's to close, after the environment.
+        observer: called with each step, a dict (see `reverb_writer.environments.recorded_steps`): a
+            `TrajectoryObserver` or any of its kind, an `NStepTransform`, or any function. For a vector environment a
+            `VectorObserver` of as many environments, or what can be called like it. It stays the caller's to close,
+            after the environment.
         seeds: whether steps also have `seed`, int64: that of the `reset` that began their episode, -1 for none.
             Gymnasium only.
 
@@ -41,17 +42,17 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
     if gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv):
         if isinstance(observer, NStepTransform):
             raise SpecError("an `NStepTransform` takes steps of one environment: use one, and an observer, for each.")
-        from reverb_writer.environments.lanes import VectorRecorder  # noqa: PLC0415  # needs gymnasium
+        from reverb_writer.environments.vector_recorder import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
         return VectorRecorder(env, observer, seeds=seeds)
     if gymnasium is not None and isinstance(env, gymnasium.Env):
-        from reverb_writer.environments.single import Recorder  # noqa: PLC0415  # needs gymnasium
+        from reverb_writer.environments.recorder import Recorder  # noqa: PLC0415  # needs gymnasium
 
         return Recorder(env, observer, seeds=seeds)
     if dm_env is not None and isinstance(env, dm_env.Environment):
         if seeds:
             raise SpecError("`seeds` must be False for a dm_env.Environment, the resets of which take no seed.")
-        from reverb_writer.environments.dm_environment import RecordedEnvironment  # noqa: PLC0415  # needs dm_env
+        from reverb_writer.environments.dm_env_recorder import RecordedEnvironment  # noqa: PLC0415  # needs dm_env
 
         return RecordedEnvironment(env, observer)
     kind = type(env).__name__

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from reverb_writer.environments.rows import FALSE, TRUE, last_step
+from reverb_writer.environments.recorded_steps import FALSE, TRUE, last_step
 from reverb_writer.errors import StructureError
 
 __all__ = ["TimeStepRecorder"]
@@ -18,7 +18,8 @@ class TimeStepRecorder:
     """Pass what an actor sees and does to an observer, as Acme's actors pass it to an adder.
 
     An episode that ends with discount 0 is terminated, with any other it is truncated. What an action led to, reward
-    and discount, stands beside the action; see `reverb_writer.environments.rows`. Used from one thread at a time.
+    and discount, stands beside the action; see `reverb_writer.environments.recorded_steps`. Used from one thread at a
+    time.
 
     Example:
         recorder = rw.environments.TimeStepRecorder(observer)

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer.decoding.samples import Column, SampleInfos
 from reverb_writer.errors import StructureError
-from reverb_writer.wire.samples import Column, SampleInfos
 
 __all__ = ["Batch", "BatchInfo", "Collate", "collate"]
 

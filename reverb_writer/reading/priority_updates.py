@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.client import Client
+from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
-from reverb_writer.wire.server_info import TableInfo
+from reverb_writer.transport.server_info import TableInfo
 
 __all__ = ["PriorityUpdates"]
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.reading.prefetch import Prefetch
-from reverb_writer.wire.inquiry import Inquiry
+from reverb_writer.reading.thread_fetcher import Prefetch
+from reverb_writer.transport.server_probe import Inquiry
 
 __all__ = ["LOG_EVERY_S", "Wait", "logged", "unchained"]
 

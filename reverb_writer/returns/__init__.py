@@ -38,8 +38,8 @@ array-api-compat installed those of any library that it knows, such as PyTorch's
 from __future__ import annotations
 
 from reverb_writer.returns.n_step import NStepTransitions, n_step_returns, n_step_transitions
-from reverb_writer.returns.priorities import sequence_priorities
-from reverb_writer.returns.targets import (
+from reverb_writer.returns.td_priorities import sequence_priorities
+from reverb_writer.returns.value_targets import (
     Advantages,
     VTrace,
     discounted_returns,

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.rollouts.arrays import Arrays, flat_rows, map_present
-from reverb_writer.rollouts.trajectories import pad
-from reverb_writer.rollouts.transitions import ContiguousMiniBatch
+from reverb_writer.rollouts.storage_records import ContiguousMiniBatch
+from reverb_writer.rollouts.trajectory_padding import pad
 from reverb_writer.slices import Trajectories
 from reverb_writer.slices.boundaries import positions
 

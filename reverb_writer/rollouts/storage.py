@@ -19,11 +19,11 @@ import numpy as np
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.returns import gae, normalize
-from reverb_writer.rollouts import hidden_states, transitions, windows
+from reverb_writer.rollouts import hidden_states, replay_windows, storage_records
 from reverb_writer.rollouts.arrays import Arrays, map_present, write_row
 from reverb_writer.rollouts.ends import ends_of
 from reverb_writer.rollouts.minibatches import MiniBatches
-from reverb_writer.rollouts.trajectories import find
+from reverb_writer.rollouts.trajectory_padding import find
 from reverb_writer.slices import Trajectories
 
 __all__ = ["RolloutStorage"]
@@ -59,8 +59,8 @@ class RolloutStorage:
                                  actions_shape=(12,), device="cuda:0")
     """
 
-    Transition: type[transitions.Transition] = transitions.Transition
-    MiniBatch: Any = transitions.MiniBatch
+    Transition: type[storage_records.Transition] = storage_records.Transition
+    MiniBatch: Any = storage_records.MiniBatch
 
     _LIKE: ClassVar[Mapping[str, str]] = {}
     """Columns that a subclass adds, and those that they look like."""
@@ -112,7 +112,7 @@ class RolloutStorage:
         self.num_envs = integer("num_envs", num_envs, minimum=1)
         self.num_transitions_per_env = integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
         num_rewards = integer("num_rewards", num_rewards, minimum=1)
-        self._shapes = transitions.column_shapes(obs_shape, critic_obs_shape, actions_shape, num_rewards)
+        self._shapes = storage_records.column_shapes(obs_shape, critic_obs_shape, actions_shape, num_rewards)
         self._shapes |= {name: self._shapes[like] for name, like in self._LIKE.items()}
         self._arrays = Arrays(device)
         self._rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ class RolloutStorage:
 
     # ---------------------------------------------------------------------------------------------- writing
 
-    def add_transitions(self, transition: transitions.Transition) -> None:
+    def add_transitions(self, transition: storage_records.Transition) -> None:
         """Copy one step of all environments into the next row.
 
         Raises:
@@ -138,7 +138,7 @@ class RolloutStorage:
 
     def fill_from(
         self, dataset: Iterable[Any], fields_fn: Callable[[Any], Mapping[str, Any]] | None = None
-    ) -> transitions.Transition | None:
+    ) -> storage_records.Transition | None:
         """Fill a rollout with windows from a replay table: each becomes an environment of the rollout.
 
         Takes as many batches as make B windows, and no more: from a queue table each step is used once. What was there
@@ -160,7 +160,7 @@ class RolloutStorage:
             StructureError: the windows do not fit, or flag an end on a boundary step. As for IncompleteError.
         """
         self._check_room(self.num_transitions_per_env)
-        steps = windows.read(
+        steps = replay_windows.read(
             self._arrays, dataset, self.Transition, self.num_envs, self.num_transitions_per_env, fields_fn
         )
         rows = [self._read(step) for step in steps]
@@ -280,7 +280,7 @@ class RolloutStorage:
 
     def contiguous_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
-    ) -> Iterator[transitions.ContiguousMiniBatch]:
+    ) -> Iterator[storage_records.ContiguousMiniBatch]:
         """Yield minibatches of whole environments as trajectories end to end, without padding.
 
         Arguments and errors as for `recurrent_mini_batch_generator`.
@@ -307,11 +307,11 @@ class RolloutStorage:
         """Return new rows of all columns; None of those that there are not."""
         return dict(self._arrays.zeros(self._shapes, (num_rows, self.num_envs)))
 
-    def _read(self, transition: transitions.Transition) -> dict[str, Any]:
+    def _read(self, transition: storage_records.Transition) -> dict[str, Any]:
         """Return a row of each column that the transition brings, checked."""
         row = {}
         for field in fields(self.Transition):
-            name, given = transitions.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
+            name, given = storage_records.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
             column = getattr(self, name, None)
             if given is not None and column is not None and name in self._shapes:
                 given = self._arrays.asarray(given) != 0 if name in ("dones", "truncated") else given
@@ -377,7 +377,7 @@ class RolloutStorage:
     def _columns(self) -> dict[str, Any]:
         """Return what minibatches are made of, oldest row first, by field; None where there is nothing."""
         lacking = {"masks"} | (_POLICY - self._given) | (set() if self._has_returns else {"advantages", "returns"})
-        names = {field: transitions.COLUMN_OF.get(field, field) for field in self.MiniBatch._fields}
+        names = {field: storage_records.COLUMN_OF.get(field, field) for field in self.MiniBatch._fields}
         return {
             field: None if name in lacking or getattr(self, name) is None else self._in_time(name)
             for field, name in names.items()

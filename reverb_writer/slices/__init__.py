@@ -8,11 +8,11 @@
 
 from __future__ import annotations
 
-from reverb_writer.slices.batches import SliceBatch, allot, concatenate_batches, gather, sample_members
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
+from reverb_writer.slices.gather import SliceBatch, allot, concatenate_batches, gather, sample_members
 from reverb_writer.slices.markers import Markers, read_markers
 from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
-from reverb_writer.slices.trajectories import (
+from reverb_writer.slices.trajectory_layout import (
     PaddedTrajectories,
     TrajectoryAssembler,
     concatenate_trajectories,

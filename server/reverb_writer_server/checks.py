@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 
 import reverb_writer as rw
-from reverb_writer.structure import SPECS_TABLE
-from reverb_writer_server import banner
-from reverb_writer_server.checkpoint import Checkpoint, TableState, differences, tables_of
-from reverb_writer_server.checkpoints import CheckpointError, check_directory, choose
-from reverb_writer_server.config import ServerConfig
+from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences, tables_of
+from reverb_writer_server.checkpoints.folder import CheckpointError, check_directory, choose
+from reverb_writer_server.config.schema import ServerConfig
+from reverb_writer_server.observability import banner
 
 __all__ = ["RestoreError", "check_memory", "what_to_restore"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.connection import new_client, security_options, timeout_option
+from reverb_writer.cli.server_options import new_client, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server import __version__
 
@@ -52,12 +52,12 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
     failed.
     """
-    from reverb_writer_server import endings
+    from reverb_writer_server import signals
 
-    endings.note()
-    from reverb_writer_server import config as configuration
-    from reverb_writer_server import logs
-    from reverb_writer_server.limits import refuse_twice
+    signals.note()
+    from reverb_writer_server import log_setup
+    from reverb_writer_server.config import schema as configuration
+    from reverb_writer_server.config.rate_limiter_checks import refuse_twice
     from reverb_writer_server.service import Service
 
     keys = {
@@ -78,7 +78,7 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         flags["tables", name, "max_size"] = 1_000_000 if max_size is None else max_size
         flags["tables", name, "min_size"] = 1 if min_size is None else min_size
     loaded = configuration.load(config, os.environ, flags)
-    logs.set_up(loaded.log_format, loaded.log_level)
+    log_setup.set_up(loaded.log_format, loaded.log_level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
     sys.exit(service.run())
 
@@ -91,8 +91,9 @@ def validate(config: Path) -> None:
     Exit code 1 if `serve` would refuse it, with the checkpoints that are there. Whether its ports are free, and whether
     another server uses its checkpoints, is not looked at.
     """
-    from reverb_writer_server import banner, checks
-    from reverb_writer_server import config as configuration
+    from reverb_writer_server import checks
+    from reverb_writer_server.config import schema as configuration
+    from reverb_writer_server.observability import banner
 
     loaded = configuration.load(config, os.environ)
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
@@ -112,8 +113,8 @@ def checkpoints() -> None:
 @click.argument("directory", type=_PATH)
 def list_checkpoints(directory: Path) -> None:
     """List the checkpoints of a folder, newest first."""
-    from reverb_writer_server.checkpoints import checkpoints_in
-    from reverb_writer_server.words import bytes_in_words
+    from reverb_writer_server.checkpoints.folder import checkpoints_in
+    from reverb_writer_server.observability.describe import bytes_in_words
 
     for one in checkpoints_in(directory):
         size = bytes_in_words(one.size_bytes)
@@ -124,8 +125,8 @@ def list_checkpoints(directory: Path) -> None:
 @click.argument("path", type=_PATH)
 def inspect(path: Path) -> None:
     """Say what is in a checkpoint: tables, items, counters, chunks."""
-    from reverb_writer_server.checkpoint import Checkpoint
-    from reverb_writer_server.checkpoint import inspect as read
+    from reverb_writer_server.checkpoints.contents import Checkpoint
+    from reverb_writer_server.checkpoints.contents import inspect as read
 
     contents = read(Checkpoint(path))
     for table in contents.tables:
@@ -144,8 +145,8 @@ def inspect(path: Path) -> None:
 @click.argument("paths", type=_PATH, nargs=-1, required=True)
 def verify(paths: Sequence[Path]) -> None:
     """Read checkpoints from end to end. Exit code 1 if one is incomplete or damaged."""
-    from reverb_writer_server.checkpoint import Checkpoint
-    from reverb_writer_server.checkpoint import verify as read
+    from reverb_writer_server.checkpoints.contents import Checkpoint
+    from reverb_writer_server.checkpoints.contents import verify as read
 
     faulty = 0
     for path in paths:

@@ -18,19 +18,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import reverb_writer as rw
-from reverb_writer_server import banner, endings
-from reverb_writer_server.checkpoint import Checkpoint
-from reverb_writer_server.checkpoints import CheckpointFolder
+from reverb_writer_server import signals
+from reverb_writer_server.checkpoints.contents import Checkpoint
+from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory, what_to_restore
-from reverb_writer_server.config import ServerConfig
-from reverb_writer_server.draining import connections_to
-from reverb_writer_server.memory import estimate
-from reverb_writer_server.monitor import Monitor
-from reverb_writer_server.reverb_child import Start
-from reverb_writer_server.reverb_process import ReverbProcess, ReverbProcessError
-from reverb_writer_server.state import CheckpointLog, State
-from reverb_writer_server.web import Web
-from reverb_writer_server.words import bytes_in_words
+from reverb_writer_server.config.schema import ServerConfig
+from reverb_writer_server.observability import banner
+from reverb_writer_server.observability.describe import bytes_in_words
+from reverb_writer_server.observability.http import Web
+from reverb_writer_server.observability.memory import estimate
+from reverb_writer_server.observability.monitor import Monitor
+from reverb_writer_server.observability.state import CheckpointLog, State
+from reverb_writer_server.reverb.child import Start
+from reverb_writer_server.reverb.draining import connections_to
+from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
 __all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "STOPPED", "Service", "has_ended"]
 
@@ -160,7 +161,7 @@ class Service:
 
         def waiting(bytes_read: int) -> None:
             nonlocal told
-            ending = endings.wait(0)
+            ending = signals.wait(0)
             if ending is not None:
                 raise _StoppedAtOnceError(ending)  # nothing is served yet, so nothing is lost
             if restore is None:
@@ -189,7 +190,7 @@ class Service:
         }
         due = {what: time.monotonic() + seconds for what, seconds in every.items() if seconds}
         while True:
-            ending = endings.wait(_TICK_S)
+            ending = signals.wait(_TICK_S)
             if ending is not None:
                 _logger.info("%s: taking no more work; a second signal stops at once", ending.name)
                 return self._end(process)
@@ -214,7 +215,7 @@ class Service:
         last = threading.Thread(target=lambda: outcome.append(self._finish(process)), name="end", daemon=True)
         last.start()
         while last.is_alive():
-            again = endings.wait(_PAUSE_S)
+            again = signals.wait(_PAUSE_S)
             if again is not None:
                 _logger.warning("%s again: stopped at once", again.name)
                 process.kill()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf import timestamp_pb2
 
-from reverb_writer.wire import messages
+from reverb_writer.protocol import messages
 
 schema_pb2 = pytest.importorskip("reverb.cc.schema_pb2")
 checkpoint_pb2 = pytest.importorskip("reverb.cc.checkpointing.checkpoint_pb2")

@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 import pytest
 
-from reverb_writer.wire import messages, signatures
-from reverb_writer.wire.signatures import ArraySpec
+from reverb_writer.protocol import messages, signatures
+from reverb_writer.protocol.signatures import ArraySpec
 
 from .serve import Table, serving
 

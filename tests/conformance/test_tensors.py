@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 
-from reverb_writer.wire import messages, tensors
+from reverb_writer.protocol import messages, tensors
 
 reverb = pytest.importorskip("reverb")
 tf = pytest.importorskip("tensorflow")

@@ -14,7 +14,7 @@ from server_process import HostedServer
 from service_process import eventually
 
 import reverb_writer as rw
-from reverb_writer.wire.single_item import one_item
+from reverb_writer.client.single_item import one_item
 
 LONG_S = 60.0  # a time-out that no test reaches
 FAR_TOO_LONG_S = 30.0

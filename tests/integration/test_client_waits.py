@@ -13,7 +13,7 @@ from reading import eventually, fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.wire.signatures import ArraySpec
+from reverb_writer.protocol.signatures import ArraySpec
 
 StartServer = Callable[..., HostedServer]
 

@@ -137,7 +137,7 @@ def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_prece
 
 
 def rw_spec(dtype: Any) -> Any:
-    from reverb_writer.wire.signatures import ArraySpec
+    from reverb_writer.protocol.signatures import ArraySpec
 
     return ArraySpec((), np.dtype(dtype))
 

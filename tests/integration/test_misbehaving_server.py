@@ -11,9 +11,9 @@ import pytest
 from misbehaving import MisbehavingServer, server_info
 
 import reverb_writer as rw
-from reverb_writer.wire import messages, responses
-from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.sample_stream import SampleStream
+from reverb_writer.protocol import messages, responses
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.sample_stream import SampleStream
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from reading import fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.wire import connection, insert_stream, messages
+from reverb_writer.protocol import messages
+from reverb_writer.transport import connection, insert_stream
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
 

@@ -12,8 +12,8 @@ from numbered import QUEUE, insert_numbers, write_steps
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.structure import SPECS_TABLE, spec_key
-from reverb_writer.wire.signatures import ArraySpec
+from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.protocol.table_specs import SPECS_TABLE, spec_key
 
 StartServer = Callable[..., HostedServer]
 

@@ -15,6 +15,7 @@ from rollout_steps import tf_agents_steps
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.files.journal import Journal
 from reverb_writer.rollouts import (
     RolloutTee,
     RolloutWriter,
@@ -24,7 +25,6 @@ from reverb_writer.rollouts import (
     list_trajectories,
     send_trajectory,
 )
-from reverb_writer.rollouts.files.journal import Journal
 
 StartServer = Callable[..., HostedServer]
 

@@ -20,8 +20,8 @@ import pytest
 from server_process import SERVER_PYTHON, START_TIMEOUT_S, HostedServer
 
 import reverb_writer as rw
+from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import RateLimiter
-from reverb_writer.wire.signatures import ArraySpec
 
 StartServer = Callable[..., HostedServer]
 

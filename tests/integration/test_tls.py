@@ -17,7 +17,7 @@ from reading import fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.wire import messages
+from reverb_writer.protocol import messages
 
 pytestmark = pytest.mark.skipif(OPENSSL is None, reason="the openssl command, which makes the certificates, is missing")
 

@@ -14,8 +14,8 @@ from reading import fifo, read, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.wire import messages
-from reverb_writer.wire.insert_stream import InsertStream
+from reverb_writer.protocol import messages
+from reverb_writer.transport.insert_stream import InsertStream
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 

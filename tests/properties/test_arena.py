@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk
 
+from reverb_writer.decoding.chunk_ring import Arena
+from reverb_writer.decoding.encoded_chunk import SentChunk, SentChunks
 from reverb_writer.errors import FormatError
-from reverb_writer.wire.arena import Arena
-from reverb_writer.wire.sent_chunks import SentChunk, SentChunks
 
 MAX_BYTES = 40 * 24  # 40 rows of three floats
 

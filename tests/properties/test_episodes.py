@@ -10,9 +10,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reverb_writer.episode import Episode, InfiniteLookbackBuffer
+from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import StructureError
-from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.windows import EndOfEpisode, WindowSpec
 
 BOUNDS = st.none() | st.integers(-9, 9)
 STEPS = st.none() | st.integers(-4, 4).filter(bool)

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk, item, response, together
 
+from reverb_writer.decoding.batch_assembler import Assembly
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
+from reverb_writer.protocol.responses import Splicer
+from reverb_writer.protocol.table_specs import packer
 from reverb_writer.reading.batches import collate
-from reverb_writer.structure import packer
-from reverb_writer.wire.assembly import Assembly
-from reverb_writer.wire.responses import Splicer
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))
 CACHE_BYTES = SAMPLE_BYTES = 1 << 20
@@ -166,7 +166,7 @@ def test_any_bytes_give_samples_or_typed_errors(message: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_trajectory_gives_samples_or_typed_errors(flat: bytes) -> None:
-    from reverb_writer.wire import messages
+    from reverb_writer.protocol import messages
 
     made = messages.SampledResponse()
     made.entries.add(end_of_sequence=True).info.item.flat_trajectory = flat

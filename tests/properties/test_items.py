@@ -9,13 +9,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from reverb_writer.wire import items, tensors
-from reverb_writer.wire.messages import InsertStreamRequest
+from reverb_writer.protocol import item_encoding, tensors
+from reverb_writer.protocol.messages import InsertStreamRequest
 
 no_deadline = settings(deadline=None)  # the machine may be busy
 few = settings(deadline=None, max_examples=30)
 
-KEYS = st.integers(0, items.KEY_LIMIT - 1)
+KEYS = st.integers(0, item_encoding.KEY_LIMIT - 1)
 TABLES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=200)
 # The widths of an index change at 128 columns, those of a column's and an item's length before and after that.
 NUM_COLUMNS = st.integers(1, 6) | st.sampled_from([126, 127, 128, 129, 130, 300])
@@ -27,7 +27,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     n = draw(st.integers(1, 4))
     m = draw(st.integers(1, 9) if num_columns < 100 else st.integers(1, 2))
     c = draw(st.integers(1, 9))
-    pieces = st.lists(st.integers(0, items.MAX_CHUNK_LENGTH), min_size=2, max_size=2, unique=True).map(sorted)
+    pieces = st.lists(st.integers(0, item_encoding.MAX_CHUNK_LENGTH), min_size=2, max_size=2, unique=True).map(sorted)
     steps = np.array(draw(st.lists(pieces, min_size=n * m, max_size=n * m)), np.int64).reshape(n, m, 2)
     return {
         "table": draw(TABLES),
@@ -44,11 +44,11 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 LARGEST: dict[str, Any] = {
     "table": "t" * 20_000,
-    "keys": np.array([items.KEY_LIMIT - 1, 0], np.uint64),
+    "keys": np.array([item_encoding.KEY_LIMIT - 1, 0], np.uint64),
     "priorities": np.array([np.finfo(float).max, 5e-324]),
-    "chunk_keys": np.array([items.KEY_LIMIT - 1], np.uint64),
+    "chunk_keys": np.array([item_encoding.KEY_LIMIT - 1], np.uint64),
     "touched": np.zeros((2, 300), np.int64),
-    "offsets": np.full((2, 300), items.MAX_CHUNK_LENGTH - 1),
+    "offsets": np.full((2, 300), item_encoding.MAX_CHUNK_LENGTH - 1),
     "lengths": np.full((2, 300), 1),
     "num_columns": 2,
     "squeeze": True,
@@ -56,8 +56,8 @@ LARGEST: dict[str, Any] = {
 
 
 def encode(*, table: str, num_columns: int, squeeze: bool, **arrays: Any) -> Any:
-    slices = items.encode_slices(*(arrays[name] for name in ("chunk_keys", "touched", "offsets", "lengths")))
-    return items.encode_items(table, arrays["keys"], arrays["priorities"], slices, num_columns, squeeze=squeeze)
+    slices = item_encoding.encode_slices(*(arrays[name] for name in ("chunk_keys", "touched", "offsets", "lengths")))
+    return item_encoding.encode_items(table, arrays["keys"], arrays["priorities"], slices, num_columns, squeeze=squeeze)
 
 
 def parsed_slices(column: Any) -> list[tuple[int, int, int, int]]:
@@ -127,10 +127,10 @@ def columns_of_one_length(draw: st.DrawFn) -> list[Any]:
 
 @no_deadline
 @given(KEYS, st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 10), columns_of_one_length())
-@example(items.KEY_LIMIT - 1, 2**64 - 1, 0, [np.zeros((300, 300))] * 3)
+@example(item_encoding.KEY_LIMIT - 1, 2**64 - 1, 0, [np.zeros((300, 300))] * 3)
 @example(0, 0, 0, [np.array([b"", b"\0"], object)] * 200)
 def test_chunk_is_read_as_it_was_asked_for(key: int, episode_id: int, start: int, columns: list[Any]) -> None:
-    message = InsertStreamRequest.FromString(items.encode_chunk(key, episode_id, start, columns))
+    message = InsertStreamRequest.FromString(item_encoding.encode_chunk(key, episode_id, start, columns))
     assert not message.items
     (chunk,) = message.chunks
     assert (chunk.chunk_key, chunk.delta_encoded, chunk.data_tensors_len) == (key, False, len(columns))
@@ -151,9 +151,9 @@ def test_chunk_is_read_as_it_was_asked_for(key: int, episode_id: int, start: int
 
 @no_deadline
 @given(st.lists(KEYS, max_size=40))
-@example([items.KEY_LIMIT - 1] * 3000)
+@example([item_encoding.KEY_LIMIT - 1] * 3000)
 def test_keys_to_keep_are_read_as_they_were_asked_for(keys: list[int]) -> None:
-    message = InsertStreamRequest.FromString(items.encode_keep_keys(keys))
+    message = InsertStreamRequest.FromString(item_encoding.encode_keep_keys(keys))
     assert list(message.keep_chunk_keys) == keys
     assert not message.items
     assert not message.chunks
@@ -166,8 +166,8 @@ def test_parts_make_a_request_in_any_order(
 ) -> None:
     parts = [
         encode(**request).tobytes(),
-        items.encode_chunk(1, 2, 3, columns),
-        items.encode_keep_keys(keys),
+        item_encoding.encode_chunk(1, 2, 3, columns),
+        item_encoding.encode_keep_keys(keys),
     ]
     message = InsertStreamRequest.FromString(b"".join(parts[i] for i in order))
     assert [item.key for item in message.items] == request["keys"].tolist()

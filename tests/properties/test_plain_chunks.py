@@ -13,11 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sampled import chunk
 
+from reverb_writer.decoding.encoded_chunk import Kind, Lessons, SentChunk, SentChunks
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.wire import messages
-from reverb_writer.wire.plain_chunks import Expected, find_contents, find_frame
-from reverb_writer.wire.sent_chunks import Kind, Lessons, SentChunk, SentChunks
-from reverb_writer.wire.tensors import varint
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.chunk_layout import Expected, find_contents, find_frame
+from reverb_writer.protocol.tensors import varint
 
 KEY_BYTES = 2  # tag and a key below 128
 COLUMNS = [np.arange(5), np.arange(5 * 640, dtype=np.uint8).reshape(5, 640), np.ones(5, bool)]

@@ -16,8 +16,8 @@ from hypothesis.extra import numpy as arrays
 from rollout_steps import write_transitions
 
 import reverb_writer as rw
+from reverb_writer.files.nest_json import decode_nest, encode_nest, pack, rows
 from reverb_writer.rollouts import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
-from reverb_writer.rollouts.files.nests import decode_nest, encode_nest, pack, rows
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("bool", "uint8", "int64", "float16", "float32", "complex128")])
 

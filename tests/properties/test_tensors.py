@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.wire import tensors
-from reverb_writer.wire.messages import TensorProto
+from reverb_writer.protocol import tensors
+from reverb_writer.protocol.messages import TensorProto
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

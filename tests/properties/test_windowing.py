@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.windows import EndOfEpisode, WindowSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

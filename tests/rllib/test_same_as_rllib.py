@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from reverb_writer.episode import Episode, InfiniteLookbackBuffer
+from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # our tests fail on warnings, and Ray cannot be loaded without

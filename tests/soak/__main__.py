@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reverb_writer_server.checkpoints import checkpoints_in
+from reverb_writer_server.checkpoints.folder import checkpoints_in
 from service_process import ServiceProcess
 
 from soak.books import Books, Loss, num_confirmed

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reverb_writer_server.checkpoint import Checkpoint, inspect
-from reverb_writer_server.records import CHUNKS, ITEMS, read_records
+from reverb_writer_server.checkpoints.contents import Checkpoint, inspect
+from reverb_writer_server.checkpoints.tfrecord import CHUNKS, ITEMS, read_records
 
-from reverb_writer.wire import messages, tensors
+from reverb_writer.protocol import messages, tensors
 
 __all__ = ["LENGTH", "Books", "Journal", "Loss", "num_confirmed"]
 

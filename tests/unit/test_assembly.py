@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk, item, response, together
 
+from reverb_writer.decoding.batch_assembler import Assembly
+from reverb_writer.decoding.samples import Column, split_samples
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.wire import messages
-from reverb_writer.wire.assembly import Assembly
-from reverb_writer.wire.responses import Splicer
-from reverb_writer.wire.samples import Column, split_samples
-from reverb_writer.wire.trajectories import Group, parse
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import Splicer
+from reverb_writer.protocol.trajectory_parsing import Group, parse
 
 
 def samples_of(message: bytes) -> list[Any]:
@@ -61,7 +61,7 @@ slices = st.lists(
 def test_fast_way_reads_what_the_slow_way_reads(
     of_all: list[tuple[int, int, int]], num: int, with_others: bool
 ) -> None:
-    from reverb_writer.wire.trajectories import _parse_any
+    from reverb_writer.protocol.trajectory_parsing import _parse_any
 
     one = together(1, [key for key, _, _ in of_all], [(offset, length) for _, offset, length in of_all], num)
     if with_others:

@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.config import KEYS, load
-from reverb_writer_server.metrics import exposition
-from reverb_writer_server.state import State
+from reverb_writer_server.config.schema import KEYS, load
+from reverb_writer_server.observability.metrics import exposition
+from reverb_writer_server.observability.state import State
 
 ROOT = Path(__file__).parent.parent.parent
 METRIC = re.compile(r"\breverb_[a-z_]+[a-z]\b")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reverb_writer.windowing import EndOfEpisode
+from reverb_writer.windows import EndOfEpisode
 
 PAGE = Path(__file__).parents[2] / "docs" / "windows.md"
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer.episode import Episode
+from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError, UnknownKeyError
 
 spaces = pytest.importorskip("gymnasium").spaces

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer.episode import Episode, InfiniteLookbackBuffer
+from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
 from reverb_writer.errors import OutOfRangeError, SpecError, StructureError
 
 spaces = pytest.importorskip("gymnasium").spaces

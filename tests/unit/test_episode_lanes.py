@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer.episode import Episode, EpisodeBatch
+from reverb_writer.episodes import Episode, EpisodeBatch
 from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError
 
 pytest.importorskip("gymnasium", minversion="1.0")

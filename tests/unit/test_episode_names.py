@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from reverb_writer.episode import Episode
+from reverb_writer.episodes import Episode
 
 
 def grown(num_steps: int) -> Episode:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer.episode import Episode, InfiniteLookbackBuffer
-from reverb_writer.episode.encoding import decoded, encoded
+from reverb_writer.episodes import Episode, InfiniteLookbackBuffer
+from reverb_writer.episodes.json_encoding import decoded, encoded
 from reverb_writer.errors import FormatError, StructureError
 
 spaces = pytest.importorskip("gymnasium").spaces

@@ -16,7 +16,12 @@ import reverb_writer as rw
 PACKAGE = Path(rw.__file__).parent
 NEEDED = {"numpy", "grpc", "google", "cramjam", "tree", "reverb_writer", "__future__"}
 # Loaded by an environment of that package, by the command, which looks for them, and where bytes cannot be read.
-EXEMPT = {"environments/dm_environment.py", "environments/lanes.py", "environments/single.py", "environments/spaces.py"}
+EXEMPT = {
+    "environments/dm_env_recorder.py",
+    "environments/vector_recorder.py",
+    "environments/recorder.py",
+    "environments/space_encoding.py",
+}
 
 
 class Strange:

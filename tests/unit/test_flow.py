@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from reverb_writer.flow import Watch, figures, insert_room, rates, reached_ratio, reason, sample_room
-from reverb_writer.wire.server_info import RateLimiterInfo, ServerInfo, TableInfo
+from reverb_writer.client.rate_limits import Watch, figures, insert_room, rates, reached_ratio, reason, sample_room
+from reverb_writer.transport.server_info import RateLimiterInfo, ServerInfo, TableInfo
 
 STATES = ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import inspect
 import json
 import subprocess
 import sys
 from importlib import resources
-from typing import Any
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import reverb_writer
+import reverb_writer.rollouts
+from reverb_writer.lazy import module_of_names
 
 HEAVY = {"dm_env", "gymnasium", "jax", "reverb", "reverb_writer_server", "tensorflow", "tf_agents", "torch"}
 
@@ -37,45 +38,33 @@ def test_touching_every_public_name_loads_no_framework() -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("name", sorted(reverb_writer._MODULE_OF))
-def test_public_name_is_the_one_of_its_module_and_has_a_docstring(name: str) -> None:
-    value = getattr(reverb_writer, name)
-    home = sys.modules[f"reverb_writer.{reverb_writer._MODULE_OF[name]}"]
-    assert value is getattr(home, name)
-    assert name in home.__all__
-    assert inspect.getdoc(value)
+@pytest.mark.parametrize("package", [reverb_writer, reverb_writer.rollouts], ids=lambda package: package.__name__)
+def test_public_names_are_those_of_their_modules_and_have_docstrings(package: ModuleType) -> None:
+    module_of = module_of_names(Path(str(package.__file__)).with_suffix(".pyi"))
+    assert {*vars(package)["__all__"]} == module_of.keys()
+    for name, module in module_of.items():
+        value = getattr(package, name)
+        assert inspect.getdoc(value), name
+        if module != package.__name__:
+            home = sys.modules[module]
+            assert value is getattr(home, name)
+            assert name in home.__all__
 
 
-def test_type_checkers_see_the_names_that_the_interpreter_sees() -> None:
-    seen = {
-        alias.asname: node.module.removeprefix("reverb_writer.")
-        for node in ast.walk(ast.parse(inspect.getsource(reverb_writer)))
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("reverb_writer.")
-        for alias in node.names
-        if alias.asname
-    }
-    assert seen == reverb_writer._MODULE_OF
-
-
-@pytest.mark.parametrize(
-    ("package", "also"), [("reverb_writer", {"environments", "rollouts"}), ("reverb_writer.rollouts", set())]
-)
-def test_star_gives_the_public_names_and_nothing_else(package: str, also: set[str]) -> None:
-    got: dict[str, Any] = {}
-    exec(f"from {package} import *", got)  # noqa: S102  # allowed at module level only
-    module = importlib.import_module(package)
-    assert got.keys() - {"__builtins__"} == module._MODULE_OF.keys() | also
-    assert {name for name in dir(module) if not name.startswith("__")} == module._MODULE_OF.keys() | also
+def test_star_import_brings_the_public_names_and_nothing_else() -> None:
+    names: dict[str, object] = {}
+    exec("from reverb_writer import *", names)  # noqa: S102  # the statement is the test
+    assert names.keys() - {"__builtins__"} == {*vars(reverb_writer)["__all__"]}
 
 
 def test_unknown_name_is_an_attribute_error_that_names_it() -> None:
     with pytest.raises(AttributeError, match="module 'reverb_writer' has no attribute 'TrajectoryObservr'"):
-        reverb_writer.TrajectoryObservr  # noqa: B018  # the look-up is the test
+        reverb_writer.TrajectoryObservr  # type: ignore[attr-defined]  # noqa: B018  # the look-up is the test
 
 
 def test_names_are_listed_before_they_are_loaded() -> None:
     loaded = modules_after("import reverb_writer\nassert 'TrajectoryObserver' in dir(reverb_writer)")
-    assert "reverb_writer.observers" not in loaded
+    assert "reverb_writer.writing.observers" not in loaded
 
 
 def test_package_ships_its_types() -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from reverb_writer.wire.in_flight import InFlight, InsertRequest
-from reverb_writer.wire.items import encode_chunk
-from reverb_writer.wire.messages import InsertStreamRequest, PrioritizedItem
+from reverb_writer.protocol.item_encoding import encode_chunk
+from reverb_writer.protocol.messages import InsertStreamRequest, PrioritizedItem
+from reverb_writer.transport.in_flight import InFlight, InsertRequest
 
 
 def item_row(key: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

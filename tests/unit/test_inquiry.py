@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from reverb_writer.wire.channel import Channel
-from reverb_writer.wire.in_flight import InFlight
-from reverb_writer.wire.inquiry import Wait
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.in_flight import InFlight
+from reverb_writer.transport.server_probe import Wait
 
 
 @pytest.mark.parametrize(("patient", "is_over"), [(True, False), (False, True)])

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import reverb_writer as rw
+from reverb_writer.files.legacy import LegacyTrajectory, frame_range
+from reverb_writer.files.unpickling import load_arrays
 from reverb_writer.rollouts import RolloutDataset
-from reverb_writer.rollouts.files.legacy import LegacyTrajectory, frame_range
-from reverb_writer.rollouts.files.unpickling import load_arrays
 
 
 def frames(start: int, stop: int, *, done: bool = False) -> dict[str, Any]:
@@ -239,6 +239,6 @@ def test_hostile_trajectory_is_skipped_by_name(tmp_path: Path) -> None:
 
 
 def test_every_opcode_that_is_allowed_exists() -> None:
-    from reverb_writer.rollouts.files.unpickling import _OPCODES
+    from reverb_writer.files.unpickling import _OPCODES
 
     assert {opcode.name for opcode in pickletools.opcodes} >= _OPCODES

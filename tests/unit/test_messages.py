@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf import descriptor_pool
 
-from reverb_writer.wire import messages
+from reverb_writer.protocol import messages
 
 
 def test_a_message_has_the_bytes_of_its_fields() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
-from reverb_writer.priorities import Ending, WindowPriorities, check_priority
-from reverb_writer.windowing import WindowSpec
+from reverb_writer.windows import WindowSpec
+from reverb_writer.writing.priorities import Ending, WindowPriorities
 
 Window = list[int]
 

@@ -16,8 +16,8 @@ import pytest
 from rollout_steps import tf_agents_steps, transition, write_transitions
 
 import reverb_writer as rw
+from reverb_writer.files.manifest import End
 from reverb_writer.rollouts import RolloutWriter, StoredTrajectory, list_trajectories
-from reverb_writer.rollouts.files.manifest import End
 
 
 def only(data_dir: Path) -> StoredTrajectory:

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.allocator import with_jemalloc
-from reverb_writer_server.reverb_process import ReverbProcess
+from reverb_writer_server.reverb.allocator import with_jemalloc
+from reverb_writer_server.reverb.supervisor import ReverbProcess
 
 LIBRARY = ctypes.util.find_library("jemalloc")
 

@@ -13,9 +13,9 @@ from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Tabl
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.checkpoint import Checkpoint, TableState, differences
-from reverb_writer_server.checkpoints import CheckpointError, CheckpointFolder, checkpoints_in, choose
-from reverb_writer_server.records import DONE, FILES, read_records
+from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences
+from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointFolder, checkpoints_in, choose
+from reverb_writer_server.checkpoints.tfrecord import DONE, FILES, read_records
 
 
 def written(incoming: Path, name: str, *, at: float, done: bool = True) -> Path:

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import MinSize, Prioritized, Queue, SampleToInsertRatio, Stack, TableConfig
-from reverb_writer.wire.signatures import ArraySpec
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
-from reverb_writer_server.banner import memory_lines
-from reverb_writer_server.config import KEYS, ServedTable, ServerConfig, load
-from reverb_writer_server.memory import available_bytes, estimate
-from reverb_writer_server.settings import ConfigError
-from reverb_writer_server.words import describe
+from reverb_writer_server.config.schema import KEYS, ServedTable, ServerConfig, load
+from reverb_writer_server.config.sources import ConfigError
+from reverb_writer_server.observability.banner import memory_lines
+from reverb_writer_server.observability.describe import describe
+from reverb_writer_server.observability.memory import available_bytes, estimate
 
 ITEM_BYTES = 1_000
 

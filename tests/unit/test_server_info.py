@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from reverb_writer.wire.server_info import (
+from reverb_writer.transport.server_info import (
     RateLimiterInfo,
     ServerInfo,
     TableInfo,

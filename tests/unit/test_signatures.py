@@ -12,9 +12,9 @@ import pytest
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.wire import signatures
-from reverb_writer.wire.messages import DataType, StructuredValue
-from reverb_writer.wire.signatures import ArraySpec
+from reverb_writer.protocol import signatures
+from reverb_writer.protocol.messages import DataType, StructuredValue
+from reverb_writer.protocol.signatures import ArraySpec
 
 
 class Row(NamedTuple):

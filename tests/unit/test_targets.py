@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from reverb_writer.errors import SpecError
-from reverb_writer.targets import Target, chunk_length_for, end_of_episode_mode, window_targets
-from reverb_writer.windowing import EndOfEpisode, WindowSpec
-from reverb_writer.wire.items import MAX_CHUNK_LENGTH
+from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
+from reverb_writer.windows import EndOfEpisode, WindowSpec
+from reverb_writer.writing.window_targets import Target, chunk_length_for, end_of_episode_mode, window_targets
 
 DROP = EndOfEpisode.DROP
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")

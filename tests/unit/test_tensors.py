@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.wire import tensors
-from reverb_writer.wire.messages import DataType, TensorProto
+from reverb_writer.protocol import tensors
+from reverb_writer.protocol.messages import DataType, TensorProto
 
 
 def proto(dtype: int, shape: tuple[int, ...], content: bytes = b"", strings: tuple[bytes, ...] = ()) -> Any:

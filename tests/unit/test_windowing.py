@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reverb_writer import windowing
+from reverb_writer import windows
 from reverb_writer.errors import SpecError
-from reverb_writer.windowing import EndOfEpisode, WindowSpec
+from reverb_writer.windows import EndOfEpisode, WindowSpec
 
 DROP, PAD, TILE, COVER, TRUNCATE, ALIGN_END = EndOfEpisode
 
@@ -201,7 +201,7 @@ def test_dropped_steps_are_counted_by_reason(
 
 
 def test_reasons_are_the_published_strings() -> None:
-    assert (windowing.SHORT_EPISODE, windowing.STRIDE_GAP, windowing.UNALIGNED_TAIL) == (
+    assert (windows.SHORT_EPISODE, windows.STRIDE_GAP, windows.UNALIGNED_TAIL) == (
         "short_episode",
         "stride_gap",
         "unaligned_tail",
@@ -285,7 +285,7 @@ def test_stream_length_that_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("mode", [DROP, PAD, TILE])
 def test_stride_beyond_the_window_warns_once_in_a_process(mode: EndOfEpisode) -> None:
-    windowing._warn_of_gap.cache_clear()  # as if in a fresh process
+    windows._warn_of_gap.cache_clear()  # as if in a fresh process
     with pytest.warns(UserWarning, match="`stride_length`") as caught:
         WindowSpec(3, 5, mode)
     (warning,) = caught

@@ -1,0 +1,83 @@
+"""What commands that talk to a server have in common: their options, a client, and how an error ends them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from reverb_writer.errors import ReverbWriterError
+
+if TYPE_CHECKING:
+    from reverb_writer.client.client import Client
+
+__all__ = ["connection_options", "ends_well", "new_client", "security_options", "timeout_option"]
+
+_PEM = click.Path(exists=True, dir_okay=False)
+
+
+def timeout_option(default_s: float, meaning: str = "Seconds that a call may wait.") -> Callable[..., Any]:
+    """Return the option `--timeout`."""
+    return click.option("--timeout", type=click.FloatRange(min=0.1), default=default_s, show_default=True, help=meaning)
+
+
+_SECURITY = (
+    click.option("--token", envvar="REVERB_WRITER_TOKEN", show_envvar=True, help="Bearer token; needs TLS."),
+    click.option("--tls", is_flag=True, help="Use TLS with the system's certificates."),
+    click.option("--ca", type=_PEM, help="PEM file of the authority that signed the server: use TLS."),
+    click.option("--cert", type=_PEM, help="PEM file of the client's certificate."),
+    click.option("--key", type=_PEM, help="PEM file of its key."),
+)
+_CONNECTION = (
+    click.option(
+        "--address",
+        "-a",
+        default="localhost:8000",
+        show_default=True,
+        envvar="REVERB_WRITER_ADDRESS",
+        show_envvar=True,
+        help="The server: host:port.",
+    ),
+    timeout_option(30.0),
+    *_SECURITY,
+)
+
+
+def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options that `new_client` takes."""
+    return _with(_CONNECTION, command)
+
+
+def security_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command those of them that say how to be safe: token and TLS."""
+    return _with(_SECURITY, command)
+
+
+def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def new_client(
+    address: str, timeout: float, token: str | None, tls: bool, ca: str | None, cert: str | None, key: str | None
+) -> Client:
+    """Return a client as the options say."""
+    from reverb_writer.client.client import Client  # noqa: PLC0415  # commands that ask no server need no gRPC
+    from reverb_writer.transport.channel import TLS  # noqa: PLC0415  # as above
+
+    certificates = TLS(ca, cert, key) if ca or cert or key else tls or None
+    return Client(address, certificates, token, timeout)
+
+
+@contextlib.contextmanager
+def ends_well(exit_code: int = 1) -> Iterator[None]:
+    """Turn errors that a person can mend into one line and an exit code."""
+    try:
+        yield
+    except (ReverbWriterError, OSError) as error:
+        ending = click.ClickException(str(error))
+        ending.exit_code = exit_code  # type: ignore[misc]  # typed as of the class, read from the error
+        raise ending from error

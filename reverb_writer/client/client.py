@@ -1,0 +1,397 @@
+"""The client of a replay server, or of several with the same tables.
+
+Each server is a `Shard`. What is sampled comes from all of them in turn, what is inserted goes to one after the other,
+all else is for all, which are asked at once. A verb for one server costs nothing more than calling it there.
+
+`as_client` is what takes a `client` argument. What is given an address shares one connection with all others in the
+process that are given the same address and time-out; a `Client` that a caller makes is a connection of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import threading
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from reverb_writer.arguments import check_priority, check_timeout, integer
+from reverb_writer.client.server_connection import Sample, Shard
+from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ClosedError, SpecError
+from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.transport.channel import TLS, Channel
+from reverb_writer.transport.insert_stream import InsertStream
+from reverb_writer.transport.server_info import ServerInfo, TableInfo, merge_tables
+
+__all__ = ["Client", "Sample", "as_client", "in_background"]
+
+_T = TypeVar("_T")
+
+
+class Client:
+    """A connection to a replay server, or one to each of several.
+
+    Thread-safe. Not usable in a forked child: make one there. A context manager.
+
+    Attributes:
+        shards: the servers.
+        timeout_s: how long each call waits at most that gives no time-out of its own.
+
+    Example:
+        with rw.Client("localhost:8000") as client:
+            client.insert({"obs": np.zeros((3, 4), np.float32)}, {"replay": 1.0})
+            print(client.server_info()["replay"].current_size)
+    """
+
+    DEFAULT_TIMEOUT_S: ClassVar[float] = 30.0
+
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        tls: TLS | bool | None = None,
+        token: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        *,
+        use_proxy: bool = False,
+    ) -> None:
+        """Prepare the connections; they are made when they are first needed.
+
+        Args:
+            address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables.
+            tls: certificates; True for the system's; None or False for plain text.
+            token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
+            timeout_s: how long each call waits at most, seconds, > 0; a server that is not up yet is waited for.
+            use_proxy: whether `http_proxy` and its relatives in the environment count.
+
+        Raises:
+            SpecError: an argument can never work.
+        """
+        timeout_s = check_timeout(timeout_s)
+        addresses: list[Any] = list(address) if isinstance(address, list | tuple) else [address]
+        names = list(map(str, addresses))
+        if not names or len(set(names)) < len(names):
+            raise SpecError(f"`address` must be one server or different ones, got {', '.join(names) or 'none'}.")
+        shards = [Shard(Channel(one, tls=tls, token=token, use_proxy=use_proxy), timeout_s) for one in addresses]
+        self._use(shards, (addresses, tls, token, timeout_s, use_proxy))
+
+    def _use(
+        self, shards: Sequence[Shard], arguments: tuple[Any, ...], release: Callable[[], None] | None = None
+    ) -> None:
+        self.shards = tuple(shards)
+        self.timeout_s = shards[0].timeout_s
+        self._arguments = arguments
+        self._release = release  # instead of closing connections that others use, too
+        self._end = threading.Lock()  # taken by the first `close`, for good
+        self._turns = itertools.cycle(self.shards)
+        self._lock = threading.Lock()
+
+    def check_usable(self) -> None:
+        """Raise if the client is closed, or belongs to a parent process.
+
+        Raises:
+            ClosedError: says which, and what to do.
+        """
+        if self._end.locked():
+            raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
+        for shard in self.shards:
+            shard.channel.check_usable()
+
+    def each(self) -> list[Client]:
+        """Return a client for each server, over this one's connections: close this one instead."""
+        clients = []
+        for shard, address in zip(self.shards, self._arguments[0], strict=True):
+            client = object.__new__(Client)
+            client._use((shard,), ([address], *self._arguments[1:]))
+            clients.append(client)
+        return clients
+
+    @property
+    def address(self) -> str:
+        """The server's address, as given; several with commas between them."""
+        return ",".join(shard.address for shard in self.shards)
+
+    @property
+    def server_address(self) -> str:
+        """The same, by the name that `reverb.Client` has for it."""
+        return self.address
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether TLS or a token is used."""
+        return bool(self._arguments[1]) or self._arguments[2] is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to make a client of the same servers in another process; certificates are read there again."""
+        return _remade, self._arguments
+
+    def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
+        """Return what the server tells about its tables, by name; of several servers what they hold together.
+
+        Those of several servers are added up, bounds of rate limiters included; `TableInfo.servers` has each one's.
+
+        Raises:
+            ServerUnavailableError: nothing answers at the address within the time-out.
+            ReplayTimeoutError: the server is there but does not answer.
+        """
+        tables = merge_tables([info.tables for info in self._all(lambda shard: shard.request_info(timeout_s))])
+        return {name: table for name, table in tables.items() if name != SPECS_TABLE}
+
+    def request_info(self, timeout_s: float | None = None) -> ServerInfo:
+        """Return the tables of the only server together with the identity of its process."""
+        return self._only().request_info(timeout_s)
+
+    def insert(
+        self,
+        data: Any,
+        priorities: Mapping[str, float],
+        timeout_s: float | None = None,
+        *,
+        squeeze: Any = None,
+        spec: Any = None,
+    ) -> None:
+        """Write one item, and return when the server has it. An insert that waits keeps no other one waiting.
+
+        Args:
+            data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
+                is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
+            priorities: the tables that get the item, and its priority in each, finite and >= 0.
+            timeout_s: None for the client's.
+            squeeze: nest of booleans like `data`: which leaves are one value, [...] without time, here and when it is
+                sampled; None for none of them.
+            spec: nest of `ArraySpec` like `data`, to be kept beside the tables as `store_spec` does, so that samples
+                are nests; None to keep none.
+
+        Raises:
+            SpecError: no table, or a priority that is none.
+            StructureError: an unknown table, no leaf, a leaf without steps, one that is not what a table's signature
+                says, or a table that was first written with another spec. Nothing changed.
+            ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
+                it may still be inserted.
+            ServerUnavailableError: likewise, and the server is gone.
+            ClosedError: another thread has closed the client.
+        """
+        self._next().insert(data, priorities, timeout_s, squeeze=squeeze, spec=spec)
+
+    def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
+        """Sample items one after the other.
+
+        From a table with `max_times_sampled` only what is there is asked for, so that what comes too late is not lost.
+
+        Args:
+            table: its name.
+            num_samples: how many, >= 1.
+            timeout_s: for all of them together; None for the client's.
+
+        Yields:
+            Samples.
+
+        Raises:
+            ReplayTimeoutError: not all came in time; says why.
+            UnsafeDataError, FormatError: what came must not or cannot be decoded.
+        """
+        num_samples = integer("num_samples", num_samples, minimum=1)
+        order = [self._next() for _ in self.shards]
+        counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
+        deadline = Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+        streams = [shard.sample(table, n, deadline) for shard, n in zip(order, counts, strict=True) if n]
+        for turn in range(num_samples):
+            yield next(streams[turn % len(streams)])
+
+    def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
+        """Return the nest of `ArraySpec` that a table's items have; None if nobody has told.
+
+        It is the table's signature, with the time dimension, or what its first observer has stored, without it.
+        """
+        self.check_usable()
+        return self.shards[0].spec_of(table, timeout_s)
+
+    def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
+        """Keep the step spec of a table that is going to be written; what is there already must be the same.
+
+        It is kept until `reset`. A server without a table for specs keeps none, nor is a nest kept that Reverb cannot
+        describe.
+
+        Args:
+            table: its name, or several; all are compared before any is kept.
+            spec: nest of `ArraySpec`, without the time dimension.
+            timeout_s: None for the client's.
+
+        Raises:
+            StructureError: the table was first written with another structure; names the leaf.
+        """
+        self._only().store_spec([table] if isinstance(table, str) else table, spec, timeout_s)
+
+    def mutate_priorities(
+        self,
+        table: str,
+        updates: Mapping[int, float] | None = None,
+        deletes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> None:
+        """Change priorities and delete items; keys that the table does not have are ignored by the server.
+
+        Args:
+            table: its name.
+            updates: new priority, finite and >= 0, by key.
+            deletes: keys of items to remove.
+            timeout_s: None for the client's.
+
+        Raises:
+            SpecError: a key or a priority that is none. Nothing changed.
+            StructureError: there is no such table.
+        """
+        checked = {_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
+        keys = [_key(key) for key in deletes]
+        self._all(lambda shard: shard.mutate_priorities(table, checked, keys, timeout_s))
+
+    def reset(self, table: str, timeout_s: float | None = None) -> None:
+        """Remove all items of a table, set its rate limiter to zero, and let its next items have any structure."""
+        self._all(lambda shard: shard.reset(table, timeout_s))
+
+    def checkpoint(self, timeout_s: float | None = None) -> str:
+        """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
+        return "\n".join(self._all(lambda shard: shard.checkpoint(timeout_s)))
+
+    def open_stream(self, **options: Any) -> InsertStream:
+        """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
+
+        Args:
+            **options: bounds and policies, see `InsertStream`.
+        """
+        return self._only().open_stream(**options)
+
+    def close(self) -> None:
+        """Close the connections. Idempotent; does nothing in a forked child.
+
+        An `insert` of another thread that is under way raises `ClosedError`.
+        """
+        if not self._end.acquire(blocking=False):
+            return
+        if self._release is not None:
+            self._release()
+        else:
+            for shard in self.shards:
+                shard.close()
+
+    def __enter__(self) -> Client:
+        """Return the client itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _all(self, verb: Callable[[Shard], _T]) -> list[_T]:
+        """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
+        self.check_usable()
+        if len(self.shards) == 1:
+            return [verb(self.shards[0])]
+        answers = [in_background(functools.partial(verb, shard)) for shard in self.shards]
+        wait(answers)
+        return [answer.result() for answer in answers]
+
+    def _next(self) -> Shard:
+        self.check_usable()
+        with self._lock:
+            return next(self._turns)
+
+    def _only(self) -> Shard:
+        self.check_usable()
+        if len(self.shards) > 1:
+            raise SpecError(
+                f"this is for a client of one server, got one of {self.address}. Use one of `client.each()`."
+            )
+        return self.shards[0]
+
+
+def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
+    """Return a client for whatever was given, and whether it was made here and is the caller's to close.
+
+    Those made here for the same addresses and time-out share their connections, which are closed with the last of them.
+    Thread-safe.
+
+    Args:
+        client: a `Client`, an address or several, or anything with a `server_address`, such as `reverb.Client`.
+        timeout_s: for a client made here; None for the default.
+    """
+    if isinstance(client, Client):
+        return client, False
+    address = client if isinstance(client, str | list | tuple) else getattr(client, "server_address", None)
+    if not isinstance(address, str | list | tuple):
+        raise SpecError(f"`client` must be a Client, an address or a reverb.Client, got {type(client).__name__}.")
+    addresses = [address] if isinstance(address, str) else list(address)
+    timeout_s = Client.DEFAULT_TIMEOUT_S if timeout_s is None else check_timeout(timeout_s)
+    # A child that was forked must not use what the parent has.
+    key = (os.getpid(), timeout_s, *map(str, addresses))
+    with _sharing_lock:
+        while True:
+            shared = _shared.get(key)
+            if shared is None:
+                shared = _shared[key] = _Shared(Client(addresses, timeout_s=timeout_s))
+            shared.num_users += 1
+            if _shared.get(key) is shared:  # else the garbage collector has ended its last user in between
+                break
+    mine: Client = object.__new__(Client)
+    mine._use(shared.client.shards, shared.client._arguments, functools.partial(_release, key, shared))  # noqa: SLF001
+    return mine, True
+
+
+@dataclass(eq=False)
+class _Shared:
+    """Connections that several users share."""
+
+    client: Client
+    num_users: int = 0
+
+
+_shared: dict[tuple[Any, ...], _Shared] = {}
+_sharing_lock = threading.RLock()  # reentrant, for the garbage collector may close a client in any thread
+
+
+def _release(key: tuple[Any, ...], shared: _Shared) -> None:
+    """Close the connections if no one else uses them."""
+    with _sharing_lock:
+        shared.num_users -= 1
+        is_last = not shared.num_users
+        if is_last:
+            del _shared[key]
+    if is_last:
+        shared.client.close()
+
+
+def _after_fork() -> None:
+    global _sharing_lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _sharing_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def in_background(work: Callable[[], _T]) -> Future[_T]:
+    """Do something in a thread that does not keep the interpreter from ending."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="reverb-writer-call", daemon=True).start()
+    return future
+
+
+def _remade(addresses: Sequence[str], tls: Any, token: str | None, timeout_s: float, use_proxy: bool) -> Client:
+    return Client(addresses, tls, token, timeout_s, use_proxy=use_proxy)
+
+
+def _key(key: Any) -> int:
+    return integer("key", key, minimum=0, maximum=(1 << 64) - 1)

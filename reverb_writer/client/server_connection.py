@@ -1,0 +1,273 @@
+"""One server: one connection, its verbs."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import grpc
+import numpy as np
+import tree
+
+from reverb_writer.arguments import check_priority, check_timeout
+from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembly
+from reverb_writer.client.single_item import column, insert_items, one_item
+from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
+from reverb_writer.deadline import Deadline
+from reverb_writer.decoding.batch_assembler import Assembly
+from reverb_writer.decoding.samples import SampleInfo
+from reverb_writer.errors import (
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    SpecError,
+    StructureError,
+)
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.table_specs import SPECS_TABLE, check_same, check_signature, packer, spec_key
+from reverb_writer.steps import stored_dtype
+from reverb_writer.transport.channel import Channel, describe
+from reverb_writer.transport.insert_stream import InsertStream
+from reverb_writer.transport.server_info import (
+    ServerInfo,
+    look_at_server,
+    request_server_info,
+    unknown_table,
+    why_samples_wait,
+)
+
+__all__ = ["Sample", "Shard"]
+
+_ASK_WHY = (
+    0.1,
+    1.0,
+)  # of the time of a sample, what is kept for asking why none came: this part, these seconds at most
+_MAX_ASSEMBLIES = 4
+
+
+class Sample(NamedTuple):
+    """An item as it was sampled.
+
+    Attributes:
+        data: the table's nest, or a tuple of columns where nobody has told its structure; leaves [T, ...], owned by
+            the caller.
+        info: key, priority, probability, table size and times sampled.
+    """
+
+    data: Any
+    info: SampleInfo
+
+
+class Shard:
+    """One of the servers of a `Client`, which documents the verbs. Thread-safe."""
+
+    def __init__(self, channel: Channel, timeout_s: float) -> None:
+        """Take a connection, which is this object's alone from now on, and the time-out of calls that give none."""
+        self.channel = channel
+        self.timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._assemblies: dict[str, Assembly] = {}  # of tables that were sampled last, none that is in use
+        self._specs_version: tuple[int, int, int] | None = None
+        self._specs: dict[str, Any] = {}  # of that version
+
+    @property
+    def address(self) -> str:
+        """The server's address, as given."""
+        return self.channel.address
+
+    def request_info(self, timeout_s: float | None = None) -> ServerInfo:
+        """Return the tables together with the identity of the server's process."""
+        return request_server_info(self.channel, self._timeout(timeout_s))
+
+    def insert(
+        self,
+        data: Any,
+        priorities: Mapping[str, float],
+        timeout_s: float | None = None,
+        *,
+        squeeze: Any = None,
+        spec: Any = None,
+    ) -> None:
+        """Write one item, and return when the server has it."""
+        deadline = self._deadline(timeout_s)
+        if not priorities:
+            raise SpecError("`priorities` must name at least one table, got none.")
+        checked = {table: check_priority(priority) for table, priority in priorities.items()}
+        leaves = tree.flatten_with_path(data)
+        squeezed = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
+        if len(squeezed) != len(leaves):
+            raise StructureError(
+                f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}."
+            )
+        columns = [
+            np.asarray(leaf)[None] if single else column(path, leaf)
+            for (path, leaf), single in zip(leaves, squeezed, strict=True)
+        ]
+        if not columns:
+            raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
+        info = self.request_info(deadline.left_s())
+        unknown_table(checked, info, self.address)
+        _check_signatures(info, checked, [path for path, _ in leaves], columns, squeezed)
+        request = one_item(columns, squeezed, checked)
+        if spec is not None:
+            self._store_spec(info, list(checked), spec, deadline)
+        insert_items(self.channel, [request], deadline)
+
+    def sample(
+        self,
+        table: str,
+        num_samples: int,
+        deadline: Deadline | None = None,
+        *,
+        remedy: str = "Start the actors or raise `timeout_s`.",
+    ) -> Iterator[Sample]:
+        """Sample items one after the other; an error says what they wait for, and the `remedy`."""
+        deadline = deadline or self._deadline(None)
+        part, seconds = _ASK_WHY
+        until = deadline.earlier(min(part * deadline.timeout_s, seconds))
+        info = self.request_info(until.left_s(f"table `{table}`: {num_samples} samples did not come"))
+        unknown_table([table], info, self.address)
+        pack = packer(self._spec_of(info, table, until))
+        with self._lock:
+            assembly = self._assemblies.pop(table, None) or make_assembly()
+        try:
+            for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembly):
+                yield Sample(pack(columns), sample_info)
+        except ReplayTimeoutError as error:
+            why = self._why_samples_wait(table, info, deadline, remedy)
+            raise ReplayTimeoutError(f"{error} {why}") from None
+        finally:
+            if not assembly.num_samples and assembly.cache_bytes <= CACHE_BYTES:
+                self._keep(table, assembly)
+
+    def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
+        """Return the nest of `ArraySpec` of a table's items; None if nobody has told."""
+        deadline = self._deadline(timeout_s)
+        return self._spec_of(self.request_info(deadline.left_s()), table, deadline)
+
+    def store_spec(self, tables: Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
+        """Keep the step spec of tables that are going to be written; what is there already must be the same."""
+        deadline = self._deadline(timeout_s)
+        self._store_spec(self.request_info(deadline.left_s()), tables, spec, deadline)
+
+    def mutate_priorities(
+        self,
+        table: str,
+        updates: Mapping[int, float] | None = None,
+        deletes: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> None:
+        """Change priorities and delete items; both are checked by the caller."""
+        self._mutate_priorities(table, updates or {}, deletes, self._deadline(timeout_s))
+
+    def reset(self, table: str, timeout_s: float | None = None) -> None:
+        """Remove all items of a table, set its rate limiter to zero and forget its spec."""
+        deadline = self._deadline(timeout_s)
+        self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
+        with contextlib.suppress(StructureError):  # a server that keeps no specs
+            self._mutate_priorities(SPECS_TABLE, {}, [spec_key(table)], deadline)
+
+    def checkpoint(self, timeout_s: float | None = None) -> str:
+        """Have the server write a checkpoint; return its path on the server's machine."""
+        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), self._deadline(timeout_s))
+        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
+
+    def open_stream(self, **options: Any) -> InsertStream:
+        """Open an insert stream, to be closed before this."""
+        self.channel.check_usable()
+        return InsertStream(self.channel, **options)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent; does nothing in a forked child."""
+        if not self.channel.is_forked:
+            self.channel.close()
+
+    def _mutate_priorities(
+        self, table: str, updates: Mapping[int, float], deletes: Sequence[int], deadline: Deadline
+    ) -> None:
+        request = messages.MutatePrioritiesRequest(
+            table=table,
+            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
+            delete_keys=deletes,
+        )
+        self._call(messages.MUTATE_PRIORITIES, request, deadline)
+
+    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+        tables = [table for table in tables if keeps_spec(info, table)]
+        stored = self._stored_specs(info, tables, deadline)
+        for table, found in stored.items():  # all, before anything is kept
+            check_same(table, found, spec)
+        if missing := [table for table in tables if table not in stored]:
+            store_specs(self.channel, info, missing, spec, deadline)
+
+    def _spec_of(self, info: ServerInfo, table: str, deadline: Deadline) -> Any:
+        """Return a table's signature or spec; None if there is neither."""
+        if keeps_spec(info, table):
+            return self._stored_specs(info, [table], deadline).get(table)
+        return spec_of(info, table)
+
+    def _stored_specs(self, info: ServerInfo, tables: Sequence[str], deadline: Deadline) -> dict[str, Any]:
+        """Return the specs that are kept; the server is asked again only after specs were stored or forgotten."""
+        if SPECS_TABLE not in info.tables:
+            return {}
+        kept = info.tables[SPECS_TABLE]
+        version = (info.state_id, kept.rate_limiter.num_inserts, kept.current_size)
+        with self._lock:
+            if version != self._specs_version:
+                self._specs_version, self._specs = version, {}
+            known = {table: self._specs[table] for table in tables if table in self._specs}
+        if unknown := [table for table in tables if table not in known]:
+            asked = dict.fromkeys(unknown) | stored_specs(self.channel, info, unknown, deadline)
+            known |= asked
+            with self._lock:
+                if version == self._specs_version:
+                    self._specs |= asked
+        return {table: spec for table, spec in known.items() if spec is not None}
+
+    def _keep(self, table: str, assembly: Assembly) -> None:
+        """Keep what is known of a table's chunks for the next call."""
+        with self._lock:
+            self._assemblies[table] = assembly
+            while len(self._assemblies) > _MAX_ASSEMBLIES:
+                del self._assemblies[next(iter(self._assemblies))]
+
+    def _why_samples_wait(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
+        try:
+            now = look_at_server(self.channel, deadline.left_s())
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            return str(error)
+        if now is None:
+            return f"The server at {self.address} does not answer."
+        return why_samples_wait(now, table, before, remedy=remedy)
+
+    def _timeout(self, timeout_s: float | None) -> float:
+        return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self._timeout(timeout_s))
+
+    def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
+        try:
+            return self.channel.call(method, request.SerializeToString(), deadline.left_s())
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                unknown_table([request.table], self.request_info(deadline.left_s()), self.address)
+            raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error
+
+
+def _check_signatures(
+    info: ServerInfo, tables: Iterable[str], paths: Sequence[Any], columns: Sequence[Any], squeezed: Sequence[bool]
+) -> None:
+    for table in tables:
+        signature = info.tables[table].signature
+        if signature is not None:
+            check_signature(
+                table,
+                signature,
+                ["/".join(map(str, path)) for path in paths],
+                [stored_dtype(column.dtype) for column in columns],
+                [column.shape[1:] for column in columns],
+                [() if single else column.shape[:1] for column, single in zip(columns, squeezed, strict=True)],
+            )

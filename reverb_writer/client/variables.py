@@ -1,0 +1,207 @@
+"""Weights on their way from the learner back to the actors, through a table.
+
+    learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() to wait
+
+An item holds the nest's structure in its first column, so that no one needs to be told.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import check_timeout, number
+from reverb_writer.client.client import Client, as_client, in_background
+from reverb_writer.deadline import Deadline
+from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
+from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.protocol.table_specs import decode_spec, encode_spec
+from reverb_writer.transport.server_info import ServerInfo, TableInfo, look_at_server, unknown_table
+
+__all__ = ["MAX_BYTES", "Variables"]
+
+_Version: TypeAlias = tuple[int, int]  # of the server's process, and the number of inserts
+
+_REMEDY = "Nothing was published yet: start the learner, or raise `timeout_s`."
+
+MAX_BYTES = 1_000_000_000
+"""Size of the largest nest that can be published, in bytes."""
+
+
+class Variables:
+    """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
+
+    The table must have `max_size` 1, and its items may be sampled without end: `TableConfig(name, max_size=1)`.
+
+    Example:
+        learner = rw.Variables("localhost:8000", "weights")
+        learner.publish(network.weights)
+
+        actor = rw.Variables("localhost:8000", "weights")
+        weights = actor.latest()
+        for step in steps:
+            weights = actor.poll(weights)
+    """
+
+    def __init__(self, client: Any, table: str, timeout_s: float | None = None, *, interval_s: float = 0.1) -> None:
+        """Find the table.
+
+        Args:
+            client: a `Client` of one server, an address, or a `reverb.Client`.
+            table: its name.
+            timeout_s: how long a call waits at most, seconds; None for the client's.
+            interval_s: how often `poll` asks the server, seconds, >= 0.
+
+        Raises:
+            SpecError: several servers, or a number that is none: what one of them published the others would not have.
+            StructureError: there is no such table, or it holds more than one item.
+            ServerUnavailableError: no server answers within the time-out.
+        """
+        self._interval_s = number("interval_s", interval_s)
+        if self._interval_s < 0:
+            raise SpecError(f"`interval_s` must be >= 0 seconds, got {interval_s!r}.")
+        self._client, self._owns_client = as_client(client, timeout_s)
+        self._table = table
+        self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        self._ask_at = 0.0
+        self._news: Future[tuple[_Version, Any] | None] | None = None  # for `poll`, on their way
+        self._seen: _Version | None = None
+        self._lock = threading.Lock()
+        try:
+            _check_one_server(self._client)
+            info = self._client.request_info(self._timeout_s)
+            unknown_table([table], info, self._client.address)
+            _check_table(info.tables[table])
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(self, nest: Any) -> None:
+        """Make a nest the newest version; returns when the server has it.
+
+        Args:
+            nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most.
+
+        Raises:
+            StructureError: Reverb cannot store the nest, or it is too large. Nothing changed.
+            ReplayTimeoutError: not confirmed in time.
+        """
+        leaves = [np.asarray(leaf) for leaf in tree.flatten(nest)]
+        num_bytes = sum(leaf.nbytes for leaf in leaves)
+        if num_bytes > MAX_BYTES:
+            raise StructureError(f"a nest of {num_bytes} bytes, expected at most {MAX_BYTES}. Publish it in parts.")
+        spec = tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves])
+        structure = np.array([encode_spec(spec)], object)
+        self._client.insert([structure, *(leaf[None] for leaf in leaves)], {self._table: 1.0}, self._timeout_s)
+
+    def latest(self, timeout_s: float | None = None) -> Any:
+        """Return the newest version; wait for the first one.
+
+        Args:
+            timeout_s: seconds to wait at most; None for the object's.
+
+        Returns:
+            The nest, its leaves owned by the caller. A trajectory comes as `Trajectory`.
+
+        Raises:
+            ReplayTimeoutError: nothing was published in time.
+            FormatError: what is in the table was not written by `publish`.
+        """
+        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
+        version, nest = self._newest(timeout_s)
+        with self._lock:
+            self._seen = version
+            self._news = None  # what is on its way may be older
+        return nest
+
+    def poll(self, default: Any = None) -> Any:
+        """Return the newest version if it is newer than what `latest` or `poll` has returned, else `default`.
+
+        Never waits for the server, so it may be called at every step: it has a thread ask every `interval_s` seconds,
+        and fetch what is new, for one of the next calls. While the server is gone, nothing is new.
+
+        Raises:
+            StructureError: the table is gone.
+            FormatError: what is in the table was not written by `publish`.
+        """
+        with self._lock:
+            if self._news is None:
+                now = time.monotonic()
+                if now >= self._ask_at:
+                    self._client.check_usable()
+                    self._ask_at = now + self._interval_s
+                    self._news = in_background(functools.partial(self._newer, self._seen))
+                return default
+            if not self._news.done():
+                return default
+            news, self._news = self._news, None
+            if isinstance(news.exception(), ReplayTimeoutError | ServerUnavailableError):
+                return default
+            found = news.result()
+            if found is None:
+                return default
+            self._seen, nest = found
+            return nest
+
+    def _newer(self, seen: _Version | None) -> tuple[_Version, Any] | None:
+        """Return the newest version, unless it is the one that was seen or there is none."""
+        info = look_at_server(self._client.shards[0].channel, self._timeout_s)
+        version = None if info is None else self._version_in(info)
+        return None if version is None or version == seen or not version[1] else self._newest(self._timeout_s)
+
+    def _newest(self, timeout_s: float) -> tuple[_Version, Any]:
+        """Return what is in the table, and the version that it has at least."""
+        deadline = Deadline(timeout_s)
+        self._client.check_usable()
+        (shard,) = self._client.shards
+        version = self._version_in(shard.request_info(deadline.left_s()))
+        (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
+        structure, *leaves = tree.flatten(sample.data)
+        if structure.shape != (1,) or not isinstance(structure[0], bytes):
+            raise FormatError(
+                f"table `{self._table}`: an item that `publish` has not written. Give it a table of its own."
+            )
+        spec = decode_spec(structure[0])
+        if len(tree.flatten(spec)) != len(leaves):
+            raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
+        return version, tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
+
+    def _version_in(self, info: ServerInfo) -> _Version:
+        """Return what changes with every `publish`, and with a restart of the server."""
+        unknown_table([self._table], info, self._client.address)
+        return info.state_id, info.tables[self._table].rate_limiter.num_inserts
+
+    def close(self) -> None:
+        """Close the client, if it is this object's own. Idempotent."""
+        if self._owns_client:
+            self._client.close()
+
+    def __enter__(self) -> Variables:
+        """Return the object itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+
+def _check_one_server(client: Client) -> None:
+    if len(client.shards) > 1:
+        raise SpecError(
+            f"`client` must be of one server, got one of {client.address}. Weights are kept in one place: name the "
+            "server that has them."
+        )
+
+
+def _check_table(table: TableInfo) -> None:
+    if table.max_size != 1 or table.max_times_sampled > 0:
+        raise StructureError(
+            f"table `{table.name}`: max_size {table.max_size}, max_times_sampled {table.max_times_sampled}, expected 1 "
+            "and 0, for it keeps the newest version and hands it out to many."
+        )

@@ -1,0 +1,130 @@
+"""Gymnasium environments that record themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, SupportsFloat
+
+import gymnasium
+import numpy as np
+from gymnasium.error import ResetNeeded
+from gymnasium.utils import RecordConstructorArgs
+from gymnasium.wrappers import Autoreset
+
+from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, last_step
+from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
+
+__all__ = ["Recorder"]
+
+_ONE = np.float32(1)
+
+
+class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """A Gymnasium environment that passes every step to an observer; see `reverb_writer.environments.recorded_steps`.
+
+    Around Gymnasium's `Autoreset`, the step that resets is no step of an episode, and is not recorded; its episode has
+    no seed. Made again from its `spec`, it has the same observer.
+
+    Used from one thread at a time. Whoever made the observer closes it.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], observer: Callable[[Any], Any], *, seeds: bool = False) -> None:
+        """Wrap an environment; arguments and errors as for `record`."""
+        observation = space_spec(space_of(env, "observation_space"), "observation")
+        action = space_spec(space_of(env, "action_space"), "action")
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, seeds=seeds)
+        gymnasium.Wrapper.__init__(self, env)
+        self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
+        self._observer = observer
+        self._encode_observation = encoder(observation)
+        self._encode_action = encoder(action)
+        self._no_action = zero_element(action)
+        self._seeds = seeds
+        self._seed = np.int64(-1)
+        self._is_first = TRUE
+        self._ends: tuple[Any, Any] | None = None
+        self._observation: Any = None
+        self._needs_reset = True
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Take a step and record it; the last of an episode also records the final observation.
+
+        Raises:
+            gymnasium.error.ResetNeeded: there is no episode, or its recording failed: a step would be missing.
+            StructureError: the action is not of its space; nothing changed.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. What was written of the episode is
+                ended at the next `reset`.
+        """
+        if self._needs_reset:
+            if self._autoreset is not None and self._autoreset.autoreset and self._is_first:
+                result = self.env.step(action)
+                self._begin(result[0], seed=None)
+                return result
+            raise ResetNeeded("Call `reset` before `step`: no episode is being recorded, or a step of it was not.")
+        encoded = self._encode_action(action)
+        result = self.env.step(action)
+        observation, reward, terminated, truncated, _ = result
+        self._needs_reset = True
+        step = {
+            "observation": self._observation,
+            "action": encoded,
+            "reward": np.float32(reward),
+            "discount": ZERO if terminated else _ONE,
+            "is_first": self._is_first,
+            "is_last": FALSE,
+            "terminated": FALSE,
+            "truncated": FALSE,
+        }
+        if self._seeds:
+            step["seed"] = self._seed
+        observation = self._encode_observation(observation)
+        self._observer(step)
+        self._is_first = FALSE
+        self._observation = observation
+        if terminated or truncated:
+            self._ends = np.bool_(terminated), np.bool_(truncated)
+            self._end_episode()
+        else:
+            self._needs_reset = False
+        return result
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode. One that was not over is recorded as truncated, with the last observation there is."""
+        self._end_episode()
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._begin(observation, seed)
+        return observation, info
+
+    def close(self) -> None:
+        """Record the end of an episode that was not over, as `reset` does, and close the environment."""
+        try:
+            self._end_episode()
+        finally:
+            self.env.close()
+
+    def _begin(self, observation: Any, seed: int | None) -> None:
+        self._observation = self._encode_observation(observation)
+        self._seed = np.int64(-1 if seed is None else seed)
+        self._is_first = TRUE
+        self._needs_reset = False
+
+    def _end_episode(self) -> None:
+        """Write the last step of an episode that has steps."""
+        self._needs_reset = True
+        if self._is_first:
+            return
+        terminated, truncated = self._ends or (FALSE, TRUE)
+        step = last_step(self._observation, self._no_action, ZERO, ZERO, terminated, truncated)
+        if self._seeds:
+            step["seed"] = self._seed
+        self._observer(step)
+        self._is_first = TRUE
+        self._ends = None
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield an environment and those that it wraps."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
+    yield env

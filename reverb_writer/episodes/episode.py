@@ -1,0 +1,323 @@
+"""`Episode`: what an actor holds of an environment's episode, or of a chunk of it, before it writes."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.arguments import integer
+from reverb_writer.episodes import cut_and_concat, episode_steps
+from reverb_writer.episodes.episode_data import EpisodeData
+from reverb_writer.episodes.episode_state import restore, state_of
+from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
+from reverb_writer.episodes.space_structure import check
+from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError, UnknownKeyError
+from reverb_writer.extras import needs
+from reverb_writer.windows import WindowSpec
+
+__all__ = ["Episode"]
+
+_CHECK_EVERY = 50
+
+
+class Episode(EpisodeData):
+    """An episode of one agent, or a chunk of one: T steps, T + 1 observations and infos, and a look-back before them.
+
+    Ongoing, its getters return lists; after `finalize()`, arrays. Data lies in arrays from the start, so a step costs
+    the same in the first and in the last place. What is given is copied, except infos, which are any objects; what is
+    returned is the caller's own. A call that raises has changed nothing. Not thread-safe.
+
+    Source: RLlib 2.35 `SingleAgentEpisode`; where we differ is told in docs/compatibility.md.
+
+    Attributes:
+        id_: the episode's; chunks of one episode share it.
+        agent_id, module_id, multi_agent_episode_id: whatever the caller wants to keep with it.
+        t_started: the step of the environment's episode at which this chunk starts, >= 0.
+        t: the step at which it is now: t_started + len(self).
+        is_terminated: whether the environment ended in a terminal state.
+        is_truncated: whether it was cut off, by a time limit or the like.
+        observations, infos, actions, rewards: the columns, each an `InfiniteLookbackBuffer`.
+        extra_model_outputs: more columns, by name.
+        custom_data: whatever the caller wants to keep with it, by name; nothing is checked. Chunks that follow, and
+            slices, have copies; of a chunk that is added the entries win.
+
+    >>> episode = Episode()
+    >>> episode.add_env_reset(observation=0)
+    >>> episode.add_env_step(observation=1, action=5, reward=1.0)
+    >>> episode.add_env_step(observation=2, action=6, reward=0.5, terminated=True)
+    >>> len(episode), episode.is_done, episode.get_return()
+    (2, True, 1.5)
+    >>> episode.finalize().get_rewards(slice(-3, 2), neg_index_as_lookback=True, fill=0.0)
+    array([0. , 0. , 0. , 1. , 0.5])
+    """
+
+    def add_env_reset(self, observation: Any, infos: Any = None) -> None:
+        """Add what `env.reset()` returned.
+
+        Raises:
+            SpecError: the episode has observations already, or is a later chunk of one.
+            ClosedError: it is done.
+            StructureError: the observation is not in its space, or no array, number, string or nest of these.
+        """
+        self._check_open()
+        if self.observations.len_incl_lookback() or self.t != 0:
+            raise SpecError(f"a reset comes first, and once; this episode is at step {self.t}. Start a new `Episode`.")
+        check(self.observation_space, observation, "observation")
+        self.observations.append(observation)
+        self.infos.append({} if infos is None else infos)
+        self.start_timer()
+
+    def add_env_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: Any,
+        infos: Any = None,
+        *,
+        terminated: bool = False,
+        truncated: bool = False,
+        extra_model_outputs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add what `env.step(action)` returned; amortised O(1).
+
+        Structures and shapes must be those of the first step. Spaces, if there are any, are asked at the first step
+        and at every 50th, because they are slow to answer.
+
+        Args:
+            observation: the one after the action.
+            action: the one before the observation.
+            reward: a number.
+            infos: of this step; None for an empty dict.
+            terminated: whether the environment is in a terminal state.
+            truncated: whether it was cut off.
+            extra_model_outputs: what the model said besides, by name; the same names at every step.
+
+        Raises:
+            ClosedError: the episode is done, or finalized.
+            IncompleteError: there was no reset.
+            StructureError: something is not as in the first step, or not in its space.
+        """
+        if self.is_terminated or self.is_truncated or self.rewards.finalized:
+            self._check_open()
+        observations, actions, rewards = self.observations.rows, self.actions.rows, self.rewards.rows
+        if not observations.size:
+            raise IncompleteError("no step can come before the reset. Call `add_env_reset` first.")
+        if (self.t - self.t_started) % _CHECK_EVERY == 0:
+            check(self.observations.space, observation, "observation")
+            check(self.actions.space, action, "action")
+        extras = extra_model_outputs or {}
+        if not (
+            observations.stage(observation)
+            and actions.stage(action)
+            and rewards.stage(reward)
+            and (not (extras or self.extra_model_outputs) or self._stage_extras(extras))
+        ):
+            self._stage_slowly(observation, action, reward, extras)
+        self.infos.append({} if infos is None else infos)
+        # Nothing can go wrong from here on: what is staged counts.
+        observations.size += 1
+        actions.size += 1
+        rewards.size += 1
+        if self.extra_model_outputs:
+            for buffer in self.extra_model_outputs.values():
+                buffer.rows.size += 1
+        self.t += 1
+        if terminated:
+            self.is_terminated = True
+        if truncated:
+            self.is_truncated = True
+        self._last_step_time = time.perf_counter()
+
+    def forget_last_step(self) -> None:
+        """Take back the last step, which was added by the call before."""
+        for buffer in (self.observations, self.infos, self.actions, self.rewards, *self.extra_model_outputs.values()):
+            buffer.rows.size -= 1
+        self.t -= 1
+        self.is_terminated = self.is_truncated = False
+        if not len(self):  # the names of model outputs are those of the first step, whichever that will be
+            self.extra_model_outputs = {
+                key: buffer for key, buffer in self.extra_model_outputs.items() if buffer.len_incl_lookback()
+            }
+
+    def _stage_extras(self, extras: Mapping[str, Any]) -> bool:
+        buffers = self.extra_model_outputs
+        return extras.keys() == buffers.keys() and all(buffers[key].rows.stage(extras[key]) for key in buffers)
+
+    def _stage_slowly(self, observation: Any, action: Any, reward: Any, extras: Mapping[str, Any]) -> None:
+        """Check all parts of a step before the first is staged: it is the first one, has other dtypes, or is wrong."""
+        buffers = dict(self.extra_model_outputs)
+        if not len(self):
+            buffers.update({key: InfiniteLookbackBuffer() for key in extras if key not in buffers})
+        if extras.keys() != buffers.keys():
+            raise StructureError(
+                f"`extra_model_outputs` must have the names of the first step, {sorted(buffers)}, got {sorted(extras)}."
+            )
+        if np.ndim(reward) or np.asarray(reward).dtype.kind not in "biuf":
+            raise StructureError(f"`reward` must be a number, got {reward!r}.")
+        parts = [(self.observations, observation, "observation"), (self.actions, action, "action")]
+        parts += [(self.rewards, reward, "reward"), *((buffers[key], extras[key], key) for key in buffers)]
+        blocks = [buffer.checked(item, what) for buffer, item, what in parts]
+        for (buffer, _, _), block in zip(parts, blocks, strict=True):
+            buffer.rows.put(block)
+        self.extra_model_outputs = buffers
+
+    def _check_open(self) -> None:
+        if self.is_done:
+            raise ClosedError("the episode is done: nothing can be added to it. Start a new `Episode`.")
+        if self.is_finalized:
+            raise ClosedError("the episode is finalized: nothing can be added to it. Continue in `cut()`.")
+
+    def finalize(self) -> Episode:
+        """Have getters return arrays from now on, forget temporary data, refuse further steps; returns the episode.
+
+        Infos stay lists. Idempotent.
+        """
+        for buffer in (self.observations, self.actions, self.rewards, *self.extra_model_outputs.values()):
+            buffer.finalize()
+        self.temporary_timestep_data.clear()
+        return self
+
+    to_numpy = finalize
+    """`finalize`, by RLlib's newer name."""
+
+    def concat_episode(self, other: Episode) -> None:
+        """Add the steps of the chunk that follows this one, in place; its look-back is left out.
+
+        Raises:
+            SpecError: the other one has another id, starts at another step, or with another observation.
+            ClosedError: this one is done, or finalized.
+            StructureError: steps differ in structure.
+        """
+        self._check_open()
+        cut_and_concat.concat(self, other)
+
+    def cut(self, len_lookback_buffer: int = 0) -> Episode:
+        """Return the chunk that follows: no steps yet, starting where this one is now.
+
+        Args:
+            len_lookback_buffer: how many of the last steps it can look back into, >= 0; lowered to what there is.
+
+        Raises:
+            ClosedError: the episode is done.
+            SpecError: `len_lookback_buffer` is no integer >= 0.
+        """
+        if self.is_done:
+            raise ClosedError("the episode is done: nothing follows. Start a new `Episode`.")
+        return cut_and_concat.cut(self, integer("len_lookback_buffer", len_lookback_buffer, minimum=0))
+
+    def slice(self, slice_: slice) -> Episode:
+        """Return some of the steps as an episode; `episode[a:b]` does the same.
+
+        The look-back before its first step is as long as this episode's, where there is enough; `t_started` tells where
+        it starts. It is done if it reaches to the end of one that is.
+
+        Raises:
+            SpecError: the step is not positive.
+        """
+        return cut_and_concat.cut_out(self, slice_)
+
+    def __getitem__(self, item: Any) -> Episode:
+        """Return `slice(item)`.
+
+        Raises:
+            NotImplementedError: it is no slice.
+        """
+        if not isinstance(item, slice):
+            raise NotImplementedError(f"an episode has slices only, as in `episode[a:b]`, got {item!r}. Use a getter.")
+        return self.slice(item)
+
+    def add_temporary_timestep_data(self, key: str, data: Any) -> None:
+        """Keep an object under a name until `finalize()`; nothing is checked, nothing is copied.
+
+        Raises:
+            ClosedError: the episode is finalized.
+        """
+        self._check_temporary()
+        self.temporary_timestep_data.setdefault(key, []).append(data)
+
+    def get_temporary_timestep_data(self, key: str) -> list[Any]:
+        """Return the list of objects that were kept under a name.
+
+        Raises:
+            ClosedError: the episode is finalized.
+            UnknownKeyError: there are none.
+        """
+        self._check_temporary()
+        if key not in self.temporary_timestep_data:
+            raise UnknownKeyError(f"there is no temporary data {key!r}; there is: {[*self.temporary_timestep_data]}.")
+        return self.temporary_timestep_data[key]
+
+    def _check_temporary(self) -> None:
+        if self.is_finalized:
+            raise ClosedError("the episode is finalized, which has erased its temporary data. Ask for it before.")
+
+    def get_sample_batch(self) -> Any:
+        """Return `get_data_dict()` as an RLlib `SampleBatch`.
+
+        Raises:
+            MissingExtraError: RLlib is not installed.
+        """
+        with needs("`get_sample_batch`", "ray[rllib]"):
+            sample_batch = importlib.import_module("ray.rllib.policy.sample_batch")
+        return sample_batch.SampleBatch(self.get_data_dict())
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all of the episode as what JSON has: dicts, lists, strings, numbers, booleans and None.
+
+        Arrays are base64 of their bytes, so nothing is rounded; nothing in it is shared with the episode.
+
+        Raises:
+            StructureError: something in `infos`, an id, the temporary or the custom data is of a kind that JSON cannot
+                have, or a space is; named by path.
+        """
+        return state_of(self)
+
+    @staticmethod
+    def from_state(state: Mapping[str, Any]) -> Episode:
+        """Make an episode of what `get_state` returned.
+
+        Raises:
+            FormatError: it is something else.
+        """
+        return restore(Episode(), state)
+
+    def steps(self) -> dict[str, Any]:
+        """Return the T + 1 steps that observers write of this episode, as a nest with leaves [T + 1, ...].
+
+        Without the look-back. Their layout is drawn in `reverb_writer.episodes.episode_steps`.
+
+        Raises:
+            IncompleteError: the episode has no step yet.
+        """
+        return episode_steps.of(self)
+
+    def windows(self, spec: WindowSpec) -> list[Any]:
+        """Return the windows that an observer with this spec writes of this episode, each a nest with leaves [L, ...].
+
+        >>> episode = Episode(observations=[0, 1, 2], actions=[5, 6], rewards=[1.0, 0.5], len_lookback_buffer=0)
+        >>> [window["observation"].tolist() for window in episode.windows(WindowSpec(2))]
+        [[0, 1], [1, 2]]
+        """
+        return episode_steps.windows(self.steps(), spec)
+
+    @classmethod
+    def from_steps(cls, data: Any, *, like: Any = None, **options: Any) -> Episode:
+        """Make an episode of steps, such as a whole one that was sampled; it is finalized.
+
+        Args:
+            data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, a TF-Agents trajectory; or columns
+                of a table without a signature. What comes after the last step, as padding does, is left out.
+            like: a step, or steps, of the structure that columns have; None for steps without nests.
+            **options: `id_`, spaces, ids and `t_started`, as when constructing.
+
+        Raises:
+            StructureError: there are no observations, actions or rewards, or they are not of one length.
+        """
+        return cls(**episode_steps.columns(data, like), len_lookback_buffer=0, **options).finalize()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(len={len(self)} done={self.is_done} R={self.get_return():g} id_={self.id_})"

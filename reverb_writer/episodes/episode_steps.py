@@ -1,0 +1,151 @@
+"""An episode as the steps that observers write, and back: rows as RLDS has them, flags as Gymnasium names them.
+
+T steps of an environment are T + 1 rows. A row has what was seen at time t, what was done then, and what that led to;
+the last row, the boundary step, has the final observation only, and zeros for the action and what follows it.
+
+    observation          o_0   o_1   ...  o_T-1   o_T      T + 1 observations
+    action               a_0   a_1   ...  a_T-1   0        taken in the state that o_t shows
+    reward               r_0   r_1   ...  r_T-1   0        for a_t, float32
+    discount             1     1     ...  d       0        float32; d is 0 if o_T is terminal, else 1
+    extra_model_outputs  x_0   x_1   ...  x_T-1   0        there only if the episode has them
+    is_first             True  False ...  False   False    of a later chunk: False everywhere
+    is_last              False False ...  False   True     of a chunk that is not the last: False everywhere
+    terminated           False False ...  False   as ended
+    truncated            False False ...  False   as ended
+
+So a chunk that was cut ends without a flag: the episode goes on. Strings are bytes, as Reverb stores them. It is the
+layout that `reverb_writer.environments` records, so both may write to one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.episodes.episode_data import EpisodeData
+from reverb_writer.episodes.growing_columns import packer
+from reverb_writer.errors import IncompleteError, StructureError
+from reverb_writer.slices.markers import read_markers
+from reverb_writer.steps import zeros
+from reverb_writer.windows import WindowSpec
+
+__all__ = ["columns", "of", "rows", "windows"]
+
+Array = npt.NDArray[Any]
+
+
+_LONE_LEAVES = dict.fromkeys(
+    ("observation", "action", "reward", "discount", "is_first", "is_last", "terminated", "truncated")
+)
+
+
+def of(episode: EpisodeData) -> dict[str, Any]:
+    """Return the T + 1 steps of an episode as a nest with leaves [T + 1, ...], its own.
+
+    Raises:
+        IncompleteError: it has no step.
+    """
+    num = len(episode)
+    if not num:
+        raise IncompleteError("an episode without a step has no action: there is nothing to write of it yet.")
+    last = np.arange(num + 1) == num
+    steps = {
+        "observation": tree.map_structure(_as_bytes, episode.observations.to_arrays()),
+        "action": tree.map_structure(_closed, episode.actions.to_arrays()),
+        "reward": _closed(episode.rewards.to_arrays()).astype(np.float32),
+        "discount": _closed(np.ones(num, np.float32)),
+        "is_first": (np.arange(num + 1) == 0) & (episode.t_started == 0),
+        "is_last": last & episode.is_done,
+        "terminated": last & episode.is_terminated,
+        "truncated": last & episode.is_truncated,
+    }
+    steps["discount"][num - 1] = not episode.is_terminated
+    if episode.extra_model_outputs:
+        steps["extra_model_outputs"] = {
+            key: tree.map_structure(_closed, buffer.to_arrays()) for key, buffer in episode.extra_model_outputs.items()
+        }
+    return steps
+
+
+def rows(steps: Any) -> Iterator[Any]:
+    """Yield the steps one by one, of leaves [T + 1, ...], without copying."""
+    pack = packer(steps)
+    for row in zip(*tree.flatten(steps), strict=True):
+        yield pack(row)
+
+
+def windows(steps: Any, spec: WindowSpec) -> list[Any]:
+    """Return the windows of an episode's steps, each a nest with leaves [L, ...] of its own; padding is zeros."""
+    leaves = tree.flatten(steps)
+    num = len(leaves[0])
+    cuts = spec.windows(num)
+    num_padding = max(0, *(stop - num for _, stop in cuts)) if cuts else 0
+    padded = [np.concatenate([leaf, *[zeros(leaf.dtype, (1, *leaf.shape[1:]))] * num_padding]) for leaf in leaves]
+    return [tree.unflatten_as(steps, [leaf[start:stop].copy() for leaf in padded]) for start, stop in cuts]
+
+
+def columns(data: Any, like: Any = None) -> dict[str, Any]:
+    """Return what an `Episode` is made of, taken from steps with leaves [T + 1, ...].
+
+    Steps are a nest in the layout above, RLDS steps or a trajectory of TF-Agents, whose end is found as
+    `reverb_writer.slices.read_markers` finds it; or a list or tuple of columns, in the structure of `like`.
+
+    Raises:
+        StructureError: there are no observations, actions or rewards, or no two rows.
+    """
+    if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
+        data = _structured(data, _LONE_LEAVES if like is None else like)
+    found = {name: _field(data, name) for name in ("observation", "action", "reward")}
+    missing = [name for name, part in found.items() if part is None]
+    if missing:
+        raise StructureError(f"steps must have an observation, an action and a reward; missing: {', '.join(missing)}.")
+    markers = read_markers(data)
+    ends = markers.ends if markers.done is None else markers.done
+    is_done = ends is not None and bool(ends.any())
+    num = int(np.argmax(ends)) if is_done and ends is not None else len(np.asarray(found["reward"])) - 1
+    if num < 1:
+        raise StructureError("an episode has one step more than actions: two rows at least.")
+    terminated = markers.terminated is not None and bool(markers.terminated[: num + 1].any())
+    extras = dict(_field(data, "extra_model_outputs") or {})
+    if tree.flatten(_field(data, "policy_info") or ()):
+        extras["policy_info"] = _field(data, "policy_info")
+
+    def first(nest: Any, num_rows: int) -> Any:
+        return tree.map_structure(lambda leaf: np.asarray(leaf)[:num_rows], nest)
+
+    return {
+        "observations": first(found["observation"], num + 1),
+        "actions": first(found["action"], num),
+        "rewards": first(found["reward"], num),
+        "extra_model_outputs": {key: first(part, num) for key, part in extras.items()},
+        "terminated": terminated,
+        "truncated": is_done and not terminated,
+    }
+
+
+def _closed(leaf: Array) -> Array:
+    """Return a leaf with a row of zeros after its last."""
+    return np.concatenate([_as_bytes(leaf), zeros(leaf.dtype, (1, *leaf.shape[1:]))])
+
+
+def _as_bytes(leaf: Array) -> Array:
+    """Return strings as Reverb stores them; other leaves as they are."""
+    if leaf.dtype.kind == "O":
+        for index, string in np.ndenumerate(leaf):
+            leaf[index] = string.encode() if isinstance(string, str) else string
+    return leaf
+
+
+def _structured(data: Sequence[Any], like: Any) -> Any:
+    names = ", ".join("/".join(map(str, path)) for path, _ in tree.flatten_with_path(like))
+    if len(tree.flatten(like)) != len(data):
+        raise StructureError(f"{len(data)} columns do not make steps of {names}. Give a step as `like`.")
+    return tree.unflatten_as(like, data)
+
+
+def _field(data: Any, name: str) -> Any:
+    return data.get(name) if isinstance(data, Mapping) else getattr(data, name, None)

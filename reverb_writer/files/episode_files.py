@@ -1,0 +1,154 @@
+"""One environment's steps on their way to disk: a buffer, the files of the episode so far, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.files.manifest import End, Leaf, Manifest
+from reverb_writer.files.nest_json import decode_nest, pack
+from reverb_writer.files.trajectory_folder import TrajectoryFolder
+from reverb_writer.slices.markers import read_markers
+from reverb_writer.steps import LAST
+
+__all__ = ["Lane", "Layout", "Outcome"]
+
+Array = npt.NDArray[Any]
+
+_LOG = logging.getLogger("reverb_writer")
+
+
+class Outcome(NamedTuple):
+    """Why an episode ended; None if nobody said."""
+
+    terminated: bool | None
+    truncated: bool | None
+
+
+class Layout(NamedTuple):
+    """What all steps of a writer have in common.
+
+    Attributes:
+        structure: the nest, as JSON.
+        leaves: the leaves, by number.
+        part_length: steps in a file.
+    """
+
+    structure: Any
+    leaves: Sequence[Leaf]
+    part_length: int
+
+
+class Lane:
+    """The episode of one environment.
+
+    Attributes:
+        fill: steps in the buffers.
+    """
+
+    def __init__(self, data_dir: Path, new_name: Callable[[], str], layout: Layout, buffers: Sequence[Array]) -> None:
+        """Make a lane whose steps are put into `buffers`, [part_length, ...] a leaf, by the caller; see `advance`."""
+        self._data_dir, self._new_name, self._layout, self._buffers = data_dir, new_name, layout, buffers
+        self._start_episode()
+
+    def _start_episode(self) -> None:
+        self.fill = 0
+        self._folder: TrajectoryFolder | None = None
+        self._tail: list[Array] = []  # the last two steps that are on disk
+        self._is_lost = False
+
+    def advance(self) -> None:
+        """Take the step that was put at `fill` as appended; write the buffers if they are full.
+
+        Raises:
+            OSError: the disk is full, or the like; this episode is given up, and its further steps are dropped.
+        """
+        self.fill += 1
+        if self.fill == self._layout.part_length:
+            columns, self.fill = [buffer[: self.fill] for buffer in self._buffers], 0
+            self.extend(columns)
+
+    def extend(self, columns: Sequence[Array]) -> None:
+        """Write steps [T, ...], T >= 1, to disk; the buffers are empty."""
+        length = self._layout.part_length
+        for start in range(0, 0 if self._is_lost else len(columns[0]), length):
+            part = [column[start : start + length] for column in columns]
+            if self._folder is None:
+                self._folder = TrajectoryFolder(self._data_dir, self._new_name(), self._layout.leaves)
+            try:
+                self._folder.add(part)
+            except OSError:
+                self._folder.discard()
+                self._is_lost = True
+                raise
+            if self._tail and len(part[0]) == 1:
+                self._tail = [
+                    np.concatenate([tail[-1:], column]) for tail, column in zip(self._tail, part, strict=True)
+                ]
+            else:
+                self._tail = [column[-2:].copy() for column in part]
+
+    def finish(
+        self, end: End, outcome: Outcome, metadata: Mapping[str, Any], *, boundary_step: bool = False
+    ) -> Path | None:
+        """End the episode and make its trajectory visible; return where it is, or None if there is none.
+
+        Raises:
+            OSError: the disk is full, or the like; this episode is given up.
+        """
+        try:
+            if self.fill:
+                self.extend([buffer[: self.fill] for buffer in self._buffers])
+            folder = None if self._is_lost else self._folder
+            if folder is None:
+                return None
+            last_rows = pack(decode_nest(self._layout.structure), self._tail)
+            boundary_step = boundary_step or (end is End.STEP and _is_boundary_step(last_rows))
+            terminated, truncated = _outcome(last_rows, end, outcome)
+            layout = self._layout
+            try:
+                return folder.finish(
+                    Manifest(
+                        num_steps=folder.num_steps,
+                        boundary_step=boundary_step,
+                        end=end,
+                        terminated=terminated,
+                        truncated=truncated,
+                        structure=layout.structure,
+                        leaves=layout.leaves,
+                        parts=folder.parts,
+                        metadata=metadata,
+                    )
+                )
+            except OSError:
+                folder.discard()
+                raise
+        finally:
+            self._start_episode()
+
+
+def _is_boundary_step(rows: Any) -> bool:
+    """Return whether the last step only holds an observation, as TF-Agents and RLDS have it."""
+    for name, last in (("step_type", LAST), ("is_last", 1)):
+        column = rows.get(name) if isinstance(rows, Mapping) else getattr(rows, name, None)
+        if column is not None:
+            return bool(column[-1] == last)
+    return False
+
+
+def _outcome(rows: Any, end: End, given: Outcome) -> Outcome:
+    if end is not End.STEP:
+        return Outcome(given.terminated or False, given.truncated if given.truncated is not None else True)
+    terminated, truncated = given
+    if terminated is None and truncated is None:
+        markers = read_markers(rows)
+        terminated = None if markers.terminated is None else bool(markers.terminated[-1])
+        truncated = None if markers.truncated is None else bool(markers.truncated[-1])
+    if truncated is None and terminated is not None:
+        truncated = not terminated
+    return Outcome(terminated, truncated)

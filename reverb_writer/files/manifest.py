@@ -1,0 +1,185 @@
+"""What a trajectory on disk says of itself: `manifest.json`.
+
+    trajectory_01764000000000000000_1f3a9c2e_00000007/
+        manifest.json                     this; written last, so a trajectory without it is half-written
+        steps_000000_000256.npz           steps 0..255: one array a leaf, [256, ...]
+        steps_000256_000301.npz           steps 256..300
+
+Leaves are stored by name, `observation/rgb.npy` in the `.npz`, in one of these encodings:
+
+    raw                 as they are
+    deflate             compressed, lossless; default for images: uint8 leaves of two or more dimensions
+    normalized_image    floats in [0, 1] as uint8: clipped, times 255, truncated; comes back within 1/255
+    strings             all bytes one after the other, uint8 [bytes], and beside them their lengths, `NAME.lengths`
+
+Whatever is read is checked: the manifest by its own CRC-32, each file by its size and CRC-32.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.errors import FormatError, ReverbWriterError
+from reverb_writer.files.nest_json import decode_nest
+from reverb_writer.protocol.messages import DataType
+from reverb_writer.protocol.tensors import dtype_of
+
+__all__ = ["FORMAT", "VERSION", "Encoding", "End", "Leaf", "Manifest", "Part"]
+
+FORMAT = "reverb-writer trajectory"
+VERSION = 1
+
+_DTYPES = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64", "complex64", "complex128")}
+_DTYPES |= {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_DTYPES["object"] = np.dtype(object)
+
+
+class Encoding(enum.Enum):
+    """How a leaf is stored."""
+
+    RAW = "raw"
+    DEFLATE = "deflate"
+    NORMALIZED_IMAGE = "normalized_image"
+    STRINGS = "strings"
+
+
+class End(enum.Enum):
+    """How a trajectory ended, which says how an observer that gets it again must end it."""
+
+    STEP = "step"  # its last step was the last of the episode
+    RESET = "reset"  # by `reset()`, with the cached steps written
+    CUT = "cut"  # by `reset(write_cached_steps=False)` or `close()`
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One leaf of the steps: its name, dtype, shape of one step, encoding."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    encoding: Encoding
+
+
+@dataclass(frozen=True)
+class Part:
+    """One file: steps [start, stop), its size in bytes and its CRC-32."""
+
+    file: str
+    start: int
+    stop: int
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a trajectory on disk says of itself.
+
+    Attributes:
+        num_steps: steps, the boundary step included.
+        boundary_step: whether the last step only holds the final observation, as in TF-Agents and RLDS.
+        end: how it ended.
+        terminated: whether the environment ended it; None if nobody said.
+        truncated: whether a limit ended it, so that what follows has a value; None if nobody said.
+        structure: the nest of a step, with numbers for leaves.
+        leaves: the leaves, by number.
+        parts: the files, in order.
+        metadata: what the writer was given to keep with it; JSON.
+    """
+
+    num_steps: int
+    boundary_step: bool
+    end: End
+    terminated: bool | None
+    truncated: bool | None
+    structure: Any
+    leaves: Sequence[Leaf]
+    parts: Sequence[Part]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_transitions(self) -> int:
+        """Steps in which something was done."""
+        return self.num_steps - self.boundary_step
+
+    def to_json(self) -> str:
+        """Return it as JSON; `structure` is JSON here already, see `encode_nest`."""
+        values = {
+            "format": FORMAT,
+            "version": VERSION,
+            **{name: getattr(self, name) for name in ("num_steps", "boundary_step", "terminated", "truncated")},
+            "end": self.end.value,
+            "structure": self.structure,
+            "leaves": [
+                {"name": leaf.name, "dtype": leaf.dtype.name, "shape": leaf.shape, "encoding": leaf.encoding.value}
+                for leaf in self.leaves
+            ],
+            "parts": [asdict(part) for part in self.parts],
+            "metadata": dict(self.metadata),
+        }
+        return json.dumps({**values, "crc32": _crc32(values)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Manifest:
+        """Read it; `structure` becomes a nest with numbers for leaves.
+
+        Raises:
+            FormatError: it is torn, was changed, or is of a version that this one does not know.
+        """
+        try:
+            values = json.loads(text)
+            crc32 = values.pop("crc32")
+            found = values.get("format"), values.get("version")
+            if found == (FORMAT, VERSION) and crc32 == _crc32(values):
+                return cls._from_values(values)
+        except (ReverbWriterError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FormatError(f"it has no manifest that can be read: {error!r}") from error
+        if found != (FORMAT, VERSION):
+            raise FormatError(f"it is a {found[0]!r} of version {found[1]!r}, expected {FORMAT!r} of {VERSION}.")
+        raise FormatError("the checksum of its manifest is wrong: it was changed after it was written.")
+
+    @classmethod
+    def _from_values(cls, values: Mapping[str, Any]) -> Manifest:
+        manifest = cls(
+            num_steps=int(values["num_steps"]),
+            boundary_step=bool(values["boundary_step"]),
+            end=End(values["end"]),
+            terminated=values["terminated"],
+            truncated=values["truncated"],
+            structure=decode_nest(values["structure"]),
+            leaves=[_leaf(**leaf) for leaf in values["leaves"]],
+            parts=[Part(**part) for part in values["parts"]],
+            metadata=values["metadata"],
+        )
+        _check_parts(manifest)
+        return manifest
+
+
+def _crc32(values: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _leaf(name: str, dtype: str, shape: Sequence[int], encoding: str) -> Leaf:
+    found = dtype_of(DataType.DT_BFLOAT16) if dtype == "bfloat16" else _DTYPES[dtype]
+    sizes = tuple(int(size) for size in shape)
+    if min(sizes, default=0) < 0 or (found.kind == "O") != (Encoding(encoding) is Encoding.STRINGS):
+        raise FormatError(f"leaf `{name}`: {dtype} {shape} as {encoding} cannot be.")
+    return Leaf(str(name), found, sizes, Encoding(encoding))
+
+
+def _check_parts(manifest: Manifest) -> None:
+    at = 0
+    for part in manifest.parts:
+        if part.start != at or part.stop <= at or "/" in part.file or "\\" in part.file:
+            raise FormatError(f"`{part.file}` has steps {part.start} to {part.stop}, expected from {at} on.")
+        at = part.stop
+    if at != manifest.num_steps or not at:
+        raise FormatError(f"its files have {at} steps, expected {manifest.num_steps}, and one at least.")

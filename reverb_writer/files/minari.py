@@ -1,0 +1,157 @@
+"""Minari's data sets to trajectories on disk and back, by Minari itself. It is imported when it is asked for.
+
+A Minari episode of n steps has n + 1 observations. Here it is n + 1 steps in the form of RLDS, the last of which is a
+boundary step: the final observation, `is_last`, `is_terminal`, and zeros otherwise.
+
+Source: Minari 0.5.4, `minari/dataset/minari_storage.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.extras import needs
+from reverb_writer.files.rollout_writer import RolloutWriter
+from reverb_writer.files.trajectory_folder import StoredTrajectory
+from reverb_writer.files.transition_fields import TransitionFields
+
+__all__ = ["from_minari", "to_minari"]
+
+
+def from_minari(dataset: Any, writer: RolloutWriter) -> int:
+    """Write the episodes of a Minari data set as trajectories, and return how many.
+
+    Args:
+        dataset: a `minari.MinariDataset`, or the path of one (its `data` folder, or the folder above).
+        writer: where they go. One episode is in memory at a time.
+
+    Raises:
+        StructureError: observations or actions are texts or graphs, which have no shape.
+    """
+    if isinstance(dataset, str | os.PathLike):
+        with needs("`from_minari`", "reverb-writer[minari]"):
+            from minari import MinariDataset  # noqa: PLC0415  # an extra
+
+        path = Path(dataset)
+        dataset = MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
+    count = 0
+    for episode in dataset.iterate_episodes():
+        num_steps = len(episode)
+        flags = np.arange(num_steps + 1)
+        is_last = flags == num_steps
+        terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
+        writer.save(
+            {
+                "observation": episode.observations,
+                "action": tree.map_structure(_one_more, episode.actions),
+                "reward": _one_more(np.asarray(episode.rewards, np.float32)),
+                "is_first": flags == 0,
+                "is_last": is_last,
+                "is_terminal": is_last & terminated,
+            },
+            terminated=terminated,
+            truncated=truncated or not terminated,
+            metadata={"minari": {"dataset_id": dataset.spec.dataset_id, "episode": int(episode.id)}},
+        )
+        count += 1
+    return count
+
+
+def to_minari(
+    paths: Iterable[Path],
+    minari_dir: str | os.PathLike[str],
+    dataset_id: str,
+    *,
+    fields: Mapping[str, str] | None = None,
+    observation_space: Any = None,
+    action_space: Any = None,
+) -> Any:
+    """Write trajectories as a Minari data set, without loss, and return the `minari.MinariDataset`.
+
+    Args:
+        paths: folders of trajectories. One is in memory at a time.
+        minari_dir: where the data set goes: its `data` folder is made there. `MINARI_DATASETS_PATH/DATASET_ID` is where
+            `minari.load_dataset` finds it.
+        dataset_id: such as "ant/expert-v0".
+        fields: names of leaves, as for `RolloutDataset`.
+        observation_space: a Gymnasium space; None for one without bounds, of the dtypes and shapes that are there.
+        action_space: likewise.
+
+    Raises:
+        SpecError: there are no trajectories, or a data set is there already.
+        StructureError: steps lack an observation, an action or a reward; or, without a space, are no numbers.
+        FormatError: a trajectory is damaged; names it.
+    """
+    with needs("`to_minari`", "reverb-writer[minari]"):
+        import minari  # noqa: PLC0415  # an extra
+        from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415  # an extra
+
+    episodes = (_episode(StoredTrajectory(path), TransitionFields(fields)) for path in paths)
+    first = next(episodes, None)
+    if first is None:
+        raise SpecError("`paths` has no trajectories; `list_trajectories` finds those of a directory.")
+    folder = Path(minari_dir) / "data"
+    if (folder / "metadata.json").exists():
+        raise SpecError(f"{folder} is a data set already. Name another folder.")
+    observation_space = observation_space or _space(first.observations)
+    action_space = action_space or _space(first.actions)
+    folder.mkdir(parents=True, exist_ok=True)
+    storage = MinariStorage.new(folder, observation_space, action_space, data_format="hdf5", jpeg_encoding=False)
+    storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__})
+
+    def every() -> Iterator[Any]:
+        yield first
+        yield from episodes
+
+    storage.update_episodes(every())
+    return minari.MinariDataset(storage)
+
+
+def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
+    with needs("`to_minari`", "reverb-writer[minari]"):
+        from minari.data_collector.episode_buffer import EpisodeBuffer  # noqa: PLC0415  # an extra
+
+    manifest, steps = trajectory.manifest, trajectory.load()
+    num_transitions = manifest.num_transitions
+    values = fields.read(steps, manifest, 0)
+    observation = values["observation"]
+    if not manifest.boundary_step:  # what the last step led to was not stored
+        observation = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observation)
+    done, timeout = values["done"][:num_transitions], values["timeout"][:num_transitions]
+    return EpisodeBuffer(
+        observations=observation,
+        actions=tree.map_structure(lambda leaf: leaf[:num_transitions], values["action"]),
+        rewards=values["reward"][:num_transitions],
+        terminations=done & ~timeout,
+        truncations=done & timeout,
+    )
+
+
+def _space(nest: Any) -> Any:
+    with needs("`to_minari`", "reverb-writer[minari]"):
+        from gymnasium import spaces  # noqa: PLC0415  # comes with Minari
+
+    if isinstance(nest, Mapping):
+        return spaces.Dict({key: _space(value) for key, value in nest.items()})
+    if isinstance(nest, tuple):
+        return spaces.Tuple([_space(value) for value in nest])
+    dtype, shape = nest.dtype, nest.shape[1:]
+    if dtype.kind == "f":
+        return spaces.Box(-np.inf, np.inf, shape, dtype)
+    if dtype.kind not in "iu":
+        raise StructureError(f"no space for {dtype} {shape}. Give `observation_space` and `action_space`.")
+    limits = np.iinfo(dtype)
+    return spaces.Box(limits.min, limits.max, shape, dtype)
+
+
+def _one_more(column: Any) -> Any:
+    """Return a column with a row of zeros after it, for the boundary step."""
+    array = np.asarray(column)
+    return np.concatenate([array, np.zeros_like(array[:1])])

@@ -1,0 +1,231 @@
+"""RolloutDataset: trajectories on disk as if many environments stepped through them.
+
+    pool --take--> cursor of an environment --rows--> batch [N, ...] or [T, N, ...]
+      ^                    | end of the trajectory
+      +--------------------+
+
+A cursor holds one file of its trajectory in memory, and the first step of the next one: that is where the last
+`next_observation` comes from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import integer, number
+from reverb_writer.errors import FormatError, SpecError, StructureError
+from reverb_writer.files.cursor import Cursor
+from reverb_writer.files.legacy import frame_range
+from reverb_writer.files.manifest import Manifest
+from reverb_writer.files.opening import open_trajectory
+from reverb_writer.files.rollout_file_base import RolloutFileBase
+from reverb_writer.files.trajectory_folder import list_trajectories
+from reverb_writer.files.trajectory_pool import TrajectoryPool
+from reverb_writer.files.transition_fields import Transition, TransitionFields, concatenate_components
+from reverb_writer.steps import zeros
+
+__all__ = ["RolloutDataset"]
+
+
+class RolloutDataset(RolloutFileBase):
+    """Give `num_envs` environments' transitions from the trajectories of a directory.
+
+    Each environment takes a trajectory, steps through it, and takes the next one that nobody has had. New trajectories
+    are seen when a loop begins. In memory is one file (`RolloutWriter(part_length=...)`) an environment, and the batch.
+
+    Example:
+        dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, random_shuffle_traj_order=True, seed=0)
+        for batch in dataset:
+            ...  # batch.observation [64, ...], batch.done, batch.timeout, batch.next_observation, ...
+
+    Source: instinct_rl's `RolloutDataset` by its description (behaviour, 5.8); differences in docs/compatibility.md.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        num_envs: int,
+        dataset_loops: int = 1,
+        random_shuffle_traj_order: bool = False,
+        keep_latest_n_trajs: int = 0,
+        starting_frame_range: Sequence[int] = (0, 1),
+        device: Any = None,
+        *,
+        seed: int | None = None,
+        fields: Mapping[str, str] | None = None,
+        concatenate_observations: bool = False,
+        first_frame_done: bool = False,
+        wait_timeout_s: float = 30.0,
+        poll_interval_s: float = 1.0,
+        allow_pickle: bool = False,
+    ) -> None:
+        """Say what to read; it is looked for at the first batch.
+
+        Args:
+            data_dir: directory of trajectories, or several.
+            num_envs: N, environments that step together, >= 1.
+            dataset_loops: how often each trajectory is delivered; < 1 for ever.
+            random_shuffle_traj_order: whether the order of trajectories is random, another one in each loop.
+            keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
+            starting_frame_range: [low, high), from which the first step of each trajectory is drawn; one that is not
+                that long begins at 0.
+            device: None for NumPy arrays, or the device of PyTorch tensors.
+            seed: of the order and of the first steps; None for another one each time.
+            fields: names of leaves by field of `Transition`, where they are not the usual ones.
+            concatenate_observations: whether an observation of several components becomes one float32 vector.
+            first_frame_done: whether `done` is also set where `is_first` is, as the original does.
+            wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
+            poll_interval_s: time between two looks, seconds.
+            allow_pickle: whether trajectories of the original's pickle files are read, too; through an unpickler that
+                makes NumPy arrays and nothing else.
+
+        Raises:
+            SpecError: an argument can never work.
+        """
+        super().__init__(data_dir, num_envs, device)
+        bounds = tuple(starting_frame_range)
+        if len(bounds) != 2:  # noqa: PLR2004  # low and high
+            raise SpecError(f"`starting_frame_range` must be (low, high), got {starting_frame_range!r}.")
+        low = integer("starting_frame_range[0]", bounds[0], minimum=0)
+        high = integer("starting_frame_range[1]", bounds[1], minimum=low + 1, hint="The range leaves `high` out.")
+        for name, value in (("wait_timeout_s", wait_timeout_s), ("poll_interval_s", poll_interval_s)):
+            if number(name, value) < 0:
+                raise SpecError(f"`{name}` must be >= 0 seconds, got {value!r}.")
+        directories = [data_dir] if isinstance(data_dir, str | os.PathLike) else list(data_dir)
+        self._directories = [Path(each) for each in directories]
+        self._starts = (low, high)
+        self._first_frame_done = first_frame_done
+        self._allow_pickle = allow_pickle
+        self._fields = TransitionFields(fields, concatenate=concatenate_observations)
+        self._seed = seed
+        self._pool_options: dict[str, Any] = {
+            "loops": integer("dataset_loops", dataset_loops, minimum=-(1 << 31)),
+            "shuffle": random_shuffle_traj_order,
+            "keep_latest": integer("keep_latest_n_trajs", keep_latest_n_trajs, minimum=0),
+            "wait_timeout_s": wait_timeout_s,
+            "poll_interval_s": poll_interval_s,
+        }
+        self._shard = (0, 1)
+        self._rng = np.random.default_rng()
+        self._pool = self._new_pool()
+        self._cursors: list[Cursor | None] = []
+        self._layout: Transition | None = None
+        self._first: Manifest | None = None
+        self._flags: list[int] = []
+
+    @property
+    def num_dataset_looped(self) -> int:
+        """Loops that are over."""
+        return self._pool.num_loops
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """Why, by name, of trajectories that could not be read and were left out."""
+        return dict(self._pool.skipped)
+
+    @staticmethod
+    def get_frame_range(filename: str) -> tuple[int, int]:
+        """Return the frames [start, stop) that a file's name says it has."""
+        return frame_range(filename)
+
+    @staticmethod
+    def assemble_obs_components(observation: Any) -> Any:
+        """Return an observation of several components [T, ...] as one float32 vector [T, D], in dm-tree's order."""
+        return concatenate_components(observation)
+
+    def read_dataset_directory(self) -> list[Path]:
+        """Return the folders of the complete trajectories, oldest first."""
+        return [path for directory in self._directories for path in list_trajectories(directory)]
+
+    def shard(self, index: int, num_shards: int) -> None:
+        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
+        self._shard = (index, num_shards)
+        self._is_initialized = False
+
+    def reset_all(self) -> None:
+        """Look for trajectories, and give each environment its first one.
+
+        With a seed, everything is as it was the first time.
+
+        Raises:
+            ReplayTimeoutError: there are not enough within `wait_timeout_s`.
+        """
+        index, num_shards = self._shard
+        self._rng = np.random.default_rng(self._seed if self._seed is None else [self._seed, index])
+        skipped = self._pool.skipped
+        self._pool = self._new_pool()
+        self._pool.skipped.update(skipped)
+        if num_shards > 1:
+            self._pool.shard(index, num_shards)
+        self._cursors = [None] * self.num_envs
+        self._pool.reset()
+        self.refresh_handlers(range(self.num_envs))
+
+    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
+        """Give these environments their next trajectory; what they had left of theirs is not delivered."""
+        for env in env_ids:
+            self._cursors[env] = self._pool.take()
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Transition:
+        """Make a batch of zeros and empty strings: leaves [N, ...], or [num_transitions_per_env, N, ...]."""
+        if self._layout is None:
+            raise StopIteration
+        batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
+        return Transition(
+            *tree.map_structure(
+                lambda spec: None if spec is None else zeros(spec.dtype, batch + spec.shape), self._layout
+            )
+        )
+
+    def fill_transition(self, buffer: Transition, env_ids: Sequence[int] | None = None) -> Transition:
+        """Put the next transitions of these environments into a batch, step on, and return the batch."""
+        chosen = range(self.num_envs) if env_ids is None else env_ids
+        is_single = buffer.mask.ndim == 1
+        leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]
+        if not sum(self._fill(leaves, env) for env in chosen):
+            raise StopIteration
+        return buffer
+
+    def _fill(self, leaves: Sequence[Any], env: int) -> int:
+        """Fill [T] of one environment; return how many of them there were."""
+        done, is_first, mask = (leaves[index] for index in self._flags)
+        at = 0
+        while at < len(mask) and (cursor := self._cursors[env]) is not None:
+            length = cursor.fill(leaves, at, env)
+            if self._first_frame_done:
+                done[at, env] |= is_first[at, env]
+            at += length
+            if cursor.is_at_end:
+                self._cursors[env] = self._pool.take()
+        return at
+
+    def _new_pool(self) -> TrajectoryPool:
+        return TrajectoryPool(self.read_dataset_directory, self._open, rng=self._rng, **self._pool_options)
+
+    def _open(self, path: Path) -> Cursor:
+        """Open a trajectory at its first step to deliver; what is wrong with it shows here."""
+        stored = open_trajectory(path, allow_pickle=self._allow_pickle)
+        start = int(self._rng.integers(*self._starts))
+        num_transitions = stored.manifest.num_transitions
+        if not num_transitions:
+            raise FormatError(f"trajectory `{path.name}`: it has a boundary step and nothing else.")
+        cursor = Cursor(stored, self._fields, start if start < num_transitions else 0)
+        manifest, first = stored.manifest, self._first
+        if first and manifest.leaves and (manifest.structure, manifest.leaves) == (first.structure, first.leaves):
+            return cursor
+        layout = cursor.layout()
+        if self._layout is None:
+            self._layout, self._first = layout, manifest
+            names = [path[0] for path, _ in tree.flatten_with_path(layout)]
+            self._flags = [names.index(name) for name in ("done", "is_first", "mask")]
+        elif layout != self._layout:
+            raise StructureError(
+                f"trajectory `{path.name}` has {layout}, those before it {self._layout}. Put it into another directory."
+            )
+        return cursor

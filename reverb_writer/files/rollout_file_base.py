@@ -1,0 +1,140 @@
+"""RolloutFileBase: what every data set of rollout files does, whatever the files are."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.files.torch_view import as_torch, to_torch
+
+__all__ = ["RolloutFileBase"]
+
+
+class RolloutFileBase:
+    """Trajectories from files as if `num_envs` environments stepped through them.
+
+    A subclass says how: `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
+
+    Attributes:
+        data_dir: where the files are.
+        num_envs: N, environments that step together.
+        device: None for NumPy arrays, or the device of PyTorch tensors.
+        all_env_ids: [N], 0..N-1.
+    """
+
+    def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
+        """Remember where the files are; they are read when they are first needed.
+
+        Args:
+            data_dir: where the files are; the subclass says in which form.
+            num_envs: N, >= 1.
+            device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
+        """
+        self.data_dir = data_dir
+        self.num_envs = integer("num_envs", num_envs, minimum=1)
+        self.device = device
+        self.all_env_ids = np.arange(self.num_envs)
+        self._is_initialized = False
+
+    def reset(self, env_ids: Any = None) -> None:
+        """Begin anew, or give some environments their next trajectory.
+
+        Args:
+            env_ids: numbers of environments; None, or all of them, to begin anew.
+
+        Raises:
+            SpecError: there is no such environment.
+        """
+        if env_ids is None or len(env_ids) == self.num_envs or not self._is_initialized:
+            self._is_initialized = True
+            self.reset_all()
+        else:
+            self.refresh_handlers(self._env_ids(env_ids))
+
+    def get_batch(self, num_transitions_per_env: int | None = None, env_ids: Any = None) -> Any:
+        """Return the next transitions of each environment, and step on.
+
+        Args:
+            num_transitions_per_env: T, >= 1; None for one, without the dimension T.
+            env_ids: numbers of the environments that step, [N']; None for all.
+
+        Returns:
+            What `get_buffer` makes, filled: leaves [N, ...], or [T, N, ...]; owned by the caller, and no other call
+            touches them. With `env_ids`, N' instead of N.
+
+        Raises:
+            StopIteration: nothing is left for any environment.
+        """
+        if num_transitions_per_env is not None:
+            integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
+        ids = None if env_ids is None else self._env_ids(env_ids)
+        if not self._is_initialized:
+            self.reset()
+        buffer = self.get_buffer(num_transitions_per_env)
+        self.fill_transition(buffer, ids)
+        if ids is not None:
+            axis = 0 if num_transitions_per_env is None else 1
+            buffer = tree.map_structure(lambda leaf: None if leaf is None else leaf.take(ids, axis), buffer)
+        return buffer if self.device is None else to_torch(buffer, self.device)
+
+    def get_transition_batch(self) -> tuple[Any, dict[str, Any]]:
+        """Return one transition of each environment and, as an environment would, `{"time_outs": ...}`.
+
+        Raises:
+            StopIteration: nothing is left for any environment.
+        """
+        batch = self.get_batch()
+        return batch, {"time_outs": batch.timeout} if hasattr(batch, "timeout") else {}
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return a `torch.utils.data.IterableDataset` of the batches, for a `DataLoader` with any number of workers.
+
+        Pass `batch_size=None` to the loader: these are batches already. Each worker reads a part of the trajectories of
+        its own, so together they read each as often as one would.
+
+        Args:
+            device: of the tensors; None for the CPU. A worker of a data loader should stay there.
+        """
+        return as_torch(self, device)
+
+    def shard(self, index: int, num_shards: int) -> None:
+        """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
+        raise NotImplementedError
+
+    def reset_all(self) -> None:
+        """Look for files, and give each environment its first trajectory."""
+        raise NotImplementedError
+
+    def refresh_handlers(self, env_ids: Sequence[int]) -> None:
+        """Give these environments their next trajectory, wherever they are."""
+        raise NotImplementedError
+
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
+        """Make a batch of zeros: leaves [N, ...], or [num_transitions_per_env, N, ...]."""
+        raise NotImplementedError
+
+    def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
+        """Put the next transitions of these environments into a batch, step on, and return the batch.
+
+        Raises:
+            StopIteration: nothing is left for any of them.
+        """
+        raise NotImplementedError
+
+    def __iter__(self) -> Any:
+        """Begin anew."""
+        self.reset()
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next batch, of one transition of each environment."""
+        return self.get_batch()
+
+    def _env_ids(self, env_ids: Any) -> list[int]:
+        last = self.num_envs - 1
+        return [integer("env_ids", operator.index(env), minimum=0, maximum=last) for env in env_ids]

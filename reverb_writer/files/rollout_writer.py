@@ -1,0 +1,341 @@
+"""RolloutWriter: steps in, trajectories on disk out."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import ClosedError, SpecError, StructureError
+from reverb_writer.files.column_encoding import choose_encodings
+from reverb_writer.files.episode_files import Lane, Layout, Outcome
+from reverb_writer.files.manifest import Encoding, End
+from reverb_writer.files.nest_json import encode_nest
+from reverb_writer.protocol.tensors import dtype_number
+from reverb_writer.steps import StepStructure, step_bytes
+
+__all__ = ["PlannedStep", "RolloutWriter"]
+
+_PART_BYTES = 4 << 20
+_BUFFER_BYTES = 256 << 20  # of all environments together
+_MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024
+
+
+class PlannedStep(NamedTuple):
+    """A step that was checked and is not written yet.
+
+    Attributes:
+        leaves: [...], or [N, ...] with `num_envs`.
+        outcomes: of the episodes that end with it, by environment.
+        final: leaves [N, ...] of a boundary step that follows where an episode ends, or None.
+    """
+
+    leaves: Sequence[Any]
+    outcomes: Mapping[int, Outcome]
+    final: Sequence[Any] | None
+
+
+class RolloutWriter:
+    """Write every episode as a trajectory of its own, visible to readers as soon as it is complete.
+
+    Any number of writers, in any number of processes, may write to one directory. At most `part_length` steps of each
+    environment are in memory. A step is copied. Called from one thread at a time; a context manager.
+
+    Example:
+        with RolloutWriter("demos", metadata={"env": "CartPole-v1"}) as writer:
+            for step in episode:
+                writer(step)
+
+    Source: the layout of a folder a trajectory and a file for every so many frames is that of the legged-robot savers
+    (behaviour, 5.8).
+    """
+
+    def __init__(
+        self,
+        data_dir: str | os.PathLike[str],
+        *,
+        num_envs: int | None = None,
+        spec: Any = None,
+        encodings: Mapping[str, str | Encoding] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        part_length: int | None = None,
+    ) -> None:
+        """Make the directory, if it is not there.
+
+        Args:
+            data_dir: where trajectories go.
+            num_envs: N if steps have leaves [N, ...], a row an environment, as for `VectorObserver`.
+            spec: nest of array specs or arrays that steps must look like, without N; None for the first step.
+            encodings: by leaf name, such as `{"observation/depth": "normalized_image"}`: "raw", "deflate", lossless, or
+                "normalized_image", floats in [0, 1] as uint8, within 1/255. Images of uint8 are deflated if nothing
+                is said.
+            metadata: JSON to keep with each trajectory, such as the environment's name.
+            part_length: steps in a file, which is what a reader holds in memory; None for 4 MiB, at most 1024.
+
+        Raises:
+            SpecError: an argument can never work.
+            OSError: the directory cannot be made.
+        """
+        self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
+        self._part_length = None if part_length is None else integer("part_length", part_length, minimum=1)
+        self._encodings = dict(encodings or {})
+        try:
+            self._metadata = json.loads(json.dumps(dict(metadata or {})))
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"`metadata` must be JSON: {error}") from error
+        self.data_dir = Path(data_dir)
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._id = secrets.token_hex(4)
+        self._last_ns = 0
+        self._num_steps = 0
+        self._num_written = 0
+        self._is_open = True
+        self._structure: StepStructure | None = None
+        self._layout = Layout(None, (), 0)
+        self._lanes: list[Lane] = []
+        self._blocks: list[npt.NDArray[Any]] = []
+        if spec is not None:
+            self._start(StepStructure(spec, batch_size=self.num_envs, is_spec=True), spec)
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories that are complete on disk."""
+        return self._num_written
+
+    def __call__(self, step: Any, **end: Any) -> None:
+        """Write a step.
+
+        Args:
+            step: any nest of arrays; leaves [N, ...] with `num_envs`.
+            **end: as for `plan`.
+
+        Raises:
+            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
+            OSError: the disk is full, or the like; the episode so far is given up.
+            ClosedError: after `close()`.
+        """
+        self.write(self.plan(step, **end))
+
+    def plan(
+        self,
+        step: Any,
+        *,
+        end_of_episode: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        final_observation: Any = None,
+    ) -> PlannedStep:
+        """Check a step without writing it.
+
+        Args:
+            step: any nest of arrays; leaves [N, ...] with `num_envs`.
+            end_of_episode: whether it is the last of its episode, [N] with `num_envs`; None to read `step_type` or
+                `is_last`, or the two below.
+            terminated: whether the environment ended the episode, [N] with `num_envs`.
+            truncated: whether a limit did.
+            final_observation: what the environment showed after the step, like `observation`, for where an episode
+                ends: a boundary step with it and zeros follows, as RLDS has it.
+
+        Raises:
+            StructureError, ClosedError: as for a call. Nothing changed.
+        """
+        if not self._is_open:
+            raise ClosedError("the writer is closed. Call `open()` to write again.")
+        flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
+        given = {name: self._flags(name, flag) for name, flag in flags.items() if flag is not None}
+        structure = self._structure
+        if structure is None:
+            structure = StepStructure(step, batch_size=self.num_envs)
+            self._start(structure, step)
+        leaves = structure.flatten(step, self._num_steps)
+        last = given.get("end_of_episode")
+        if last is None and given:
+            last = np.logical_or.reduce([*given.values()])
+        if last is None:
+            last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
+        final = None if final_observation is None else self._boundary_step(structure, final_observation)
+        outcomes = {
+            int(env): Outcome(*(bool(given[key][env]) if key in given else None for key in ("terminated", "truncated")))
+            for env in np.flatnonzero(last)
+        }
+        return PlannedStep(leaves, outcomes, final)
+
+    def write(self, planned: PlannedStep) -> None:
+        """Write a step that `plan` has checked.
+
+        Raises:
+            OSError: the disk is full, or the like; the episodes that could not be written so far are given up.
+        """
+        self._num_steps += 1
+        if self.num_envs is None:
+            (lane,) = self._lanes
+            for block, leaf in zip(self._blocks, planned.leaves, strict=True):
+                block[0, lane.fill] = leaf
+            lane.advance()
+        else:
+            lanes, fills = np.arange(self.num_envs), [lane.fill for lane in self._lanes]
+            for block, leaf in zip(self._blocks, planned.leaves, strict=True):
+                block[lanes, fills] = leaf
+            for lane in self._lanes:
+                lane.advance()
+        for env, outcome in planned.outcomes.items():
+            lane = self._lanes[env]
+            if planned.final is not None:
+                for block, leaf in zip(self._blocks, planned.final, strict=True):
+                    block[env, lane.fill] = leaf[env]
+                lane.advance()
+            self._finish(lane, End.STEP, outcome, boundary_step=planned.final is not None)
+
+    def end_episode(self, *, end: End | str = End.CUT, lanes: Sequence[int] | None = None) -> None:
+        """End the episodes of some environments here, all by default, as if their observer were reset."""
+        last = max(len(self._lanes) - 1, 0)
+        chosen = (
+            range(len(self._lanes)) if lanes is None else [integer("lanes", n, minimum=0, maximum=last) for n in lanes]
+        )
+        for index in chosen:
+            self._finish(self._lanes[index], End(end), Outcome(None, None))
+
+    def save(
+        self,
+        steps: Any,
+        *,
+        end: End | str = End.STEP,
+        terminated: bool | None = None,
+        truncated: bool | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write a whole trajectory at once, and return its folder.
+
+        Args:
+            steps: nest with leaves [T, ...], T >= 1, each step like the first one this writer has seen.
+            end: how it ended.
+            terminated: whether the environment ended it.
+            truncated: whether a limit did.
+            metadata: JSON, beside the writer's.
+
+        Raises:
+            StructureError: leaves of different lengths, or unlike what was written before. Nothing changed.
+            OSError: the disk is full, or the like.
+        """
+        if not self._is_open:
+            raise ClosedError("the writer is closed. Call `open()` to write again.")
+        lengths = {np.shape(leaf)[:1] for leaf in tree.flatten(steps)}
+        if len(lengths) != 1 or lengths & {(), (0,)}:
+            raise StructureError(f"`steps` must have leaves [T, ...] of one T >= 1, got lengths {sorted(lengths)}.")
+        (num_steps,) = lengths.pop()
+        structure = StepStructure(steps, batch_size=num_steps)
+        if self._structure is None:
+            example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)
+            self._start(StepStructure(example, batch_size=self.num_envs, is_spec=True), example)
+        specs = [(leaf.name, leaf.dtype, leaf.shape) for leaf in self._layout.leaves]
+        found = list(zip(_names(structure), structure.dtypes, structure.shapes, strict=True))
+        if found != specs:
+            raise StructureError(f"`steps` has leaves {found}, this writer's are {specs}.")
+        lane = Lane(self.data_dir, self._name, self._layout, ())
+        lane.extend([np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)])
+        self._num_steps += num_steps
+        path = self._finish(lane, End(end), Outcome(terminated, truncated), metadata=metadata)
+        assert path is not None  # noqa: S101  # there is a step
+        return path
+
+    def open(self) -> None:
+        """Open the writer again after `close()`; does nothing if it is open."""
+        self._is_open = True
+
+    def close(self) -> None:
+        """Write what there is of episodes that have not ended, marked as cut. Idempotent."""
+        if self._is_open:
+            self._is_open = False
+            self.end_episode()
+
+    def __enter__(self) -> RolloutWriter:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def _start(self, structure: StepStructure, example: Any) -> None:
+        """Take the structure of the first step, or of a spec, for that of all."""
+        names = _names(structure)
+        if len(set(names)) != len(names):
+            raise StructureError(f"leaves need different names, got {', '.join(names)}. Rename a key that has a slash.")
+        for name in names:
+            if "\0" in name:
+                raise StructureError(f"leaf {name!r}: an .npz file cannot name it. Rename the key that has a NUL.")
+        for dtype in structure.dtypes:
+            dtype_number(dtype)  # what Reverb cannot store could not be sent again
+        dtypes, shapes = structure.dtypes, structure.shapes
+        leaves = choose_encodings(names, dtypes, shapes, self._encodings)
+        num_envs, size = self.num_envs or 1, max(step_bytes(dtypes, shapes), 1)
+        room = min(_PART_BYTES, _BUFFER_BYTES // num_envs) // size
+        length = self._part_length or min(max(room, _MIN_PART_LENGTH), _MAX_PART_LENGTH)
+        self._layout = Layout(encode_nest(example), leaves, length)
+        self._blocks = [
+            np.zeros((num_envs, length, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
+        ]
+        self._structure = structure
+        self._lanes = [
+            Lane(self.data_dir, self._name, self._layout, [block[env] for block in self._blocks])
+            for env in range(num_envs)
+        ]
+
+    def _name(self) -> str:
+        self._last_ns = max(self._last_ns + 1, time.time_ns())
+        return f"trajectory_{self._last_ns:020d}_{self._id}_{self._num_written:08d}"
+
+    def _finish(
+        self,
+        lane: Lane,
+        end: End,
+        outcome: Outcome,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        boundary_step: bool = False,
+    ) -> Path | None:
+        path = lane.finish(end, outcome, {**self._metadata, **(metadata or {})}, boundary_step=boundary_step)
+        self._num_written += path is not None
+        return path
+
+    def _flags(self, name: str, flags: Any) -> npt.NDArray[np.bool_]:
+        array = np.asarray(flags, bool)
+        shape = () if self.num_envs is None else (self.num_envs,)
+        if array.shape != shape:
+            raise StructureError(f"`{name}` has shape {array.shape}, expected {shape}.")
+        return array.reshape(-1)
+
+    def _boundary_step(self, structure: StepStructure, observation: Any) -> list[Any]:
+        """Return a padding step's leaves with the observation put in, [N, ...]."""
+        inner = [index for index, path in enumerate(structure.paths) if path.split("/")[0] == "observation"]
+        values = tree.flatten(observation)
+        if len(inner) != len(values):
+            raise StructureError(f"`final_observation` has {len(values)} leaves, `observation` of a step {len(inner)}.")
+        num_envs = self.num_envs or 1
+        leaves = [np.broadcast_to(leaf, (num_envs, *np.shape(leaf))) for leaf in structure.padding_step()]
+        for index, value in zip(inner, values, strict=True):
+            dtype, shape = structure.dtypes[index], (num_envs, *structure.shapes[index])
+            array = np.asarray(value) if self.num_envs is not None else np.asarray(value)[None]
+            if array.dtype != dtype or array.shape != shape:
+                path = structure.paths[index]
+                raise StructureError(
+                    f"`final_observation`, leaf `{path}`: {array.dtype} {array.shape}, expected {dtype} {shape}."
+                )
+            leaves[index] = array
+        return leaves
+
+
+def _names(structure: StepStructure) -> list[str]:
+    return [path or "step" for path in structure.paths]

@@ -1,0 +1,180 @@
+"""Trajectories on disk: a folder each, made visible by one rename, and read with every checksum checked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.errors import FormatError
+from reverb_writer.files import column_encoding as codec
+from reverb_writer.files.manifest import Leaf, Manifest, Part
+from reverb_writer.files.nest_json import pack, rows
+
+__all__ = ["MANIFEST", "PARTIAL", "PREFIX", "StoredTrajectory", "TrajectoryFolder", "list_trajectories"]
+
+Array = npt.NDArray[Any]
+
+MANIFEST = "manifest.json"
+PREFIX = "trajectory_"
+PARTIAL = ".partial_"
+
+
+class TrajectoryFolder:
+    """A trajectory that is being written: hidden until `finish()`."""
+
+    def __init__(self, data_dir: Path, name: str, leaves: Sequence[Leaf]) -> None:
+        """Prepare; nothing is on disk until the first part."""
+        self.final = data_dir / name
+        self._partial = data_dir / f"{PARTIAL}{name}"
+        self._leaves = leaves
+        self.parts: list[Part] = []
+
+    @property
+    def num_steps(self) -> int:
+        """Steps on disk."""
+        return self.parts[-1].stop if self.parts else 0
+
+    def add(self, columns: Sequence[Array]) -> None:
+        """Write the next steps, leaves [T, ...], T >= 1.
+
+        Raises:
+            OSError: the disk is full, or the like. Nothing changed.
+        """
+        data = codec.encode(self._leaves, columns)
+        start, stop = self.num_steps, self.num_steps + len(columns[0])
+        part = Part(f"steps_{start:06d}_{stop:06d}.npz", start, stop, len(data), zlib.crc32(data))
+        if not self.parts:
+            self._partial.mkdir(parents=True, exist_ok=True)
+        (self._partial / part.file).write_bytes(data)
+        self.parts.append(part)
+
+    def finish(self, manifest: Manifest) -> Path:
+        """Write the manifest, make the trajectory visible, and return where it is."""
+        (self._partial / MANIFEST).write_text(manifest.to_json(), "utf-8")
+        self._partial.rename(self.final)
+        return self.final
+
+    def discard(self) -> None:
+        """Remove what there is of it."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+class StoredTrajectory:
+    """A trajectory on disk whose manifest is read. Immutable; safe to share between threads.
+
+    Example:
+        for path in list_trajectories("demos"):
+            steps = StoredTrajectory(path).load()
+
+    Attributes:
+        path: its folder.
+        manifest: what it says of itself.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read the manifest, and see that the files are there in their sizes; they are read later.
+
+        Raises:
+            FormatError: it is torn, half-written, or not of this format; names the folder.
+        """
+        self.path = Path(path)
+        with self._named():
+            self.manifest = Manifest.from_json((self.path / MANIFEST).read_bytes())
+            for part in self.manifest.parts:
+                size = (self.path / part.file).stat().st_size
+                if size != part.size:
+                    raise FormatError(f"`{part.file}` has {size} bytes, expected {part.size}.")
+
+    @property
+    def name(self) -> str:
+        """The folder's name; names sort by time."""
+        return self.path.name
+
+    def columns(self, part: Part) -> list[Array]:
+        """Return the leaves of one file, [part.stop - part.start, ...]; some are read-only.
+
+        Raises:
+            FormatError: the file is not what the manifest says; names it.
+        """
+        with self._named():
+            data = self._read(part)
+            return codec.decode(self.manifest.leaves, data, part.stop - part.start)
+
+    def pack(self, columns: Sequence[Any]) -> Any:
+        """Return the nest of steps with these leaves, in the order of `columns`."""
+        return pack(self.manifest.structure, columns)
+
+    def load(self) -> Any:
+        """Return all steps, as a nest with leaves [T, ...], owned by the caller.
+
+        Raises:
+            FormatError: a file is not what the manifest says; names it.
+        """
+        parts = [self.columns(part) for part in self.manifest.parts]
+        return self.pack([np.concatenate(of) if len(of) > 1 else _owned(of[0]) for of in zip(*parts, strict=True)])
+
+    def steps(self) -> Iterator[Any]:
+        """Yield one step after the other, as it was given to the writer; holds one file in memory."""
+        for part in self.manifest.parts:
+            yield from rows(self.manifest.structure, self.columns(part))
+
+    def verify(self) -> None:
+        """Check the checksums of all files.
+
+        Raises:
+            FormatError: one is wrong; names the file.
+        """
+        with self._named():
+            for part in self.manifest.parts:
+                self._read(part)
+
+    def _read(self, part: Part) -> Array:
+        data = np.fromfile(self.path / part.file, np.uint8)
+        if data.size != part.size or zlib.crc32(data.data) != part.crc32:
+            raise FormatError(f"`{part.file}` is damaged: its checksum is wrong.")
+        return data
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (FormatError, OSError) as error:
+            raise FormatError(f"trajectory `{self.path.name}`: {error}") from error
+
+
+def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
+    """Return the folders of the complete trajectories under a directory, oldest first.
+
+    Folders below are searched, too: several writers may each have one. A directory that is not there has none. The
+    order is that of the times in the names, so it survives copying.
+    """
+    found: list[Path] = []
+    pending = [os.fspath(data_dir)]
+    while pending:
+        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if not entry.is_dir() or entry.name.startswith("."):
+                    continue
+                if entry.name.startswith(PREFIX):
+                    found.append(Path(entry.path))
+                else:
+                    pending.append(entry.path)
+    return sorted(found, key=lambda path: (_number(path.name), path.name))
+
+
+def _number(name: str) -> int:
+    digits = re.match(r"\d+", name.removeprefix(PREFIX))
+    return int(digits[0]) if digits else -1
+
+
+def _owned(column: Array) -> Array:
+    return column if column.flags.writeable and column.flags.aligned else column.copy()

@@ -1,0 +1,186 @@
+"""Steps of whatever form to transitions: observation, action, reward, done, and why it is done.
+
+    field                   found as (the first that is there), or named by the caller
+    ----------------------  -----------------------------------------------------------------------------
+    observation             observation, observations, obs
+    privileged_observation  privileged_observation(s), critic_observation(s), critic_obs
+    action                  action, actions
+    reward                  reward, rewards
+    done, timeout           dones, timeouts, time_outs; the markers of `slices.markers`; the manifest's end flags
+
+In trajectories that end with a boundary step (TF-Agents, RLDS) it only holds the final observation: n steps are n - 1
+transitions. In others each step is a transition, and what the last one led to is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.files.manifest import Manifest
+from reverb_writer.slices.markers import read_markers
+
+__all__ = ["FIELDS", "Transition", "TransitionFields", "concatenate_components"]
+
+Flags = npt.NDArray[np.bool_]
+
+_NAMES: dict[str, Sequence[str]] = {
+    "observation": ("observation", "observations", "obs"),
+    "privileged_observation": (
+        "privileged_observation",
+        "privileged_observations",
+        "critic_observation",
+        "critic_observations",
+        "critic_obs",
+    ),
+    "action": ("action", "actions"),
+    "reward": ("reward", "rewards"),
+    "done": ("dones",),
+    "timeout": ("timeout", "timeouts", "time_outs"),
+}
+FIELDS = tuple(_NAMES)
+
+
+class Transition(NamedTuple):
+    """What happened in one step of N environments; leaves [N, ...], or [T, N, ...].
+
+    Attributes:
+        observation: before the action; as stored, a nest if it was one.
+        privileged_observation: what only the critic may see; None if there is none.
+        action: what was done.
+        reward: what it brought.
+        done: bool, whether it was the last of its trajectory.
+        timeout: bool, whether that end was a limit's and not the environment's, so that what follows has a value.
+        next_observation: after the action, of the same trajectory. After the last step it is the final observation;
+            where none was stored, the last one again.
+        next_privileged_observation: likewise.
+        is_first: bool, the first that is delivered of its trajectory.
+        mask: bool, False where nothing is left for an environment: the rest of it is zeros.
+    """
+
+    observation: Any
+    privileged_observation: Any
+    action: Any
+    reward: Any
+    done: Any
+    timeout: Any
+    next_observation: Any
+    next_privileged_observation: Any
+    is_first: Any
+    mask: Any
+
+
+class TransitionFields:
+    """Where the fields of transitions are in steps. Immutable."""
+
+    def __init__(self, names: Mapping[str, str] | None = None, *, concatenate: bool = False) -> None:
+        """Take names as they are usual.
+
+        Args:
+            names: name of the leaf, or of the nest, by field, where it is another.
+            concatenate: whether an observation of several components becomes one vector, see `concatenate_components`.
+
+        Raises:
+            SpecError: there is no such field.
+        """
+        unknown = set(names or {}) - set(FIELDS)
+        if unknown:
+            raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(FIELDS)}.")
+        self._names = {
+            field: [(names or {}).get(field)] if field in (names or {}) else _NAMES[field] for field in FIELDS
+        }
+        self._concatenate = concatenate
+
+    def observations(self, steps: Any) -> tuple[Any, Any]:
+        """Return `observation` and `privileged_observation` of steps [T, ...].
+
+        Raises:
+            StructureError: there is no observation.
+        """
+        return self._observation(self._get(steps, "observation")), self._observation(
+            self._find(steps, "privileged_observation")
+        )
+
+    def read(self, steps: Any, manifest: Manifest, start: int) -> dict[str, Any]:
+        """Return the fields of steps [T, ...] that begin with step `start` of their trajectory; T may be 0.
+
+        Returns:
+            `observation`, `privileged_observation`, `action`, `reward`, `done` and `timeout`; a reward [T, 1] is [T].
+
+        Raises:
+            StructureError: a field is not there; names those that are.
+        """
+        observation, privileged = self.observations(steps)
+        reward = _flat(self._get(steps, "reward"))
+        num_steps = len(reward)
+        done, timeout, is_recorded = self._ends(steps, manifest, num_steps)
+        last = manifest.num_transitions - 1 - start
+        if 0 <= last < num_steps:
+            if manifest.terminated is None and manifest.truncated is None:
+                timeout[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
+            else:
+                timeout[last] |= bool(manifest.truncated) and not manifest.terminated
+            done[last] = True
+        return {
+            "observation": observation,
+            "privileged_observation": privileged,
+            "action": self._get(steps, "action"),
+            "reward": reward,
+            "done": done,
+            "timeout": timeout,
+        }
+
+    def _ends(self, steps: Any, manifest: Manifest, num_steps: int) -> tuple[Flags, Flags, bool]:
+        """Return `done` and `timeout` as the steps have them, and whether they have the former."""
+        done = timeout = np.zeros(num_steps, bool)
+        ends = None
+        if not manifest.boundary_step:
+            markers = read_markers(steps)
+            stored, limits = self._find(steps, "done"), self._find(steps, "timeout")
+            ends = markers.ends if stored is None else _flat(stored) != 0
+            done = done if ends is None else ends
+            if limits is not None or markers.truncated is not None:
+                timeout = np.asarray(markers.truncated if limits is None else _flat(limits) != 0)
+        return np.array(done), np.array(timeout), ends is not None
+
+    def _observation(self, nest: Any) -> Any:
+        return concatenate_components(nest) if self._concatenate and nest is not None else nest
+
+    def _get(self, steps: Any, field: str) -> Any:
+        found = self._find(steps, field)
+        if found is None:
+            there = ", ".join(str(key) for key, _ in _items(steps)) or "no names"
+            raise StructureError(f"steps have {there}, but no `{field}`. Name it: fields={{{field!r}: ...}}.")
+        return found
+
+    def _find(self, steps: Any, field: str) -> Any:
+        named = dict(_items(steps))
+        return next((named[name] for name in self._names[field] if name in named), None)
+
+
+def concatenate_components(nest: Any) -> Any:
+    """Return an observation of several components [T, ...] as one float32 vector [T, D], in dm-tree's order.
+
+    >>> concatenate_components({"height": np.ones((2, 1, 3)), "speed": np.zeros(2)})
+    array([[1., 1., 1., 0.],
+           [1., 1., 1., 0.]], dtype=float32)
+    """
+    leaves = [np.asarray(leaf) for leaf in tree.flatten(nest)]
+    parts = [leaf.reshape(len(leaf), -1).astype(np.float32, copy=False) for leaf in leaves]
+    return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+
+
+def _items(steps: Any) -> list[tuple[Any, Any]]:
+    if isinstance(steps, Mapping):
+        return list(steps.items())
+    return list(zip(steps._fields, steps, strict=True)) if hasattr(steps, "_fields") else []
+
+
+def _flat(column: Any) -> npt.NDArray[Any]:
+    array = np.asarray(column)
+    return array[:, 0] if array.ndim > 1 and array.shape[1:] == (1,) else array

@@ -1,0 +1,231 @@
+"""Many windows -> the bytes of many items, without an object for any of them.
+
+An item names the slices of chunks that its columns are made of. Items of one table whose windows touch equally many
+chunks differ only in numbers, and protobuf lets a varint be padded with continuation bytes to a fixed width. So their
+bytes are one template with fixed offsets, repeated, with a few columns of bytes written over:
+
+    InsertStreamRequest.items
+    └── PrioritizedItem    key, table, priority
+        └── flat_trajectory
+            └── columns             one a leaf of the step, all alike but for `index`
+                └── chunk_slices    one a chunk that the window touches: chunk_key, offset, length, index
+
+Pure functions of arrays: thread-safe, no I/O. Source: reverb/cc/schema.proto; protobuf's encoding guide.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.protocol import tensors
+from reverb_writer.protocol.tensors import varint
+
+__all__ = [
+    "KEY_BITS",
+    "KEY_LIMIT",
+    "MAX_CHUNK_LENGTH",
+    "encode_chunk",
+    "encode_items",
+    "encode_keep_keys",
+    "encode_slices",
+]
+
+KEY_LIMIT = 1 << 63
+"""Keys stay below this, so that nine bytes hold one as a varint."""
+
+KEY_BITS = 62
+"""Keys are drawn with so many bits, so that there is room for those that follow."""
+
+MAX_CHUNK_LENGTH = (1 << 14) - 1
+"""Steps in a chunk: offsets and lengths take two bytes."""
+
+_KEY_WIDTH = 9
+_SHIFTS = np.arange(0, 7 * _KEY_WIDTH, 7, dtype=np.uint64)
+_MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # on all bytes of a varint but the last
+
+# Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length and bytes).
+_REQUEST_CHUNKS, _REQUEST_ITEMS, _REQUEST_KEEP_KEYS = b"\x0a", b"\x12", b"\x1a"
+_ITEM_KEY, _ITEM_TABLE, _ITEM_PRIORITY, _ITEM_TRAJECTORY = b"\x08", b"\x12", b"\x29", b"\x42"
+_TRAJECTORY_COLUMNS, _COLUMN_SLICES, _COLUMN_SQUEEZE = b"\x0a", b"\x0a", b"\x10"
+_SLICE_KEY, _SLICE_OFFSET, _SLICE_LENGTH, _SLICE_INDEX = b"\x08", b"\x10", b"\x18", b"\x20"
+_CHUNK_KEY, _CHUNK_RANGE, _CHUNK_DATA, _CHUNK_NUM_TENSORS = b"\x08", b"\x12", b"\x2a", b"\x30"
+_CHUNK_UNCOMPRESSED_SIZE = b"\x38"
+_RANGE_EPISODE, _RANGE_START, _RANGE_END = b"\x08", b"\x10", b"\x18"
+_DATA_TENSORS = b"\x0a"
+
+
+def encode_slices(
+    chunk_keys: npt.NDArray[np.uint64],
+    touched: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+) -> npt.NDArray[Any]:
+    """Encode which steps of which of c chunks n windows are made of, m slices each.
+
+    Args:
+        chunk_keys: [c] keys of the chunks, below `KEY_LIMIT`.
+        touched: [n, m] which of the chunks, in the order of their steps.
+        offsets: [n, m] first step used of each.
+        lengths: [n, m] number of steps used of each, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
+
+    Returns:
+        [n, m] slices for `encode_items`. Owned by the caller.
+    """
+    whole = np.zeros(len(chunk_keys), _SLICE)
+    whole["key"] = _varints(chunk_keys, _KEY_WIDTH).view(_SLICE["key"])[:, 0]
+    whole["offset_tag"], whole["length_tag"] = _SLICE_OFFSET[0], _SLICE_LENGTH[0]
+    as_one = np.dtype((np.void, _SLICE.itemsize))  # NumPy copies a record field by field
+    slices = whole.view(as_one)[touched]
+    records = slices.view(_SLICE)
+    records["offset"] = _STEP_VARINTS[offsets]
+    records["length"] = _STEP_VARINTS[lengths]
+    return slices
+
+
+def encode_items(
+    table: str,
+    keys: npt.NDArray[np.uint64],
+    priorities: npt.NDArray[np.float64],
+    slices: npt.NDArray[Any],
+    num_columns: int,
+    *,
+    squeeze: bool = False,
+) -> npt.NDArray[np.uint8]:
+    """Encode n items of one table whose windows touch m chunks each.
+
+    Every item has `num_columns` columns; column i is made of the tensors at index i of the chunks.
+
+    Args:
+        table: the table's name.
+        keys: [n] item keys, below `KEY_LIMIT`.
+        priorities: [n], finite and >= 0.
+        slices: [n, m], from `encode_slices`.
+        num_columns: leaves of the step, >= 1.
+        squeeze: whether readers drop the time dimension (for columns of one row).
+
+    Returns:
+        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Owned by the caller. Rows put one
+        after the other, with `encode_chunk`'s and `encode_keep_keys`'s bytes in any order, are a request.
+    """
+    n, m = slices.shape
+    layout = _layout(table, m, num_columns, squeeze)
+    rows = np.empty((n, layout.template.size), np.uint8)
+    rows[:] = layout.template
+    rows[:, layout.key_at : layout.key_at + _KEY_WIDTH] = _varints(keys, _KEY_WIDTH)
+    rows[:, layout.priority_at : layout.priority_at + 8] = priorities.astype("<f8").view(np.uint8).reshape(n, 8)
+    for block in layout.blocks:
+        strides = (rows.strides[0], block.column_size, block.slice_size)
+        at = block.start + block.numbers_at
+        np.ndarray((n, block.num_columns, m), slices.dtype, rows, at, strides)[:] = slices[:, None]
+    return rows
+
+
+def encode_chunk(
+    key: int,
+    episode_id: int,
+    start: int,
+    columns: Sequence[npt.NDArray[Any]],
+    layouts: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
+) -> bytes:
+    """Encode one chunk that holds the same steps of every column.
+
+    Args:
+        key: the chunk's key, below `KEY_LIMIT`.
+        episode_id: unsigned 64-bit; readers of a table count episodes by it.
+        start: index of the first step in its episode, < 2**31.
+        columns: arrays [length, ...], one a leaf; read before the call returns, not kept.
+        layouts: `tensors.layout` of each column, for callers that encode many alike; None to look them up.
+
+    Returns:
+        One `chunks` field of an InsertStreamRequest.
+    """
+    parts: list[bytes] = []
+    size = 0
+    if layouts is None:
+        layouts = [tensors.layout(column.dtype, column.shape) for column in columns]
+    for column, (header, content_of) in zip(columns, layouts, strict=True):
+        content = content_of(column)
+        num_bytes = varint(len(content))
+        parts += _DATA_TENSORS, varint(len(header) + len(num_bytes) + len(content)), header, num_bytes, content
+        size += column.nbytes
+    data = b"".join(parts)
+    last = start + len(columns[0]) - 1
+    steps = b"".join((_RANGE_EPISODE, varint(episode_id), _RANGE_START, varint(start), _RANGE_END, varint(last)))
+    head = b"".join((_CHUNK_KEY, varint(key), _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
+    tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
+    return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
+
+
+def encode_keep_keys(keys: Sequence[int]) -> bytes:
+    """Encode the keys of the chunks that later items of the stream may still name."""
+    if not keys:
+        return b""
+    return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), _KEY_WIDTH).tobytes())
+
+
+def _delimited(tag: bytes, body: bytes) -> bytes:
+    return b"".join((tag, varint(len(body)), body))
+
+
+def _varints(numbers: npt.NDArray[np.integer[Any]], width: int) -> npt.NDArray[np.uint8]:
+    """Encode each number, below `1 << 7 * width`, as a varint of exactly `width` bytes: [...] -> [..., width]."""
+    groups = numbers.astype(np.uint64, copy=False)[..., None] >> _SHIFTS[:width]
+    return groups.astype(np.uint8) | _MARKS[-width:]
+
+
+_STEP_VARINTS = _varints(np.arange(MAX_CHUNK_LENGTH + 1), 2).view(np.uint16)[:, 0]
+_SLICE = np.dtype(  # the numbers of a slice, as they stand in an item after the first tag
+    [("key", f"V{_KEY_WIDTH}"), ("offset_tag", "u1"), ("offset", "u2"), ("length_tag", "u1"), ("length", "u2")]
+)
+
+
+def _column(index: int, num_slices: int, squeeze: bool) -> tuple[bytes, int, int]:
+    """Return a column with zeros for numbers, where the first slice's numbers stand, and how far slices are apart."""
+    key, step = b"\x80" * (_KEY_WIDTH - 1) + b"\0", b"\x80\0"
+    body = _SLICE_KEY + key + _SLICE_OFFSET + step + _SLICE_LENGTH + step + _SLICE_INDEX + varint(index)
+    part = _delimited(_COLUMN_SLICES, body)
+    column = _delimited(_TRAJECTORY_COLUMNS, part * num_slices + (_COLUMN_SQUEEZE + b"\x01" if squeeze else b""))
+    return column, column.index(part) + len(part) - len(body) + len(_SLICE_KEY), len(part)
+
+
+class _Block(NamedTuple):
+    """Columns that are equal in size: where they stand in the item, and the numbers in them."""
+
+    start: int
+    num_columns: int
+    column_size: int
+    numbers_at: int
+    slice_size: int
+
+
+class _Layout(NamedTuple):
+    template: npt.NDArray[np.uint8]
+    key_at: int
+    priority_at: int
+    blocks: list[_Block]
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(table: str, num_slices: int, num_columns: int, squeeze: bool) -> _Layout:
+    """Return the bytes of an item with zeros for numbers, and where the numbers stand."""
+    columns = [_column(index, num_slices, squeeze) for index in range(num_columns)]
+    trajectory = b"".join([column for column, _, _ in columns])
+    key = _ITEM_KEY + b"\x80" * (_KEY_WIDTH - 1) + b"\0"
+    head = key + _delimited(_ITEM_TABLE, table.encode()) + _ITEM_PRIORITY
+    body = head + bytes(8) + _delimited(_ITEM_TRAJECTORY, trajectory)
+    item = _delimited(_REQUEST_ITEMS, body)
+    base = len(item) - len(body)
+    blocks = []
+    at = len(item) - len(trajectory)
+    # An index takes one byte up to 127, then two.
+    for first, last in ((0, min(num_columns, 128)), (128, num_columns)):
+        if first < last:
+            column, numbers_at, slice_size = columns[first]
+            blocks.append(_Block(at, last - first, len(column), numbers_at, slice_size))
+            at += (last - first) * len(column)
+    return _Layout(np.frombuffer(item, np.uint8), base + len(_ITEM_KEY), base + len(head), blocks)

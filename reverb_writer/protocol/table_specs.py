@@ -1,0 +1,174 @@
+"""What the items of a table look like, as bytes that can be kept beside the table; see client/spec_table.py.
+
+A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signature, without the time dimension. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tree
+from google.protobuf.message import DecodeError
+
+from reverb_writer.errors import StructureError
+from reverb_writer.protocol import signatures
+from reverb_writer.protocol.messages import StructuredValue
+from reverb_writer.steps import Trajectory
+
+__all__ = ["SPECS_TABLE", "check_same", "check_signature", "decode_spec", "encode_spec", "packer", "spec_key"]
+
+SPECS_TABLE = "__specs__"
+"""The table in which a server keeps the specs of its other tables."""
+
+_ACTION = "Make the actors agree. `Client.reset` empties the table and lets it have another structure."
+
+
+def spec_key(table: str) -> int:
+    """Return the key of the item that holds a table's spec: 63 bits of a hash of its name."""
+    return int.from_bytes(hashlib.blake2b(table.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def encode_spec(nest: Any) -> bytes:
+    """Return the bytes of a spec.
+
+    >>> from reverb_writer.protocol.signatures import ArraySpec
+    >>> decode_spec(encode_spec({"reward": ArraySpec((), "float32")}))
+    {'reward': ArraySpec(shape=(), dtype=dtype('float32'), name='')}
+
+    Args:
+        nest: of `ArraySpec`, in dicts with keys of type `str`, lists, tuples and named tuples.
+
+    Raises:
+        StructureError: Reverb cannot store such a nest.
+    """
+    encoded: bytes = signatures.encode(nest).SerializeToString(deterministic=True)
+    return encoded
+
+
+def decode_spec(data: bytes) -> Any:
+    """Return the nest of `ArraySpec` of a spec; a trajectory is a `Trajectory`. None if it cannot be read."""
+    try:
+        return with_trajectories(signatures.decode(StructuredValue.FromString(data)))
+    except DecodeError:
+        return None
+
+
+def with_trajectories(nest: Any) -> Any:
+    """Return a nest in which named tuples with the fields of a trajectory are `Trajectory`, of whatever class."""
+    if isinstance(nest, Mapping):
+        return {key: with_trajectories(value) for key, value in nest.items()}
+    if isinstance(nest, list):
+        return [with_trajectories(value) for value in nest]
+    if isinstance(nest, tuple):
+        values = [with_trajectories(value) for value in nest]
+        if hasattr(nest, "_fields"):
+            return Trajectory(*values) if nest._fields == Trajectory._fields else type(nest)(*values)
+        return tuple(values)
+    return nest
+
+
+def check_same(table: str, stored: Any, own: Any) -> None:
+    """Refuse a structure that is not the one in which a table was written first.
+
+    Raises:
+        StructureError: names the leaf, what it is, and what the table has.
+    """
+    theirs, ours = _leaves(stored), _leaves(own)
+    for path, (dtype, shape) in ours.items():
+        if path not in theirs:
+            has = ", ".join(f"`{name}`" for name in theirs)
+            raise StructureError(f"leaf `{path}`: table `{table}` was first written with {has}. {_ACTION}")
+        if (dtype, shape) != theirs[path]:
+            expected = "{} {}".format(*theirs[path])
+            raise StructureError(
+                f"leaf `{path}`: {dtype} {shape}, but table `{table}` was first written with {expected}. {_ACTION}"
+            )
+    missing = ", ".join(f"`{path}`" for path in theirs if path not in ours)
+    if missing:
+        raise StructureError(f"leaf {missing}: is missing, but table `{table}` was first written with it. {_ACTION}")
+
+
+def check_signature(
+    table: str,
+    signature: Any,
+    paths: Sequence[str],
+    dtypes: Sequence[np.dtype[Any]],
+    shapes: Sequence[tuple[int, ...]],
+    times: Sequence[tuple[int | None, ...]] | None = None,
+) -> None:
+    """Refuse columns that a table's signature does not describe.
+
+    Args:
+        table: its name.
+        signature: nest of `ArraySpec`, with the time dimension.
+        paths: of the leaves, in the order of the columns.
+        dtypes: of each; `object` for strings.
+        shapes: of each, without time.
+        times: of each the size that stands before it: (T,), () where there is no time. None for windows of any length.
+
+    Raises:
+        StructureError: names the leaf, what it is, and what the table holds.
+    """
+    expected = [("/".join(map(str, path)), spec) for path, spec in tree.flatten_with_path(signature) if spec]
+    if len(expected) != len(paths):
+        names = ", ".join(name for name, _ in expected)
+        raise StructureError(
+            f"table `{table}`: its signature has {len(expected)} leaves ({names}), got {len(paths)} "
+            f"({', '.join(paths)}). Write those that it names."
+        )
+    times = [(None,)] * len(paths) if times is None else times
+    # `reverb.TimestepDataset` wants the shapes of a step; with unknown sizes only all leaves together tell that apart.
+    of_steps = all(_covers(spec.shape, shape) for (_, spec), shape in zip(expected, shapes, strict=True))
+    for (name, spec), path, dtype, shape, time in zip(expected, paths, dtypes, shapes, times, strict=True):
+        if spec.dtype != dtype or not (of_steps or spec.shape == shape or _covers(spec.shape, time + shape)):
+            got, wanted = (shape, spec.shape and spec.shape[1:]) if time == (None,) else (time + shape, spec.shape)
+            raise StructureError(
+                f"leaf `{path}`: {dtype} {got}, but table `{table}` holds {spec.dtype} {wanted} in `{name}` (its "
+                "signature). Cast or reshape the leaf."
+            )
+
+
+def _covers(signature: tuple[int | None, ...] | None, shape: tuple[int | None, ...]) -> bool:
+    """Return whether a signature describes values of this shape; None is any size."""
+    return signature is None or (
+        len(signature) == len(shape)
+        and all(size is None or want in (None, size) for want, size in zip(signature, shape, strict=True))
+    )
+
+
+def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return what makes a nest of columns; a tuple of them where they do not fit the spec, or where it is None.
+
+    >>> from reverb_writer.protocol.signatures import ArraySpec
+    >>> packer({"a": ArraySpec((), "int64"), "b": [ArraySpec((), "int64")]})([1, 2])
+    {'a': 1, 'b': [2]}
+    """
+    if spec is None:
+        return tuple
+    num_leaves = len(tree.flatten(spec))
+    pack = _packer(spec, itertools.count())
+    return lambda columns: pack(columns) if len(columns) == num_leaves else tuple(columns)
+
+
+def _packer(nest: Any, numbers: Iterator[int]) -> Callable[[Sequence[Any]], Any]:
+    """Return what makes a nest of its leaves, which are numbered as dm-tree does; ten times as fast as dm-tree."""
+    if isinstance(nest, Mapping):
+        packers = {key: _packer(nest[key], numbers) for key in sorted(nest)}
+        ordered = [(key, packers[key]) for key in nest]
+        return lambda leaves: {key: pack(leaves) for key, pack in ordered}
+    if isinstance(nest, list | tuple):
+        elements = [_packer(element, numbers) for element in nest]
+        if isinstance(nest, list):
+            return lambda leaves: [pack(leaves) for pack in elements]
+        make = getattr(type(nest), "_make", tuple)
+        return lambda leaves: make([pack(leaves) for pack in elements])
+    return operator.itemgetter(next(numbers))
+
+
+def _leaves(nest: Any) -> dict[str, tuple[Any, Any]]:
+    return {"/".join(map(str, path)): (leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest) if leaf}

@@ -1,0 +1,26 @@
+"""Rollouts with the actions that an expert would have taken."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from reverb_writer.rollouts import storage_records
+from reverb_writer.rollouts.queue_storage import QueueRolloutStorage
+
+__all__ = ["ActionLabelRollout"]
+
+
+class ActionLabelRollout(QueueRolloutStorage):
+    """A `QueueRolloutStorage` for imitation: each transition brings `action_labels`, each minibatch has them last.
+
+    Attributes:
+        action_labels: like the actions.
+    """
+
+    Transition = storage_records.LabelTransition
+    MiniBatch = storage_records.LabelMiniBatch
+
+    _LIKE: ClassVar = {"action_labels": "actions"}
+    _ALSO_NEEDED = ("action_labels",)
+
+    action_labels: Any

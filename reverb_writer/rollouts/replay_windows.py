@@ -1,0 +1,116 @@
+"""Windows of a replay table as the rows of a rollout: each window is an environment.
+
+batch.data    leaves [batch size, L, ...]        batches of B windows       transitions, one a step
+                                          ──>    [B, L, ...]          ──>   [B, ...]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+import tree
+
+from reverb_writer.errors import IncompleteError, StructureError
+from reverb_writer.rollouts.arrays import Arrays, map_present
+from reverb_writer.rollouts.storage_records import Transition
+from reverb_writer.slices.markers import boundary_steps
+
+__all__ = ["read"]
+
+
+def read(
+    arrays: Arrays,
+    dataset: Iterable[Any],
+    kind: type[Transition],
+    num_envs: int,
+    num_rows: int,
+    fields_fn: Callable[[Any], Mapping[str, Any]] | None,
+) -> list[Transition]:
+    """Take batches until there are `num_envs` windows, and return their steps: `num_rows` of them, or one more.
+
+    Raises:
+        IncompleteError: the dataset has ended before.
+        StructureError: windows of another length, batches that do not add up, fields of other names, or ends that are
+            flagged on boundary steps.
+    """
+    batches: list[Mapping[str, Any]] = []
+    missing = num_envs
+    batch_iterator = iter(dataset)
+    while missing:
+        batch = next(batch_iterator, None)
+        if batch is None:
+            raise IncompleteError(f"the dataset has ended: got {num_envs - missing} windows, expected {num_envs}.")
+        given = _fields_of(batch.data if fields_fn is None else fields_fn(batch.data), kind)
+        found = {name: map_present(arrays.asarray, nest) for name, nest in given.items()}
+        size = _check(found, missing, num_rows)
+        _check_ends(arrays, found, batch.data)
+        batches.append(found)
+        missing -= size
+    windows = arrays.concatenate(*batches) if len(batches) > 1 else batches[0]
+    length = _shapes(windows).pop()[1]
+    steps = [kind(**{name: _step(arrays, name, nest, t) for name, nest in windows.items()}) for t in range(length)]
+    if length > num_rows:
+        for name in (field.name.removeprefix("next_") for field in fields(kind) if field.name.startswith("next_")):
+            if getattr(steps[num_rows - 1], f"next_{name}") is None:
+                setattr(steps[num_rows - 1], f"next_{name}", getattr(steps[num_rows], name))
+    return steps
+
+
+def _fields_of(data: Any, kind: type[Transition]) -> Mapping[str, Any]:
+    names = {field.name for field in fields(kind)}
+    data = data._asdict() if hasattr(data, "_asdict") else data
+    if not isinstance(data, Mapping) or not names.issuperset(data):
+        found = ", ".join(map(str, data)) if isinstance(data, Mapping) else f"a {type(data).__name__}"
+        raise StructureError(
+            f"the windows must be dicts or named tuples of fields of `Transition`, {', '.join(sorted(names))}; got "
+            f"{found}. Pass `fields_fn` to translate them."
+        )
+    return data
+
+
+def _check(found: Mapping[str, Any], missing: int, num_rows: int) -> int:
+    """Return how many windows a batch has."""
+    sizes = _shapes(found)
+    if len(sizes) != 1 or len(size := sizes.pop()) != 2 or size[1] not in (num_rows, num_rows + 1):  # noqa: PLR2004
+        shapes = map_present(lambda leaf: tuple(leaf.shape), dict(found))
+        raise StructureError(
+            f"windows must have {num_rows} steps, or {num_rows + 1} with the one after the last, in leaves "
+            f"[batch size, steps, ...]; got shapes {shapes}."
+        )
+    if size[0] > missing:
+        raise StructureError(
+            f"a batch of {size[0]} windows came where {missing} were missing. Choose a batch size that divides the "
+            "number of environments."
+        )
+    return int(size[0])
+
+
+def _shapes(found: Mapping[str, Any]) -> set[tuple[int, ...]]:
+    """Return the leading axes of all leaves."""
+    return {tuple(leaf.shape[:2]) for leaf in tree.flatten(found) if leaf is not None}
+
+
+def _check_ends(arrays: Arrays, found: Mapping[str, Any], data: Any) -> None:
+    """Refuse ends that are flagged on the boundary steps that the steps themselves tell of."""
+    is_boundary = boundary_steps(data)
+    for name in ("dones", "truncated"):
+        flags = found.get(name)
+        if is_boundary is None or flags is None:
+            continue
+        wrong = int(((arrays.to_numpy(flags).reshape(is_boundary.shape) != 0) & is_boundary).sum())
+        if wrong:
+            raise StructureError(
+                f"`{name}` is set on {wrong} boundary steps, which only hold the final observation (`is_last` or "
+                "`step_type`). It belongs on the row of the action that ended the episode, one row before: "
+                "docs/contiguous.md tells how to move it. Do not write boundary steps for a rollout: it learns from "
+                "all rows."
+            )
+
+
+def _step(arrays: Arrays, name: str, nest: Any, t: int) -> Any:
+    step = map_present(lambda leaf: leaf[:, t], nest)
+    if name == "hidden_states":  # [B, layers, H] in a window, [layers, B, H] in a network
+        step = map_present(lambda leaf: arrays.xp.moveaxis(leaf, 0, 1), step)
+    return step

@@ -1,0 +1,72 @@
+"""Rollouts with the observation that followed each action."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tree
+
+from reverb_writer.errors import IncompleteError
+from reverb_writer.rollouts import storage_records
+from reverb_writer.rollouts.arrays import write_row
+from reverb_writer.rollouts.storage import RolloutStorage
+
+__all__ = ["SarsaRolloutStorage"]
+
+_NEXT = {"next_observations": "observations", "next_critic_observations": "critic_observations"}
+_FINAL = {"final_observations": "observations", "final_critic_observations": "critic_observations"}
+
+
+class SarsaRolloutStorage(RolloutStorage):
+    """A `RolloutStorage` whose minibatches have next observations, always of the same episode.
+
+    What follows a row is the observation of the next row; of the newest row, what its transition brings as
+    `next_observations`. Where an episode ended, it is what the transition brings as `final_observations`, or else the
+    row's own observation again: never the first one of the next episode.
+
+    Attributes:
+        next_observations: like the observations.
+        next_critic_observations: likewise; None if the critic sees nothing else.
+    """
+
+    Transition = storage_records.SarsaTransition
+    MiniBatch = storage_records.SarsaMiniBatch
+
+    _LIKE = _NEXT
+
+    _knows_next = True
+
+    next_observations: Any
+    next_critic_observations: Any
+
+    def _read(self, transition: Any) -> dict[str, Any]:
+        row = super()._read(transition)
+        for field, like in _FINAL.items():
+            given, column = getattr(transition, field), getattr(self, like)
+            if given is not None and column is not None:
+                row[field] = self._arrays.conform(field, given, column, (self.num_envs,))
+        return row
+
+    def _append(self, row: dict[str, Any]) -> None:
+        ended = row["dones"][:, 0] != 0
+        self._knows_next = bool(ended.all()) or all(name in row for name, like in _NEXT.items() if like in row)
+        for (name, like), final in zip(_NEXT.items(), _FINAL, strict=True):
+            if like in row:
+                own = row[like]
+                row[name] = self._arrays.where(ended, row.pop(final, own), row.get(name, own))
+                if self.step:
+                    self._link(name, own)
+        super()._append(row)
+
+    def _link(self, name: str, following: Any) -> None:
+        """Let the row before go on with this one, where its episode goes on."""
+        ended = self.dones[self.step - 1][:, 0] != 0
+        before = tree.map_structure(lambda leaf: leaf[self.step - 1], getattr(self, name))
+        write_row(getattr(self, name), self.step - 1, self._arrays.where(ended, before, following))
+
+    def _columns(self) -> dict[str, Any]:
+        if not self._knows_next:
+            raise IncompleteError(
+                "the newest transition needs `next_observations`: nobody else knows what followed it."
+            )
+        return super()._columns()

@@ -1,0 +1,243 @@
+"""Slices of steps, gathered into one flat batch with its markers; from one storage, or from several with weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.slices.boundaries import Trajectories
+from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
+from reverb_writer.slices.row_nests import row_specs, take_rows
+from reverb_writer.slices.sampler import Slices, SliceSampler
+
+__all__ = ["SliceBatch", "allot", "concatenate_batches", "gather", "sample_members"]
+
+
+@dataclass(frozen=True)
+class SliceBatch:
+    """Slices laid end to end, without padding unless it was asked for. All arrays are the caller's own.
+
+    The markers are those of the slices, and stand beside the data: whatever of them was stored is in `data`, as it was
+    stored. On rows of padding, which repeat the last real row in `data`, all markers are False.
+
+    Attributes:
+        data: the nest of the steps; leaves [N, ...].
+        is_init: [N] True on the first row of each slice, and where it was stored. None if it was not asked for and is
+            not stored.
+        done: [N] `truncated`, and the union of what was stored of `done`, `terminated` and `truncated`.
+        terminated: [N] as stored; False if it was not.
+        truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True as well,
+            nothing follows: do not bootstrap.
+        cut: [N] True on the last row of each slice that ends before its trajectory: of the truncated ones, those that
+            the environment did not end.
+        traj_ids: [N] as stored; the number of the trajectory if there are none. Two slices may be of one trajectory.
+        mask: [N] True on real rows; None if short slices are not padded.
+        slices: what was drawn: lengths, probabilities and rows of the storage, for new priorities.
+        members: [N] number of the member that the row is from; None if there is one storage.
+    """
+
+    data: Any
+    is_init: Flags | None
+    done: Flags
+    terminated: Flags
+    truncated: Flags
+    cut: Flags
+    traj_ids: npt.NDArray[np.integer[Any]]
+    mask: Flags | None
+    slices: Slices
+    members: Integers | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows, N."""
+        return len(self.done)
+
+    def preview(self) -> str:
+        """Draw the rows and their markers as text, a column a row: `|` parts slices, `T` is True, `=` is padding.
+
+        >>> steps = {"is_first": np.array([1, 0, 0, 1, 0]), "reward": np.arange(5)}
+        >>> trajectories = Trajectories.from_lengths([3, 2])
+        >>> slices = SliceSampler(2, 2).each(trajectories, np.random.default_rng(0))
+        >>> print(gather(steps, slices).preview())
+        row            1   2 |   3   4
+        traj_ids       0   0 |   1   1
+        is_init        T   . |   T   .
+        done           .   T |   .   T
+        terminated     .   . |   .   .
+        truncated      .   T |   .   T
+        cut            .   . |   .   .
+        """
+        real = self.slices.mask
+        width = max(3, *(len(str(number)) for number in [*self.slices.rows.tolist(), *self.traj_ids.tolist()]))
+        names = ["is_init", "done", "terminated", "truncated", "cut", *(["mask"] if self.mask is not None else [])]
+        lines = {"row": [str(row) for row in self.slices.rows], "traj_ids": [str(number) for number in self.traj_ids]}
+        if self.members is not None:
+            lines = {"members": [str(number) for number in self.members], **lines}
+        for line in lines.values():
+            line[:] = [label if is_real else "=" for label, is_real in zip(line, real, strict=True)]
+        for name in names:
+            if getattr(self, name) is not None:
+                lines[name] = ["T" if flag else "." for flag in getattr(self, name)]
+        bars = set(self.slices.first_rows[1:].tolist())
+        drawn = []
+        for name, labels in lines.items():
+            cells = ((" |" if at in bars else "") + label.rjust(width + 1) for at, label in enumerate(labels))
+            drawn.append(f"{name:12}{''.join(cells)}")
+        return "\n".join(drawn)
+
+
+def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_init: bool = True) -> SliceBatch:
+    """Copy slices out of a storage, lay them end to end, and mark them.
+
+    Args:
+        nest: the storage; leaves have its shape, and more dimensions each.
+        slices: from a `SliceSampler`, drawn from the trajectories of this storage.
+        markers: of all rows of the storage; None for those that `read_markers` finds.
+        emit_init: False for `is_init` only if the storage has it, as TorchRL does.
+
+    Raises:
+        StructureError: a leaf or a marker has another shape than the storage.
+
+    Source: TorchRL `SliceSampler` (behaviour, 4.3), with the rulings C16 to C18.
+
+    >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
+    >>> batch = gather({"reward": np.array([1.0, 2.0, 3.0, 4.0, 5.0])}, slices)
+    >>> batch.data["reward"].tolist(), batch.is_init.tolist()
+    ([1.0, 2.0, 3.0, 4.0, 5.0], [True, False, True, False, False])
+    """
+    markers = read_markers(nest, ndim=len(slices.storage_shape)) if markers is None else markers
+    markers = _markers_of(markers, slices)
+    mask, truncated = slices.mask, slices.ends
+
+    def stored(flags: Flags | None) -> Flags:
+        return np.zeros_like(mask) if flags is None else flags & mask
+
+    return SliceBatch(
+        data=take_rows(nest, slices.rows, slices.storage_shape),
+        is_init=slices.starts | stored(markers.is_init) if emit_init or markers.is_init is not None else None,
+        done=truncated | stored(markers.ends),
+        terminated=stored(markers.terminated),
+        truncated=truncated,
+        cut=truncated & slices.by_row(slices.cut),
+        traj_ids=slices.by_row(slices.trajectories) if markers.traj_ids is None else markers.traj_ids,
+        mask=mask if slices.is_padded else None,
+        slices=slices,
+    )
+
+
+def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
+    """Divide a batch among members in proportion to their weights: each share rounded up or down, the right sum.
+
+    Which shares are rounded up is drawn so that on average each member has exactly its share. No member is left out
+    whose share is 1 or more, and none is drawn whose weight is 0.
+
+    Args:
+        number: what to divide, >= 0.
+        weights: [m] finite numbers >= 0, not all 0; they need not add up to 1.
+        rng: source of randomness.
+
+    Returns:
+        [m] integers that add up to `number`.
+
+    Raises:
+        SpecError: the weights are not such numbers.
+
+    >>> allot(48, [1, 1, 1], np.random.default_rng(0)).tolist()
+    [16, 16, 16]
+    >>> allot(16, [0, 0.75, 0.25], np.random.default_rng(0)).tolist()
+    [0, 12, 4]
+    """
+    number = integer("number", number, minimum=0)
+    try:
+        shares = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        shares = np.empty(0)
+    if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
+        raise SpecError(f"`weights` must be finite numbers >= 0, one a member and not all 0, got {weights!r}.")
+    edges = np.cumsum(shares) * number / shares.sum()
+    edges[edges >= edges[-1]] = number  # the sum may be rounded otherwise than the last edge
+    return np.diff(np.floor(edges + rng.random()), prepend=0.0).astype(np.int64)
+
+
+def sample_members(
+    members: Sequence[tuple[Any, Trajectories]],
+    sampler: SliceSampler,
+    rng: np.random.Generator,
+    weights: Sequence[float] | None = None,
+) -> SliceBatch:
+    """Draw a batch from several storages, each with its share of the slices, member by member.
+
+    Args:
+        members: of each, its steps and their trajectories. All steps are of one structure.
+        sampler: draws `num_slices` slices from all of them together.
+        rng: source of randomness.
+        weights: as in `allot`; None if all are alike.
+
+    Returns:
+        A batch with `members`. Its `slices` have rows and trajectories as the members count them, and probabilities
+        within the member; it has no `storage_shape`.
+
+    Raises:
+        IncompleteError: a member that has a share has nothing to draw.
+        SpecError: there are no members, or weights of another number.
+        StructureError: the steps of the members differ in structure, dtype or shape.
+
+    Source: TorchRL `ReplayBufferEnsemble` (behaviour, 4.7); here no member is skipped by chance.
+
+    >>> steps, trajectories = {"reward": np.zeros(9)}, Trajectories.from_lengths([4, 5])
+    >>> members = [(steps, trajectories), (steps, trajectories)]
+    >>> sample_members(members, SliceSampler(4, 2), np.random.default_rng(0)).members.tolist()
+    [0, 0, 0, 0, 1, 1, 1, 1]
+    """
+    weights = [1.0] * len(members) if weights is None else weights
+    if len(weights) != len(members) or not members:
+        raise SpecError(f"expected a weight a member, got {len(weights)} weights and {len(members)} members.")
+    drawn = []
+    for number, count in enumerate(allot(sampler.num_slices, weights, rng).tolist()):
+        if count:
+            nest, trajectories = members[number]
+            slices = dataclasses.replace(sampler, num_slices=count).sample(trajectories, rng)
+            drawn.append((number, gather(nest, slices)))
+    return concatenate_batches([batch for _, batch in drawn], [number for number, _ in drawn])
+
+
+def _markers_of(markers: Markers, slices: Slices) -> Markers:
+    """Return the markers of the slices' rows, of those of the storage."""
+    given = {field.name: getattr(markers, field.name) for field in dataclasses.fields(Markers)}
+    given = {name: marker for name, marker in given.items() if marker is not None}
+    return Markers(**take_rows(given, slices.rows, slices.storage_shape))
+
+
+def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -> SliceBatch:
+    """Lay batches end to end, each of the member with its number; see `sample_members` for what comes of them."""
+
+    def joined(arrays: Sequence[Any]) -> Any:
+        return None if any(array is None for array in arrays) else np.concatenate(arrays)
+
+    specs = [row_specs(batch.data) for batch in batches]
+    if any(spec != specs[0] for spec in specs):
+        raise StructureError(f"members must have steps of one structure, got {specs}.")
+    slices = Slices(
+        **{
+            field.name: joined([getattr(batch.slices, field.name) for batch in batches])
+            for field in dataclasses.fields(Slices)
+            if field.name not in ("is_padded", "storage_shape")
+        },
+        is_padded=batches[0].slices.is_padded,
+        storage_shape=(),
+    )
+    rest = {
+        field.name: joined([getattr(batch, field.name) for batch in batches])
+        for field in dataclasses.fields(SliceBatch)
+        if field.name not in ("data", "slices", "members")
+    }
+    members = np.repeat(numbers, [len(batch) for batch in batches])
+    data = tree.map_structure(lambda *leaves: np.concatenate(leaves), *(batch.data for batch in batches))
+    return SliceBatch(data=data, slices=slices, members=members, **rest)

@@ -1,0 +1,225 @@
+"""Trajectories taken apart, padded, laid end to end, and put together from rows that arrive interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import StructureError
+from reverb_writer.slices.boundaries import Trajectories, find_trajectories
+from reverb_writer.slices.markers import Flags, Markers, read_markers
+from reverb_writer.slices.row_nests import as_arrays, check_rows, row_specs, take_rows
+
+__all__ = [
+    "PaddedTrajectories",
+    "TrajectoryAssembler",
+    "concatenate_trajectories",
+    "pad_trajectories",
+    "split_trajectories",
+    "unpad_trajectories",
+]
+
+
+class PaddedTrajectories(NamedTuple):
+    """What `pad_trajectories` returns: the nest, leaves [n, T, ...], and the mask, [n, T], True on real rows."""
+
+    data: Any
+    mask: Flags
+
+
+def split_trajectories(nest: Any, trajectories: Trajectories | None = None) -> list[Any]:
+    """Take a flat nest apart: one nest a trajectory.
+
+    Args:
+        nest: leaves [N, ...], or of the storage's shape and more.
+        trajectories: where they are; None to find out from the markers among the leaves (`read_markers`).
+
+    Returns:
+        Nests of leaves [length, ...], copies, in the order of the trajectories. A trajectory that runs on from a ring's
+        last row to its first comes out in the order of time.
+
+    Raises:
+        StructureError: a leaf has another shape than the storage, or the steps have no markers.
+        IncompleteError: there are no rows.
+
+    Source: TorchRL `split_trajectories` (behaviour, 4.8). There an id that comes again later breaks the split; here it
+    is another trajectory.
+
+    >>> flat = {"traj_ids": np.array([7, 7, 5, 7]), "reward": np.arange(4)}
+    >>> [trajectory["reward"].tolist() for trajectory in split_trajectories(flat)]
+    [[0, 1], [2], [3]]
+    """
+    trajectories = find_trajectories(read_markers(nest)) if trajectories is None else trajectories
+    rows = np.split(trajectories.rows(), np.cumsum(trajectories.lengths)[:-1])
+    return [take_rows(nest, part, trajectories.storage_shape) for part in rows]
+
+
+def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> PaddedTrajectories:
+    """Stack trajectories of different lengths, with zeros behind the short ones.
+
+    Args:
+        trajectories: nests of one structure, leaves [length, ...]; at least one.
+        length: T, rows to pad to; None for the longest one's.
+
+    Returns:
+        The nest, leaves [n, T, ...], and the mask. Strings are padded with empty ones.
+
+    Raises:
+        SpecError: `length` is less than a trajectory's.
+        StructureError: there is none, or they differ in structure, dtype or shape, or leaves in length.
+
+    >>> padded = pad_trajectories([np.array([1, 2, 3]), np.array([4])])
+    >>> padded.data.tolist(), padded.mask.tolist()
+    ([[1, 2, 3], [4, 0, 0]], [[True, True, True], [True, False, False]])
+    """
+    lengths = _lengths(trajectories)
+    longest = max(lengths)
+    length = longest if length is None else integer("length", length, minimum=longest)
+    mask = np.arange(length) < np.array(lengths)[:, None]
+
+    def stack(*leaves: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        shape = (len(leaves), length, *leaves[0].shape[1:])
+        stacked = np.full(shape, b"", object) if leaves[0].dtype.kind == "O" else np.zeros(shape, leaves[0].dtype)
+        for row, leaf in zip(stacked, leaves, strict=True):
+            row[: len(leaf)] = leaf
+        return stacked
+
+    return PaddedTrajectories(tree.map_structure(stack, *(as_arrays(nest) for nest in trajectories)), mask)
+
+
+def unpad_trajectories(padded: Any, mask: npt.ArrayLike) -> list[Any]:
+    """Take padded trajectories apart again: the inverse of `pad_trajectories`.
+
+    Args:
+        padded: leaves [n, T, ...].
+        mask: [n, T], True on real rows, which come first.
+
+    Returns:
+        n nests of leaves [length, ...], copies.
+
+    Raises:
+        StructureError: a leaf or the mask has another shape, or a real row comes after padding.
+
+    >>> [part.tolist() for part in unpad_trajectories(np.array([[1, 2], [3, 0]]), [[1, 1], [1, 0]])]
+    [[1, 2], [3]]
+    """
+    is_real = np.asarray(mask) != 0
+    if is_real.ndim != 2 or (np.diff(is_real.astype(np.int8), axis=1) > 0).any():  # noqa: PLR2004  # [n, T]
+        raise StructureError(f"`mask` must be [n, T] with real rows before padding, got shape {is_real.shape}.")
+    check_rows(padded, is_real.shape)
+    lengths = is_real.sum(axis=1).tolist()
+    return [
+        tree.map_structure(lambda leaf, at=number, stop=length: np.asarray(leaf)[at, :stop].copy(), padded)
+        for number, length in enumerate(lengths)
+    ]
+
+
+def concatenate_trajectories(trajectories: Sequence[Any]) -> Any:
+    """Lay trajectories end to end: the inverse of `split_trajectories`.
+
+    Args:
+        trajectories: nests of one structure, leaves [length, ...]; at least one.
+
+    Returns:
+        A nest of leaves [N, ...]; `Trajectories.from_lengths` says where each one is.
+
+    Raises:
+        StructureError: there is none, or they differ in structure, dtype or shape, or leaves in length.
+
+    >>> concatenate_trajectories([np.array([1, 2]), np.array([3])]).tolist()
+    [1, 2, 3]
+    """
+    _lengths(trajectories)
+    return tree.map_structure(lambda *leaves: np.concatenate(leaves), *(as_arrays(nest) for nest in trajectories))
+
+
+class TrajectoryAssembler:
+    """Put whole trajectories together from chunks of rows in which several are interleaved.
+
+    Rows of one id belong together, in the order of their arrival. A trajectory is complete with its first row that is
+    marked as an end, for whatever reason; a later row of the same id begins another one. Only the length of the open
+    trajectories bounds what is held.
+
+    Not thread-safe: give each producer its own, or a lock.
+
+    Source: TorchRL collectors with `trajs_per_batch` (behaviour, 4.6), with the ruling C18.
+
+    >>> assembler = TrajectoryAssembler()
+    >>> chunk = {"traj_ids": np.array([0, 1, 0, 1]), "done": np.array([0, 0, 1, 0]), "reward": np.arange(4)}
+    >>> [trajectory["reward"].tolist() for trajectory in assembler.add(chunk)], assembler.open_ids
+    ([[0, 2]], [1])
+    """
+
+    def __init__(self) -> None:
+        """Start with no rows."""
+        self._open: dict[int, list[Any]] = {}
+        self._spec: Any = None
+
+    @property
+    def open_ids(self) -> list[int]:
+        """Ids of trajectories that are not complete, in the order in which they began."""
+        return list(self._open)
+
+    def add(self, chunk: Any, markers: Markers | None = None) -> list[Any]:
+        """Take rows, and return the trajectories that they complete.
+
+        Args:
+            chunk: a nest, leaves [N, ...], of one structure for all chunks; copied.
+            markers: of its rows, with `traj_ids` and any of the ends; None for those that `read_markers` finds.
+
+        Returns:
+            Nests of leaves [length, ...], in the order in which they end.
+
+        Raises:
+            StructureError: rows have no ids or no ends, or differ from those before. Nothing has changed then.
+        """
+        chunk = as_arrays(chunk)
+        markers = read_markers(chunk) if markers is None else markers
+        if markers.traj_ids is None or markers.ends is None:
+            raise StructureError("a chunk needs `traj_ids`, and `done`, `terminated` or `truncated`, of its rows.")
+        check_rows(chunk, markers.traj_ids.shape)
+        spec = row_specs(chunk)
+        if markers.traj_ids.ndim != 1 or self._spec not in (None, spec):
+            raise StructureError(f"rows must be [N, ...] and like those before, {self._spec}, got {spec}.")
+        self._spec = spec
+        found: list[tuple[int, Any]] = []
+        ids, firsts = np.unique(markers.traj_ids, return_index=True)
+        for traj_id in ids[np.argsort(firsts)].tolist():
+            rows = np.flatnonzero(markers.traj_ids == traj_id)
+            cuts = np.flatnonzero(markers.ends[rows]) + 1
+            for part in filter(len, np.split(rows, cuts)):
+                self._open.setdefault(traj_id, []).append(take_rows(chunk, part, markers.traj_ids.shape))
+                if markers.ends[part[-1]]:
+                    found.append((int(part[-1]), concatenate_trajectories(self._open.pop(traj_id))))
+        return [trajectory for _, trajectory in sorted(found, key=lambda end: end[0])]
+
+    def take_open(self) -> dict[int, Any]:
+        """Return the trajectories that are not complete, by id, and forget them: at the end, nothing is lost."""
+        taken = {traj_id: concatenate_trajectories(parts) for traj_id, parts in self._open.items()}
+        self._open.clear()
+        return taken
+
+
+def _lengths(trajectories: Sequence[Any]) -> list[int]:
+    """Return how many rows each nest has; each must have one number of them, and all one structure."""
+    if not trajectories:
+        raise StructureError("expected one trajectory or more, got none.")
+    lengths, expected = [], row_specs(as_arrays(trajectories[0]))
+    for nest in map(as_arrays, trajectories):
+        lengths.append(_length(nest))
+        if row_specs(nest) != expected:
+            raise StructureError(f"trajectories must be of one structure, {expected}, got {row_specs(nest)}.")
+    return lengths
+
+
+def _length(nest: Any) -> int:
+    lengths = {leaf.shape[:1] for leaf in tree.flatten(nest)}
+    if len(lengths) != 1 or () in lengths:
+        shapes = tree.map_structure(np.shape, nest)
+        raise StructureError(f"all leaves must have the same number of rows, got shapes {shapes}.")
+    return int(lengths.pop()[0])

@@ -1,0 +1,1 @@
+"""Connections and streams to a Reverb server; the only package that imports grpc."""

@@ -1,0 +1,291 @@
+"""One connection to one Reverb server: address, TLS, token, time-outs.
+
+The only module that makes gRPC channels and the border at which gRPC's errors become ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import pathlib
+import re
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import grpc
+
+from reverb_writer.errors import (
+    ClosedError,
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    SpecError,
+)
+from reverb_writer.transport.connection import OPTIONS, UNHEARD, Call, Connection, is_silence
+
+__all__ = ["TLS", "Channel", "describe", "no_connection", "refused"]
+
+_TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
+_TOKEN = re.compile(r"[!-~]+")
+_PAUSE_S = 0.1
+_RECENT_S, _MAX_MET = 10.0, 200  # at the pace of `_PAUSE_S`
+_AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
+
+
+@dataclass(frozen=True)
+class TLS:
+    """Certificates for an encrypted connection, as paths to PEM files.
+
+    Attributes:
+        root_certificates: certificates that may have signed the server's; None for those of the system.
+        certificate: this client's own certificate chain, for mutual TLS.
+        private_key: its key; given together with `certificate`.
+        server_name: the name that the server's certificate must carry, if it is not the address's.
+    """
+
+    root_certificates: str | os.PathLike[str] | None = None
+    certificate: str | os.PathLike[str] | None = None
+    private_key: str | os.PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that certificate and key come together."""
+        if (self.certificate is None) != (self.private_key is None):
+            raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
+
+
+class Channel:
+    """A connection to one server, shared by all that talk to it.
+
+    Thread-safe. Connects on the first call and again by itself after a loss.
+    """
+
+    _first_process: ClassVar[int | None] = None
+
+    def __init__(
+        self, address: str, *, tls: TLS | bool | None = None, token: str | None = None, use_proxy: bool = False
+    ) -> None:
+        """Prepare the connection; nothing is sent yet.
+
+        Args:
+            address: `host:port`, `unix:path` or `dns:host:port`.
+            tls: certificates; True for the system's; None or False for plain text.
+            token: sent with every call as `authorization: Bearer ...`; refused where it would travel in plain text.
+            use_proxy: whether `http_proxy` and its relatives in the environment count.
+
+        Raises:
+            SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
+            ClosedError: there was a channel in a parent process before the fork. Both would read from the same
+                sockets, and the parent would crash, too.
+        """
+        if not isinstance(address, str) or not _TARGET.fullmatch(address):
+            raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise SpecError("`token` must be visible ASCII characters without spaces. Strip what was read from a file.")
+        if token is not None and not tls and not address.startswith("unix:"):
+            raise SpecError(
+                f"`token` would travel to {address} in plain text. Give `tls` too, or use a `unix:` address."
+            )
+        self.address = address
+        metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        options = [*OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
+        if tls:
+            tls = TLS() if tls is True else tls
+            if tls.server_name is not None:
+                options.append(("grpc.ssl_target_name_override", tls.server_name))
+            connect = functools.partial(grpc.secure_channel, address, _credentials(tls), options)
+            self._advice = "the certificates; the server may ask for one of the client, too"
+        else:
+            connect = functools.partial(grpc.insecure_channel, address, options)
+            self._advice = "whether it expects `tls`"
+        self._pid = os.getpid()
+        if Channel._first_process not in (None, self._pid):
+            raise ClosedError(
+                f"process {Channel._first_process} had a client when it forked this child {self._pid}. {_AFTER_FORK}"
+            )
+        Channel._first_process = self._pid
+        self._lock = threading.Lock()
+        self._connect = functools.partial(Connection, connect, metadata)
+        self._connection = self._connect()
+        self._met: list[tuple[str, float]] = []
+        self._closed = False
+
+    def check_usable(self) -> None:
+        """Raise if the channel is closed or belongs to a parent process.
+
+        Raises:
+            ClosedError: says which, and what to do.
+        """
+        if self._pid != os.getpid():
+            raise ClosedError(
+                f"this client of {self.address} was made in process {self._pid} and is used in its forked child "
+                f"{os.getpid()}. {_AFTER_FORK}"
+            )
+        if self._closed:
+            raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that made the channel."""
+        return self._pid != os.getpid()
+
+    def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Make a unary call; wait for the server to come up meanwhile.
+
+        A call that is lost with its connection is made again: none of Reverb's does harm when it is made twice.
+
+        Raises:
+            ServerUnavailableError: nothing answers at the address within the time.
+            ReplayTimeoutError: the server does not answer in time.
+            ClosedError: the channel is or was closed, or belongs to a parent process.
+            grpc.RpcError: what the server itself refuses.
+        """
+        started = time.monotonic()
+        deadline = started + timeout_s
+        reasons: dict[str, None] = {}
+        # In turn: a call that fails at once tells why; a short one that waits keeps gRPC connecting, which before 1.60
+        # does nothing in the background.
+        waits = False
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            error = None
+            try:
+                return self._reply(method, request, min(left, _PAUSE_S) if waits else left, wait_for_ready=waits)
+            except grpc.FutureCancelledError:  # the connection was given up
+                if left > 0:
+                    continue
+            except grpc.RpcError as met:
+                error = met
+                if error.code() not in UNHEARD:
+                    raise
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    reason = str(error.details()).rpartition("last error: ")[2]  # one an address of the host
+                    reasons[reason] = None
+                    self._met = [*self._met[-_MAX_MET:], (reason, time.monotonic())]
+            lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
+            if left <= _PAUSE_S or not (lost or waits):
+                if self._connection.heard_at < started:
+                    self._connection.examine()
+                raise self._why_late(list(reasons), timeout_s) from error
+            if lost and waits:
+                time.sleep(_PAUSE_S)
+            waits = not waits
+
+    def _reply(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool) -> bytes:
+        """Make one attempt; raises what became of it, and `grpc.RpcError` of the server's own as it is."""
+        call = self._start(lambda connection: connection.ask(method, request, timeout_s, wait_for_ready=wait_for_ready))
+        try:
+            reply: bytes = call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError) as error:
+            if self._closed:
+                raise ClosedError(f"the client of {self.address} was closed during a call.") from error
+            raise
+        return reply
+
+    def met(self) -> list[str]:
+        """Return what attempts to connect have met in the last seconds, in gRPC's words."""
+        now = time.monotonic()
+        return list(dict.fromkeys(reason for reason, at in self._met if now - at < _RECENT_S))
+
+    def _why_late(self, reasons: list[str], timeout_s: float) -> Exception:
+        """Tell a server that is not there from one that does not answer, by what was seen at any of its addresses."""
+        if not reasons or any(map(is_silence, reasons)):
+            return ReplayTimeoutError(
+                f"the server at {self.address} did not answer within {timeout_s:.1f} s. It may be paused, overloaded "
+                f"or out of reach: look at its process, check {self._advice}, or raise `timeout_s`."
+            )
+        return ServerUnavailableError(
+            f"no Reverb server at {self.address} within {timeout_s:.1f} s ({'; '.join(reasons)}). Start it, or "
+            f"check the address and {self._advice}."
+        )
+
+    def future(self, method: str, request: bytes, timeout_s: float) -> Any:
+        """Start a unary call and return its `grpc.Future`; if there is no server, it fails at once."""
+        return self._start(lambda connection: connection.ask(method, request, timeout_s))
+
+    def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Call:
+        """Open a bidirectional stream of bytes: iterate for responses, `cancel()` to end."""
+        call: Call = self._start(lambda connection: connection.stream(method, requests, timeout_s))
+        return call
+
+    def _start(self, start: Callable[[Connection], Any]) -> Any:
+        """Start a call over the connection, or over a new one in place of one that was given up."""
+        while True:
+            self.check_usable()
+            with self._lock:
+                former = self._connection
+                if former.fault is not None and not self._closed:
+                    self._connection = self._connect()
+                connection = self._connection
+            if former is not connection:
+                former.close()
+            try:
+                return start(connection)
+            except ClosedError:
+                if connection.fault is None:
+                    raise
+
+    def close(self) -> None:
+        """Close the connection; calls under way end with an error. Idempotent; does nothing in a forked child."""
+        if self.is_forked:
+            return
+        with self._lock:
+            self._closed = True
+        self._connection.close()
+
+    def __enter__(self) -> Channel:
+        """Return the channel itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def describe(error: grpc.RpcError) -> str:
+    """Return gRPC's status and text in one line."""
+    return f"{error.code().name}: {error.details()}"
+
+
+def no_connection(address: str, reason: str) -> ServerUnavailableError:
+    """Return our error for a connection that is lost; whether the server is still there is not known."""
+    return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
+
+
+def refused(address: str, error: grpc.RpcError) -> ReverbWriterError:
+    """Return our error for what the server, or a gateway in front of it, refuses."""
+    return ReverbWriterError(f"the server at {address} refused: {describe(error)}.")
+
+
+def _credentials(tls: TLS) -> grpc.ChannelCredentials:
+    """Read the PEM files; gRPC itself would say only at the first call, and in its log, that it cannot use them."""
+    import ssl  # noqa: PLC0415  # not needed for plain text, and it takes time
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if tls.root_certificates is not None:
+        with _readable("root_certificates", tls.root_certificates):
+            context.load_verify_locations(tls.root_certificates)
+    if tls.certificate is not None:
+        with _readable("certificate` and `private_key", tls.certificate, tls.private_key):
+            context.load_cert_chain(tls.certificate, tls.private_key, password=lambda: "")
+    return grpc.ssl_channel_credentials(*map(_read, (tls.root_certificates, tls.private_key, tls.certificate)))
+
+
+@contextlib.contextmanager
+def _readable(name: str, *paths: str | os.PathLike[str] | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:  # ssl.SSLError is one, too
+        files = ", ".join(os.fspath(path) for path in paths if path is not None)
+        raise SpecError(f"`{name}`: cannot use the PEM files {files} ({error.strerror or error}).") from error
+
+
+def _read(path: str | os.PathLike[str] | None) -> bytes | None:
+    return None if path is None else pathlib.Path(path).read_bytes()

@@ -1,0 +1,263 @@
+"""What is on its way to the server: requests queued and sent, and the chunks that they share. No I/O, no threads.
+
+    add -> queued --take_message--> sent --acknowledge--> gone
+             ^                        |
+             +-------- requeue -------+   (the connection was lost)
+
+The server forgets a chunk unless each request that brings items names it among those to keep, and refuses a request
+that names one it does not have. So a chunk is counted by those who may still name it: requests in the queue, and
+writers that hold it for windows to come. What no one counts is not kept.
+
+A call that raises has changed nothing. `hold`, `add` and `release` may be cut off anywhere by an exception from
+outside, such as KeyboardInterrupt: made again with the same arguments, they complete what was begun and do nothing
+twice. Not thread-safe: the stream holds a lock.
+
+Source: reverb/cc/reverb_service_impl.cc, InsertStream.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.protocol.item_encoding import encode_keep_keys
+
+__all__ = ["InFlight", "InsertRequest", "InsertStats", "ItemRows"]
+
+Keys = npt.NDArray[np.uint64]
+
+
+ItemRows = tuple[int, npt.NDArray[np.uint8]]
+"""Key of the first of several items, the others having those that follow, and one encoded item a row."""
+
+
+@dataclass(eq=False)
+class InsertRequest:
+    """Items that were encoded together, and the chunks that they need.
+
+    Attributes:
+        tables: names of the tables that the items go to.
+        first_key: of the items; the other keys follow it.
+        rows: the items, as `encode_items` makes them, in the order of their insertion.
+        chunks: encoded chunks by key, all that the items name, in the order of their steps.
+        num_bytes: what the request adds to the memory held: its rows and the chunks that no earlier request had.
+        num_items: how many there are.
+        num_pending: of them, those that are not acknowledged.
+        is_counted: whether it was added to what is on its way.
+        is_taken: whether it has left the queue once: sent, or given up.
+    """
+
+    tables: frozenset[str]
+    first_key: int
+    rows: list[ItemRows]
+    chunks: dict[int, bytes]
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        """Start with nothing acknowledged."""
+        self.num_items = self.num_pending = sum(len(rows) for _, rows in self.rows)
+        self._is_pending = np.ones(self.num_items, bool)
+        self.is_counted = self.is_taken = False
+
+    def acknowledge(self, keys: Keys) -> int:
+        """Take the server's word for those of these items that are the request's; return how many were news."""
+        index = keys - np.uint64(self.first_key)  # keys below the first come out huge
+        self._is_pending[index[index < self.num_items]] = False
+        before, self.num_pending = self.num_pending, int(np.count_nonzero(self._is_pending))
+        return before - self.num_pending
+
+    def remaining_rows(self) -> list[bytes]:
+        """Return the bytes of the items that are not acknowledged."""
+        if self.num_pending == self.num_items:
+            return [rows.tobytes() for _, rows in self.rows]
+        starts = [key - self.first_key for key, _ in self.rows]
+        return [
+            rows[self._is_pending[start : start + len(rows)]].tobytes()
+            for start, (_, rows) in zip(starts, self.rows, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class InsertStats:
+    """What an insert stream has done so far; cumulative but for the pending ones.
+
+    Attributes:
+        items: items written to the stream.
+        acknowledged_items: of them, those that the server has confirmed.
+        pending_items: of them, those that it has not, yet.
+        pending_bytes: what they and their chunks occupy here.
+        dropped_items: of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time.
+        blocked_s: seconds that callers have waited, for room or for confirmation.
+        reconnects: connections made again after a loss.
+        server_restarts: of them, those that found a server started anew.
+    """
+
+    items: int = 0
+    acknowledged_items: int = 0
+    pending_items: int = 0
+    pending_bytes: int = 0
+    dropped_items: int = 0
+    blocked_s: float = 0.0
+    reconnects: int = 0
+    server_restarts: int = 0
+
+
+class InFlight:
+    """Requests on their way, and the counters of what became of them.
+
+    Attributes:
+        items: items added.
+        acknowledged: of them, those that the server has confirmed.
+        dropped: of them, those given up.
+        pending_bytes: memory of those that are neither.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing on its way."""
+        self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
+        self._queued: collections.deque[InsertRequest] = collections.deque()
+        self._sent: collections.deque[InsertRequest] = collections.deque()
+        self._references: dict[int, set[InsertRequest | None]] = {}  # who may still name a chunk; None for its writer
+        self._on_server: set[int] = set()
+
+    @property
+    def pending(self) -> int:
+        """Items neither acknowledged nor dropped."""
+        return self.items - self.acknowledged - self.dropped
+
+    @property
+    def has_queued(self) -> bool:
+        """Whether a message could be taken."""
+        return bool(self._queued)
+
+    @property
+    def sent_items(self) -> int:
+        """Items whose acknowledgements are to come."""
+        return sum(request.num_pending for request in self._sent)
+
+    @property
+    def has_sent(self) -> bool:
+        """Whether acknowledgements are to come."""
+        return bool(self._sent)
+
+    def stats(self, blocked_s: float, reconnects: int, server_restarts: int) -> InsertStats:
+        """Return the counters, with what the stream has counted."""
+        return InsertStats(
+            items=self.items,
+            acknowledged_items=self.acknowledged,
+            pending_items=self.pending,
+            pending_bytes=self.pending_bytes,
+            dropped_items=self.dropped,
+            blocked_s=blocked_s,
+            reconnects=reconnects,
+            server_restarts=server_restarts,
+        )
+
+    def tables(self) -> set[str]:
+        """Return the tables that pending items go to."""
+        return {table for request in (*self._sent, *self._queued) for table in request.tables}
+
+    def hold(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
+        """Have the server keep these chunks, once it has them, until `release`."""
+        for key in chunk_keys:
+            self._references.setdefault(key, set()).add(owner)
+
+    def release(self, chunk_keys: Iterable[int], owner: InsertRequest | None = None) -> None:
+        """Take back `hold`."""
+        for key in chunk_keys:
+            owners = self._references.get(key, set())
+            owners.discard(owner)
+            if not owners:
+                self._references.pop(key, None)
+
+    def add(self, request: InsertRequest) -> None:
+        """Queue a request."""
+        if not request.is_counted:
+            self.hold(request.chunks, request)
+            self.items, self.pending_bytes, request.is_counted = (
+                self.items + request.num_items,
+                self.pending_bytes + request.num_bytes,
+                True,
+            )
+        if not request.is_taken:
+            self._queued.append(request)  # a second time, perhaps: who takes it sees that
+
+    def take_message(self, num_bytes: int) -> bytes:
+        """Take requests from the queue until they make `num_bytes` or it is empty; return them as one message.
+
+        Chunks that the server has on this connection are left out.
+        """
+        parts: list[bytes] = []
+        size = 0
+        while self._queued and size < num_bytes:
+            request = self._queued.popleft()
+            if request.is_taken:
+                continue
+            request.is_taken = True
+            for key, chunk in request.chunks.items():
+                if key not in self._on_server:
+                    self._on_server.add(key)
+                    parts.append(chunk)
+                    size += len(chunk)
+            for rows in request.remaining_rows():
+                parts.append(rows)
+                size += len(rows)
+            self.release(request.chunks, request)
+            self._sent.append(request)
+        self._on_server.intersection_update(self._references)
+        parts.append(encode_keep_keys(list(self._on_server)))
+        return b"".join(parts)
+
+    def acknowledge(self, keys: Keys) -> None:
+        """Take the server's word for these items; keys that are not on their way are ignored."""
+        expected = len(keys)
+        for request in self._sent:
+            if not expected:
+                break
+            found = request.acknowledge(keys)
+            expected -= found
+            self.acknowledged += found
+            if not request.num_pending:
+                self.pending_bytes -= request.num_bytes
+        self._sent = collections.deque(request for request in self._sent if request.num_pending)
+
+    def requeue(self) -> None:
+        """Put all that is sent and not acknowledged back to the head of the queue, in order: the server is another."""
+        for request in reversed(self._sent):
+            self.hold(request.chunks, request)
+            request.is_taken = False
+            self._queued.appendleft(request)
+        self._sent.clear()
+        self._on_server.clear()
+
+    def drop_oldest(self) -> bool:
+        """Give up the oldest request in the queue, but not the newest; return whether there was one.
+
+        What is sent cannot be taken back.
+        """
+        while self._queued and self._queued[0].is_taken:
+            self._queued.popleft()
+        if len(self._queued) <= 1:
+            return False
+        request = self._queued[0]
+        self.release(request.chunks, request)
+        self.dropped, self.pending_bytes, request.is_taken = (
+            self.dropped + request.num_pending,
+            self.pending_bytes - request.num_bytes,
+            True,
+        )
+        self._queued.popleft()
+        return True
+
+    def drop_all(self) -> int:
+        """Give up everything pending; return how many items that is."""
+        undelivered = self.pending
+        self.dropped += undelivered
+        self.pending_bytes = 0
+        self._queued.clear()
+        self._sent.clear()
+        return undelivered

@@ -1,1 +1,0 @@
-"""Reverb's protocol and nothing else: no windows, no observers."""

@@ -1,0 +1,163 @@
+"""Priorities that are functions of the window.
+
+A chunk is compressed once it is full, so whoever asks a function for a window's priority must keep the last L steps
+for it. All functions are asked before the step that completes their windows is taken, so that one that fails, or gives
+no number, changes nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.arguments import check_priority
+from reverb_writer.errors import SpecError
+from reverb_writer.windows import WindowSpec
+
+__all__ = ["Ending", "Priority", "StepPlan", "WindowPriorities"]
+
+Priority = float | Callable[[Any], float]
+"""A number, finite and >= 0, or a function that makes one of a window: a nest of arrays [L, ...]."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an episode ends, for each kind of window.
+
+    Attributes:
+        num_padding: padding steps that follow the last step.
+        closing: the window (start, stop) that is added off the rule, or None.
+        dropped: steps that no window of a kind holds, by reason, summed over the kinds.
+    """
+
+    num_padding: list[int]
+    closing: list[tuple[int, int] | None]
+    dropped: dict[str, int]
+
+
+@dataclass
+class StepPlan:
+    """A step, copied, its number from 1 on, and the priorities of the windows it completes, by kind and end.
+
+    It is not taken yet. `step` is None for the end of an episode after its last step.
+    """
+
+    number: int
+    step: list[npt.NDArray[Any]] | None
+    found: dict[tuple[int, int], float] = field(default_factory=dict)
+
+
+class WindowPriorities:
+    """Ask functions for the priorities of windows, and keep the answers until the windows are written.
+
+    Steps are kept with their numbers. A call that was cut off may have left the step that its writer did not take:
+    the next one forgets it.
+
+    Not thread-safe: its writer holds a lock.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[WindowSpec],
+        functions: Sequence[Priority],
+        padding_step: Sequence[Any],
+        pack: Callable[[Sequence[Any]], Any],
+    ) -> None:
+        """Start with an empty episode; constants among the `functions` are never asked."""
+        self.functions = list(functions)
+        self._specs = list(specs)
+        self._pads = list(padding_step)
+        self._pack = pack
+        lengths = [spec.sequence_length for spec, asked in zip(specs, functions, strict=True) if callable(asked)]
+        # One more than a window has, for a step that is not taken after all.
+        bound = None if None in lengths else 1 + max(length for length in lengths if length is not None)
+        self.history: collections.deque[tuple[int, list[npt.NDArray[Any]]]] = collections.deque(maxlen=bound)
+        self._known: dict[tuple[int, int], float] = {}
+
+    def plan(self, leaves: Sequence[Any] | None, n: int, ending: Ending | None) -> StepPlan:
+        """Ask for the windows that end at step count `n`, with `leaves` as its last step, and at the episode's end.
+
+        Raises:
+            SpecError: a function gave no finite number >= 0. Whatever else it raises goes through.
+        """
+        plan = StepPlan(n, None if leaves is None else [_copy(leaf) for leaf in leaves])
+        self._keep(n - (leaves is not None))
+        if ending is None and not any(map(callable, self._due(n))):
+            return plan
+        steps = [*(step for _, step in self.history), *([] if plan.step is None else [plan.step])]
+        for i, spec in enumerate(self._specs):
+            if not callable(self.functions[i]):
+                continue
+            if plan.step is not None and spec.ends(n - 1, n):
+                plan.found[i, n] = self._ask(i, steps, spec.sequence_length, n)
+            if ending is not None:
+                padded = [*steps, *itertools.repeat(self._pads, ending.num_padding[i])]
+                for end in spec.ends(n, n + ending.num_padding[i]):
+                    plan.found[i, end] = self._ask(i, padded[: len(steps) + end - n], spec.sequence_length, end)
+                if (window := ending.closing[i]) is not None:
+                    plan.found[i, n] = self._ask(i, steps, window[1] - window[0], n)
+        return plan
+
+    def _due(self, n: int) -> list[Priority]:
+        """Return the priorities of the kinds that have a window which ends at step count `n`."""
+        return [asked for spec, asked in zip(self._specs, self.functions, strict=True) if spec.ends(n - 1, n)]
+
+    def commit(self, plan: StepPlan) -> None:
+        """Take the step and the answers of a plan."""
+        if plan.step is not None:
+            self._keep(plan.number - 1)
+            self.history.append((plan.number, plan.step))
+        self._known.update(plan.found)
+
+    def take_over(self, before: WindowPriorities | None, num_steps: int) -> None:
+        """Go on in the middle of an episode of `num_steps` steps, with those that `before` has kept.
+
+        Raises:
+            SpecError: they are too few for the windows to come.
+        """
+        kept = [] if before is None else [(n, step) for n, step in before.history if n <= num_steps]
+        needed = num_steps if self.history.maxlen is None else min(num_steps, self.history.maxlen - 1)
+        if len(kept) < needed:
+            raise SpecError(
+                "`priority` can become a function between episodes only: it would need the last "
+                f"{needed} steps of this one, and {len(kept)} were kept. Call `reset` first."
+            )
+        self.history.extend(kept)
+
+    def known(self, index: int, ends: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the priorities of the windows of one kind that end at these step counts."""
+        return np.array([self._known[index, end] for end in ends], np.float64)
+
+    def forget(self, upto: int) -> None:
+        """Forget the priorities of windows that end at or before a step count; they are written."""
+        self._known = {(index, end): found for (index, end), found in self._known.items() if end > upto}
+
+    def clear(self) -> None:
+        """Forget the episode."""
+        self.history.clear()
+        self._known.clear()
+
+    def _keep(self, num_steps: int) -> None:
+        """Forget steps after so many of the episode."""
+        while self.history and self.history[-1][0] > num_steps:
+            self.history.pop()
+
+    def _ask(self, index: int, steps: Sequence[Sequence[Any]], length: int | None, end: int) -> float:
+        function = self.functions[index]
+        assert callable(function)  # noqa: S101  # only asked for those
+        columns = zip(*(steps if length is None else steps[-length:]), strict=True)
+        priority = function(self._pack([np.stack(column) for column in columns]))
+        try:
+            return check_priority(priority)
+        except SpecError as error:
+            raise SpecError(f"{error} The function gave it for the window that ends at step {end}.") from None
+
+
+def _copy(leaf: Any) -> npt.NDArray[Any]:
+    return np.array(leaf, object if isinstance(leaf, bytes) else None)

@@ -1,0 +1,377 @@
+"""What every observer has: a client, an insert stream, tables that exist, the structure of its steps, and counters."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import operator
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.client import due_windows
+from reverb_writer.client.client import Client, as_client
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
+from reverb_writer.protocol.table_specs import check_signature
+from reverb_writer.transport.in_flight import InsertStats
+from reverb_writer.transport.insert_stream import InsertStream, OnBlock
+from reverb_writer.transport.server_info import ServerInfo, unknown_table
+from reverb_writer.windows import SHORT_EPISODE
+from reverb_writer.writing.window_items import check_dtypes
+from reverb_writer.writing.window_targets import Target
+
+__all__ = ["Columns", "ObserverStats", "StreamOptions", "WriteSession"]
+
+_LOG = logging.getLogger("reverb_writer")
+_LOG_EVERY_S = 10.0
+
+
+class Columns(NamedTuple):
+    """The leaves that are written, in the order of Reverb's columns."""
+
+    paths: Sequence[str]
+    dtypes: Sequence[np.dtype[Any]]
+    shapes: Sequence[tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How an observer's stream behaves.
+
+    Attributes:
+        timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
+            While a busy rate limiter lets items in, ours or those that came before them, a step waits on.
+        max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
+        max_in_flight_items: unconfirmed items at which steps must wait.
+        max_in_flight_bytes: likewise, bytes.
+        on_block: what a step does then: "wait" while it moves, "raise" at once, or "drop_oldest" items.
+        chunk_length: steps in a chunk; None for what suits the windows.
+    """
+
+    timeout_s: float | None = None
+    max_delay_s: float = 0.5
+    max_in_flight_items: int = 16_384
+    max_in_flight_bytes: int = 128 << 20
+    on_block: OnBlock = "wait"
+    chunk_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the times and the chunks; the rest is checked where it is used."""
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+        if not self.max_delay_s > 0:
+            raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
+        if self.chunk_length is not None:
+            integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
+
+
+class Writer(Protocol):
+    """What writes an observer's windows; see `SequenceWriter`."""
+
+    @property
+    def num_taken(self) -> int:
+        """Steps taken."""
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes ended."""
+
+    @property
+    def dropped(self) -> collections.Counter[str]:
+        """Steps in no window, by reason."""
+
+    @property
+    def num_due(self) -> int:
+        """Items of windows that are complete and not yet in a request."""
+
+    def send(self) -> None:
+        """Send the windows that are complete."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What writers have taken: see `ObserverStats`."""
+
+    steps: int = 0
+    episodes: int = 0
+    dropped: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def plus(self, writer: Writer) -> Taken:
+        """Return the sum."""
+        dropped = self.dropped + writer.dropped
+        return Taken(self.steps + writer.num_taken, self.episodes + writer.num_episodes, dropped)
+
+
+@dataclass(frozen=True)
+class ObserverStats:
+    """What an observer has done so far; cumulative but for the pending ones.
+
+    Attributes:
+        steps: steps taken, boundary steps included, padding not.
+        episodes: episodes ended.
+        items: windows completed, counted once for each table.
+        acknowledged_items: of them, those that the server has confirmed.
+        pending_items: of them, those that it has not, yet.
+        pending_bytes: what they occupy here.
+        dropped_items: of them, those given up under `on_block="drop_oldest"` or at a close that ran out of time.
+        dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
+            Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.
+        blocked_s: seconds that calls have waited.
+        reconnects: connections made again after a loss.
+        server_restarts: of them, those that found a server started anew.
+    """
+
+    steps: int
+    episodes: int
+    items: int
+    acknowledged_items: int
+    pending_items: int
+    pending_bytes: int
+    dropped_items: int
+    dropped_steps: dict[str, int]
+    blocked_s: float
+    reconnects: int
+    server_restarts: int
+
+
+class WriteSession:
+    """The part of an observer that does not depend on how steps are grouped into episodes.
+
+    Not thread-safe by itself: an observer is called from one thread at a time. `stats()` may be called from any.
+    """
+
+    def __init__(self, client: Any, targets: Sequence[Target], options: StreamOptions) -> None:
+        """Find the tables and open the stream.
+
+        Args:
+            client: a `Client`, an address or a `reverb.Client`.
+            targets: which windows to write, and where.
+            options: time-outs and bounds.
+
+        Raises:
+            StructureError: a table is not there; names those that are.
+            ServerUnavailableError: no server answers within the time-out.
+        """
+        self.given_client = client
+        self.targets = tuple(targets)
+        self.options = options
+        self._writers: list[Writer] = []
+        self._past = Taken(), InsertStats()  # by writers and streams that are closed
+        self._told: set[str] = set()
+        self._stream: InsertStream | None = None
+        self.open()
+
+    @property
+    def stream(self) -> InsertStream:
+        """The open stream.
+
+        Raises:
+            ClosedError: the observer is closed.
+        """
+        if self._stream is None:
+            raise ClosedError("the observer is closed. Call `open()` to write again.")
+        return self._stream
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that opened the stream."""
+        return self._stream is not None and self._stream.channel.is_forked
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken."""
+        return self._taken().steps
+
+    def open(self) -> bool:
+        """Find the tables and open the stream, if it is not; return whether it was not."""
+        if self._stream is not None:
+            return False
+        options = self.options
+        client, owned = as_client(self.given_client, options.timeout_s)
+        self.timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
+        try:
+            info = _find(client, self.timeout_s)
+            names = [table for target in self.targets for table in target.tables]
+            unknown_table(names, info, client.address)
+            stream = client.open_stream(
+                max_in_flight_items=options.max_in_flight_items,
+                max_in_flight_bytes=options.max_in_flight_bytes,
+                on_block=options.on_block,
+                tick_s=options.max_delay_s / 2,
+            )
+        except BaseException:
+            if owned:
+                client.close()
+            raise
+        self._signatures = {name: info.tables[name].signature for name in names}
+        self._client, self._owns_client = client, owned
+        # Whoever forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
+        self._finalizer = weakref.finalize(self, _let_go, self._writers, stream, client if owned else None)
+        reference = weakref.ref(self)
+
+        def send() -> None:
+            session = reference()
+            if session is not None:
+                session.send()
+
+        stream.on_tick(send)
+        self._stream = stream
+        due_windows.add(self)
+        return True
+
+    def wait_for_room(self) -> None:
+        """Return when a step may be written; costs nothing while there is room. Sends what is due before it waits."""
+        stream = self._stream
+        if stream is None or stream.blocked:
+            self.stream.check()
+            self.send()
+            self.stream.wait_for_room(self.timeout_s, patient=True)
+
+    def check_columns(self, columns: Columns) -> None:
+        """Check what is about to be written against what Reverb can store and what the tables' signatures ask for.
+
+        Raises:
+            StructureError: names the leaf, and what it should be.
+        """
+        check_dtypes(columns.dtypes, columns.paths)
+        for table, signature in self._signatures.items():
+            if signature is not None:
+                check_signature(table, signature, *columns)
+
+    def store_spec(self, spec: Any) -> None:
+        """Keep the step spec beside the tables, or find that they are written with another one already.
+
+        Raises:
+            StructureError: names the leaf, and what the table has.
+        """
+        self._client.store_spec(list(self._signatures), spec, self.timeout_s)
+
+    def add_writer(self, writer: Writer) -> None:
+        """Count what this writer does, and send its windows when they are due."""
+        self._writers.append(writer)
+
+    def tell(self, dropped: Mapping[str, int]) -> None:
+        """Say in the log why steps are in no window, once for each reason."""
+        for reason in dropped.keys() - self._told:
+            self._told.add(reason)
+            if reason == SHORT_EPISODE:
+                lengths = {target.spec.sequence_length for target in self.targets}
+                text = (
+                    "An episode of %d steps is shorter than a window (`sequence_length` %s): nothing of it is written. "
+                    "Make windows shorter, or pad (`end_of_episode`). More of this is counted in stats().dropped_steps."
+                )
+                _LOG.warning(text, dropped[reason], ", ".join(map(str, sorted(filter(None, lengths)))))
+            else:
+                text = "%d steps are in no window (%s). More of this is counted in stats().dropped_steps."
+                _LOG.info(text, dropped[reason], reason)
+
+    def send(self) -> None:
+        """Send the windows that are complete."""
+        for writer in list(self._writers):
+            writer.send()
+
+    def send_due(self) -> None:
+        """Send the windows that are complete, if that is possible; see `due`."""
+        if self._stream is not None and not self.is_forked and not self._stream.blocked:
+            self.send()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Return when all complete windows are confirmed by the server; see `Observer.flush`."""
+        stream = self.stream
+        stream.check()
+        self.send()
+        stream.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s), patient=timeout_s is None)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Deliver what is pending, end the stream, and close the client if it is the session's own. Idempotent.
+
+        Raises:
+            ReplayTimeoutError: items were left; says how many and why. The session is closed all the same.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        stream = self._stream
+        if stream is None:
+            return
+        try:
+            if not stream.channel.is_forked:
+                self.send()
+                stream.close(timeout_s)
+        finally:
+            self._end(stream)
+
+    def _end(self, stream: InsertStream) -> None:
+        """Give up what is left, and take the counters over."""
+        if not stream.channel.is_forked:
+            stream.abandon(sum(writer.num_due for writer in self._writers))
+        taken, inserted = self._taken(), _add(self._past[1], stream.stats())
+        self._past, self._writers, self._stream = (taken, inserted), [], None
+        self._finalizer.detach()
+        if self._owns_client:
+            self._client.close()
+        if taken.dropped:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(taken.dropped.items()))
+            level = logging.INFO if inserted.items else logging.WARNING
+            _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", taken.steps, reasons)
+
+    def _taken(self) -> Taken:
+        taken = self._past[0]
+        for writer in list(self._writers):
+            taken = taken.plus(writer)
+        return taken
+
+    def stats(self) -> ObserverStats:
+        """Return the counters so far."""
+        stream = self._stream
+        now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
+        # In a forked child a writer's lock may be held for ever, by a thread that is not there.
+        num_due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
+        taken = self._taken()
+        return ObserverStats(
+            steps=taken.steps,
+            episodes=taken.episodes,
+            items=now.items + num_due,
+            acknowledged_items=now.acknowledged_items,
+            pending_items=now.pending_items + num_due,
+            pending_bytes=now.pending_bytes,
+            dropped_items=now.dropped_items,
+            dropped_steps=dict(taken.dropped),
+            blocked_s=now.blocked_s,
+            reconnects=now.reconnects,
+            server_restarts=now.server_restarts,
+        )
+
+
+def _find(client: Client, timeout_s: float) -> ServerInfo:
+    """Return what the server tells of its tables; say in the log every ten seconds that it is waited for.
+
+    Raises:
+        ReplayTimeoutError, ServerUnavailableError: no answer in time.
+    """
+    began_at = time.monotonic()
+    while (left_s := began_at + timeout_s - time.monotonic()) > _LOG_EVERY_S:
+        asked_at = time.monotonic()
+        try:
+            return client.request_info(_LOG_EVERY_S)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            if time.monotonic() - asked_at < _LOG_EVERY_S / 2:  # no time-out: waiting does not help
+                raise
+            _LOG.warning("An observer waits for its server, for %.0f s: %s", asked_at + _LOG_EVERY_S - began_at, error)
+    return client.request_info(max(left_s, 0.001))
+
+
+def _let_go(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
+    if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
+        return
+    stream.abandon(sum(writer.num_due for writer in writers))
+    if client is not None:
+        client.close()
+
+
+def _add(one: InsertStats, other: InsertStats) -> InsertStats:
+    return InsertStats(*map(operator.add, astuple(one), astuple(other)))

@@ -1,0 +1,223 @@
+"""What an observer writes: which windows, cut into which chunks, to which tables, with which priority."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from reverb_writer.arguments import check_priority
+from reverb_writer.errors import SpecError
+from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
+from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
+from reverb_writer.writing.priorities import Ending, Priority
+
+__all__ = [
+    "NEVER",
+    "Target",
+    "can_align",
+    "chunk_cuts",
+    "chunk_length_for",
+    "chunk_length_of",
+    "end_of_episode_mode",
+    "ending_of",
+    "window_targets",
+]
+
+NEVER = 1 << 62
+"""A step count that no episode comes to."""
+
+_EPISODE_CHUNK_LENGTH = 100
+_TINY_CHUNK_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of window and where it goes.
+
+    Attributes:
+        spec: which windows.
+        tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
+        priority: of every item, or a function of the window.
+    """
+
+    spec: WindowSpec
+    tables: tuple[str, ...] = ()
+    priority: Priority = 1.0
+
+    def __post_init__(self) -> None:
+        """Check that no table is there twice, and that a constant priority is one."""
+        object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
+        if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
+            raise SpecError(f"`table_name` must be a name or several different ones, got {self.tables!r}.")
+        if not callable(self.priority):
+            check_priority(self.priority)
+
+
+def end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
+    """Turn TF-Agents' two booleans into the mode they mean.
+
+    Raises:
+        SpecError: tile without pad, or a mode and booleans.
+
+    >>> end_of_episode_mode(None, pad=True, tile=True)
+    <EndOfEpisode.TILE: 'tile'>
+    """
+    if tile and not pad:
+        raise SpecError("Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`")
+    if mode is None:
+        return EndOfEpisode.TILE if tile else EndOfEpisode.PAD if pad else EndOfEpisode.DROP
+    if pad:
+        raise SpecError(
+            f"`end_of_episode` {mode!r} and `pad_end_of_episodes` say the same thing twice. Leave the boolean out."
+        )
+    return EndOfEpisode(mode)
+
+
+def window_targets(
+    table_name: str | Sequence[str] | None,
+    sequence_length: int | None,
+    stride_length: int,
+    mode: EndOfEpisode,
+    priority: Priority,
+    windows: Mapping[str, WindowSpec | Target] | None,
+) -> list[Target]:
+    """Turn an observer's arguments into the kinds of windows it writes.
+
+    Raises:
+        SpecError: there are none, or a table without a length.
+    """
+    targets = []
+    if table_name is not None or sequence_length is not None or not windows:
+        if table_name is None or sequence_length is None:
+            raise SpecError(
+                f"`table_name` and `sequence_length` belong together, got {table_name!r} and {sequence_length!r}. Give "
+                "both, or `windows` alone."
+            )
+        tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
+        if not tables:
+            raise SpecError("`table_name` must be a name or several different ones, got none.")
+        targets.append(Target(WindowSpec(sequence_length, stride_length, mode), tables, priority))
+    for name, window in (windows or {}).items():
+        if isinstance(window, WindowSpec):
+            targets.append(Target(window, (name,), priority))
+        elif isinstance(window, Target):
+            targets.append(Target(window.spec, window.tables or (name,), window.priority))
+        else:
+            raise SpecError(f"`windows[{name!r}]` must be a WindowSpec or a Target, got {type(window).__name__}.")
+    return targets
+
+
+def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
+    """Return the chunk length that suits windows of these kinds.
+
+    A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
+    costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
+    get the common grid of all starts and ends, unless one would touch more than four chunks of it; then the shortest
+    window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
+    twice as long: their headers outweigh the steps that are sent for nothing.
+    The figures are in `docs/decisions/chunk-length.md`.
+
+    Args:
+        specs: the kinds of windows.
+        step_bytes: size of one step, all leaves together, uncompressed.
+
+    >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
+    [20, 10, 20]
+    >>> [chunk_length_for([WindowSpec(20, stride)], step_bytes=52) for stride in (1, 10, 20)]
+    [40, 20, 20]
+    """
+    finite = {(spec.sequence_length, spec.stride_length) for spec in specs if spec.sequence_length is not None}
+    if not finite:
+        return _EPISODE_CHUNK_LENGTH
+    lengths = [length for length, _ in finite]
+    if len(finite) == 1 and all(stride >= length for length, stride in finite):
+        return min(lengths[0], MAX_CHUNK_LENGTH)
+    grid = math.gcd(*lengths, *(stride for _, stride in finite))
+    length = grid if grid * 4 >= max(lengths) else min(lengths)
+    return min(2 * length if length * step_bytes < _TINY_CHUNK_BYTES else length, MAX_CHUNK_LENGTH)
+
+
+def chunk_length_of(targets: Sequence[Target], chunk_length: int | None, step_bytes: float) -> int:
+    """Return the chunk length that was asked for, or what suits the targets' windows if that is None.
+
+    Raises:
+        SpecError: there are no targets, or it is not in 1..16383.
+    """
+    if not targets or not all(target.tables for target in targets):
+        raise SpecError(f"`targets` must be at least one kind of window, each with a table, got {targets!r}.")
+    if chunk_length is None:
+        return chunk_length_for([target.spec for target in targets], step_bytes)
+    if not 1 <= chunk_length <= MAX_CHUNK_LENGTH:
+        raise SpecError(f"`chunk_length` must be in 1..{MAX_CHUNK_LENGTH}, got {chunk_length}.")
+    return chunk_length
+
+
+def chunk_cuts(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int], int]:
+    """Return what says how many steps the chunk shall have that begins at a step count.
+
+    Windows that leave gaps or touch each other: each is one chunk, and so is each gap.
+
+    >>> next_cut = chunk_cuts([WindowSpec(2, 2)], 5)
+    >>> next_cut(0), next_cut(3)
+    (2, 1)
+    """
+    length, stride = specs[0].sequence_length, specs[0].stride_length
+    if len(set(specs)) != 1 or length is None or length > min(stride, chunk_length):
+        return lambda _: chunk_length
+    covered = length
+
+    def next_cut(start: int) -> int:
+        phase = start % stride
+        return min(chunk_length, (covered if phase < covered else stride) - phase)
+
+    return next_cut
+
+
+def ending_of(targets: Sequence[Target], n: int, *, align: bool = False, discard: str | None = None) -> Ending:
+    """Say what the end of an episode of `n` steps adds.
+
+    Args:
+        targets: the kinds of windows.
+        n: steps of the episode.
+        align: whether DROP's windows get the last L steps too, if they are in no window yet.
+        discard: why nothing is added, as the reason for all steps that are dropped; None if it is not so.
+    """
+    ending = Ending([], [], {})
+    for target in targets:
+        spec = target.spec if discard is None else _without_end(target.spec)
+        closing, reasons = spec.closing_window(n), spec.num_dropped(n)
+        length = spec.sequence_length
+        # By hand, not by ALIGN_END: that mode does not go with S > L, a reset does.
+        if (
+            align
+            and spec.end_of_episode is EndOfEpisode.DROP
+            and length
+            and n >= length
+            and (n - length) % spec.stride_length
+        ):
+            closing = (n - length, n)
+            between = reasons.pop(UNALIGNED_TAIL) - length
+            if between > 0:
+                reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
+        if discard and reasons:
+            reasons = {discard: sum(reasons.values())}
+        ending.num_padding.append(spec.num_padding(n))
+        ending.closing.append(closing)
+        for reason, count in reasons.items():
+            ending.dropped[reason] = ending.dropped.get(reason, 0) + count
+    return ending
+
+
+def can_align(targets: Sequence[Target], n: int) -> bool:
+    """Whether a reset after `n` steps has something to write, or nothing that it could lose."""
+    return any(
+        target.spec.end_of_episode is not EndOfEpisode.DROP or n >= (target.spec.sequence_length or 1)
+        for target in targets
+    )
+
+
+def _without_end(spec: WindowSpec) -> WindowSpec:
+    """Return the spec with nothing added at the end; a whole episode keeps nothing."""
+    length = spec.sequence_length
+    return WindowSpec(NEVER) if length is None else WindowSpec(length, spec.stride_length)

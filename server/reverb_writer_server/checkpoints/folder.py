@@ -1,0 +1,247 @@
+"""The folder of a server's checkpoints.
+
+    DIRECTORY/
+      OWNER.json     says that the folder is ours; locked while a server uses it
+      incoming/      where Reverb writes. It keeps one, by name, and deletes everything else there
+      kept/          the newest ones, under the time at which they were finished
+        20260801T120000.123456Z/
+          tables.tfrecord, items.tfrecord, chunks.tfrecord, DONE, MANIFEST.json
+
+A finished checkpoint in `incoming` gets a second name in `kept`: hard links, no copy, so that Reverb may delete its
+own. A folder with anything else in it is refused: Reverb takes the last name in the alphabet for its newest checkpoint,
+and beside
+`lost+found` it would delete the checkpoint that it has just written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from datetime import timezone
+from pathlib import Path
+from typing import Any
+
+from reverb_writer.errors import ReverbWriterError, SpecError
+from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint
+from reverb_writer_server.checkpoints.tfrecord import DONE, FILES
+
+__all__ = ["CheckpointError", "CheckpointFolder", "check_directory", "checkpoints_in", "choose"]
+
+_logger = logging.getLogger(__name__)
+_OWNER, _INCOMING, _KEPT = "OWNER.json", "incoming", "kept"
+_PARTIAL = ".partial-"
+
+
+class CheckpointError(ReverbWriterError):
+    """A folder of checkpoints or a checkpoint that cannot be used."""
+
+
+def checkpoints_in(directory: Path) -> list[Checkpoint]:
+    """Return the checkpoints of a folder, complete or not, newest first; works beside a running server.
+
+    Raises:
+        CheckpointError: the folder is none of ours.
+    """
+    if not (directory / _OWNER).is_file():
+        raise CheckpointError(f"{directory}: is no folder of checkpoints (it has no {_OWNER}). Check the path.")
+    return sorted((Checkpoint(path) for path in (directory / _KEPT).iterdir()), key=lambda one: one.name, reverse=True)
+
+
+def choose(directory: Path, restore: str) -> Checkpoint | None:
+    """Return the checkpoint that `restore` names: "latest", "none" or a name.
+
+    Raises:
+        CheckpointError: there is none of that name, or it is incomplete; or "latest", and all that there are is.
+    """
+    there = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
+    if restore == "none":
+        return None
+    if restore == "latest":
+        for one in there:
+            fault = one.fault()
+            if fault is None:
+                return one
+            _logger.warning("checkpoint %s is not restored: %s. It is incomplete.", one.name, fault)
+        if there:
+            raise CheckpointError(
+                f"{directory}: all {len(there)} checkpoints are incomplete; of the newest, {there[0].name}: "
+                f'{there[0].fault()}. Bring its files back, or set checkpoints.restore = "none" to begin empty.'
+            )
+        return None
+    named = next((one for one in there if one.name == restore), None)
+    if named is None:
+        names = ", ".join(one.name for one in there) or "none"
+        raise CheckpointError(f"{directory}: no checkpoint `{restore}`; there are: {names}.")
+    fault = named.fault()
+    if fault:
+        raise CheckpointError(f"{named.path}: {fault}. It is incomplete; choose another one.")
+    return named
+
+
+class CheckpointFolder:
+    """The folder as the running server has it; a context manager that holds its lock.
+
+    Attributes:
+        directory: the folder.
+        incoming: where Reverb is to write.
+        starts: how often a server has started on the folder, this time included.
+    """
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        """Claim the folder, which is made if it is not there.
+
+        Args:
+            directory: the folder, empty or one of ours.
+            keep: how many checkpoints to keep, >= 1.
+
+        Raises:
+            CheckpointError: something else is in the folder, another server uses it, or it cannot be written.
+        """
+        self.directory = directory
+        self.incoming = directory / _INCOMING
+        self._kept = directory / _KEPT
+        self._keep = keep
+        self._adopted: set[str] = set()
+        with contextlib.ExitStack() as undo:
+            try:
+                check_directory(directory)
+                directory.mkdir(parents=True, exist_ok=True)
+                owner = undo.enter_context((directory / _OWNER).open("a+"))
+                _lock(owner, directory)
+                self.starts = _count_start(owner)
+                self._kept.mkdir(exist_ok=True)
+                self.incoming.mkdir(exist_ok=True)
+                self.adopt()
+                for leftover in [*self.incoming.iterdir(), *self._kept.glob(f"{_PARTIAL}*")]:
+                    shutil.rmtree(leftover)
+            except OSError as error:
+                raise _unusable(directory, error) from error
+            self._undo = undo.pop_all()
+
+    def adopt(self) -> list[Checkpoint]:
+        """Keep what Reverb has finished since the last time, and only the newest of all; return the new ones."""
+        new = []
+        for path in sorted(self.incoming.iterdir()) if self.incoming.is_dir() else []:
+            if path.name in self._adopted or not (path / DONE).is_file():
+                continue
+            with contextlib.suppress(FileNotFoundError):  # Reverb has deleted it meanwhile: there is a newer one
+                new.append(self._keep_one(path))
+                self._adopted.add(path.name)
+        if new:
+            for old in list(self._complete())[self._keep :]:
+                shutil.rmtree(old.path)
+        return new
+
+    def latest(self) -> Checkpoint | None:
+        """Return the newest complete checkpoint, if there is one."""
+        return next(self._complete(), None)
+
+    def count(self) -> int:
+        """Return how many complete ones there are."""
+        return sum(1 for _ in self._complete())
+
+    def close(self) -> None:
+        """Let another server have the folder. Idempotent."""
+        self._undo.close()
+
+    def __enter__(self) -> CheckpointFolder:
+        """Return the folder."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Let go of it."""
+        self.close()
+
+    def _complete(self) -> Iterator[Checkpoint]:
+        return (one for one in checkpoints_in(self.directory) if one.fault() is None)
+
+    def _keep_one(self, path: Path) -> Checkpoint:
+        finished = Checkpoint(path).written_at.astimezone(timezone.utc)
+        target = self._kept / finished.strftime("%Y%m%dT%H%M%S.%fZ")
+        partial = self._kept / f"{_PARTIAL}{target.name}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        sizes = {}
+        for name in FILES:
+            _link(path / name, partial / name)
+            sizes[name] = (partial / name).stat().st_size
+        (partial / MANIFEST).write_text(json.dumps(sizes))
+        for file in partial.iterdir():
+            _sync(file)  # Reverb does not: after a power cut DONE could be there and the rest not
+        _sync(partial)
+        if target.exists():
+            shutil.rmtree(partial)
+        else:
+            partial.rename(target)
+        _sync(self._kept)
+        return Checkpoint(target)
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a folder that cannot be one of checkpoints. One that is not there yet can.
+
+    Raises:
+        CheckpointError: something else is in it, or it is no folder.
+    """
+    if not directory.exists():
+        return
+    try:
+        _refuse_strangers(directory)
+    except OSError as error:
+        raise _unusable(directory, error) from error
+
+
+def _unusable(directory: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"{directory}: cannot be used ({error}). Check its owner and permissions.")
+
+
+def _refuse_strangers(directory: Path) -> None:
+    strangers = sorted({path.name for path in directory.iterdir()} - {_OWNER, _INCOMING, _KEPT})
+    if strangers or (any(directory.iterdir()) and not (directory / _OWNER).is_file()):
+        found = ", ".join(strangers or sorted(path.name for path in directory.iterdir()))
+        raise CheckpointError(
+            f"{directory}: must hold checkpoints and nothing else, found {found}. Name a folder of its own, such as "
+            f"{directory / 'checkpoints'}: Reverb deletes what it does not know."
+        )
+
+
+def _lock(owner: Any, directory: Path) -> None:
+    try:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise CheckpointError(f"{directory}: another server uses it. Stop that one, or name another folder.") from error
+
+
+def _count_start(owner: Any) -> int:
+    owner.seek(0)
+    try:
+        starts = int(json.loads(owner.read() or "{}").get("starts", 0)) + 1
+    except (ValueError, AttributeError, TypeError) as error:
+        raise SpecError(f"{owner.name}: is damaged ({error}). Delete that file; the checkpoints stay.") from error
+    owner.seek(0)
+    owner.truncate()
+    owner.write(json.dumps({"owner": "reverb-writer-server", "starts": starts}))
+    owner.flush()
+    return starts
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copy2(source, target)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,278 @@
+"""What a server is configured to do: its tables, its checkpoints, its ports, its log."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from reverb_writer.errors import SpecError
+from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.tables import (
+    MinSize,
+    Prioritized,
+    RateLimiter,
+    SampleToInsertRatio,
+    Selector,
+    TableConfig,
+)
+from reverb_writer_server.config import rate_limiter_checks, textproto
+from reverb_writer_server.config.signature_syntax import read_signature
+from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
+
+__all__ = ["KEYS", "CheckpointConfig", "Key", "ServedTable", "ServerConfig", "load"]
+
+_SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
+_LIMITERS = ("min_size", "ratio", "queue", "stack")
+_MAX_COUNT = 2**31 - 1
+_PORT = count(0, 65535)
+_Values: TypeAlias = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the configuration.
+
+    Attributes:
+        kind: what it may be.
+        default: what it is if nobody sets it; None where that is said in `meaning`.
+        meaning: a line for the manual.
+    """
+
+    kind: Kind
+    default: Any
+    meaning: str
+
+
+KEYS: Mapping[str, Key] = {
+    "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one"),
+    "http.port": Key(_PORT, 0, "port of health, metrics and status page; 0 for none"),
+    "http.host": Key(text("an address of this machine"), "127.0.0.1", "where it listens; `0.0.0.0` for everyone"),
+    "checkpoints.directory": Key(
+        text("a path"), None, "where checkpoints are kept, a folder of their own; without it they go with the server"
+    ),
+    "checkpoints.every_s": Key(quantity("seconds"), 600.0, "from one checkpoint to the next; 0 for none by the clock"),
+    "checkpoints.keep": Key(count(1, 1000), 3, "how many are kept, the newest"),
+    "checkpoints.on_exit": Key(boolean, True, "whether SIGTERM and SIGINT write a last one"),
+    "checkpoints.restore": Key(
+        text('"latest", "none" or the name of a checkpoint'),
+        "latest",
+        "what to begin with: the newest complete one, ...",
+    ),
+    "checkpoints.on_mismatch": Key(
+        choice("refuse", "checkpoint", "config"),
+        "refuse",
+        "whose tables count when those of checkpoint and configuration differ",
+    ),
+    "memory.on_excess": Key(
+        choice("warn", "refuse"), "warn", "what to do when the tables may need more memory than there is"
+    ),
+    "log.format": Key(choice("text", "json"), "text", "how a line of the log looks"),
+    "log.level": Key(
+        choice("debug", "info", "warning", "error"), "info", "the least that is logged; debug has Reverb's"
+    ),
+    "log.figures_every_s": Key(quantity("seconds"), 60.0, "from one line of figures to the next; 0 for none"),
+    "tables.*.max_size": Key(count(1, _MAX_COUNT), 1_000_000, "items that it holds at most"),
+    "tables.*.sampler": Key(choice(*_SELECTORS), "uniform", "which item is sampled next"),
+    "tables.*.sampler_exponent": Key(quantity("of the priority"), 1.0, "with a prioritized sampler"),
+    "tables.*.remover": Key(choice(*_SELECTORS), "fifo", "which item goes when the table is full"),
+    "tables.*.remover_exponent": Key(quantity("of the priority"), 1.0, "with a prioritized remover"),
+    "tables.*.max_times_sampled": Key(count(0, _MAX_COUNT), 0, "samples after which an item goes; 0 for no limit"),
+    "tables.*.rate_limiter": Key(
+        choice(*_LIMITERS), "min_size", "who waits for whom; queue and stack set sampler, remover and times sampled"
+    ),
+    "tables.*.min_size": Key(count(1, _MAX_COUNT), 1, "items that must be there before any is sampled"),
+    "tables.*.samples_per_insert": Key(quantity("samples"), None, "of rate limiter ratio, which needs it"),
+    "tables.*.error_buffer": Key(
+        Kind("a number, or an array [min_diff, max_diff]", (int, float, list)),
+        None,
+        "of rate limiter ratio, which needs it: how far inserts x samples_per_insert - samples may stray",
+    ),
+    "tables.*.samples_in_flight": Key(
+        count(0, _MAX_COUNT),
+        0,
+        "what a learner that takes turns with its actor fetches before it goes on; to check the limiter",
+    ),
+    "tables.*.sequence_length": Key(count(1, _MAX_COUNT), None, "steps of an item; for signature and memory estimate"),
+    "tables.*.stride_length": Key(count(1, _MAX_COUNT), 1, "steps from one item to the next; for the memory estimate"),
+    "tables.*.signature": Key(
+        Kind('a table of leaves such as obs = "uint8[84, 84, 4]"', (dict, list, str)),
+        None,
+        "what a step holds, by leaf",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class ServedTable:
+    """A table, and what is known of those who use it.
+
+    Attributes:
+        config: the table.
+        sequence_length: steps of an item; None if unknown.
+        stride_length: steps from one item to the next.
+        advice: what may surprise, a sentence each.
+    """
+
+    config: TableConfig
+    sequence_length: int | None = None
+    stride_length: int = 1
+    advice: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Where checkpoints go and come from; the keys under `checkpoints`."""
+
+    directory: Path | None
+    every_s: float
+    keep: int
+    on_exit: bool
+    restore: str
+    on_mismatch: str
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """All of it; the keys of `KEYS`, with `.` as `_`."""
+
+    port: int
+    http_host: str
+    http_port: int
+    checkpoints: CheckpointConfig
+    memory_on_excess: str
+    log_format: str
+    log_level: str
+    log_figures_every_s: float
+    tables: tuple[ServedTable, ...]
+
+
+def load(
+    path: Path | None, environment: Mapping[str, str], flags: Mapping[tuple[str, ...], Any] | None = None
+) -> ServerConfig:
+    """Read the configuration.
+
+    Args:
+        path: a TOML file, or one of Reverb's textproto (`.textproto`, `.pbtxt`, `.textpb`); None for no file.
+        environment: variables, such as `os.environ`.
+        flags: values of the command line by key, such as `("tables", "replay", "max_size")`.
+
+    Raises:
+        ConfigError: names the origin, the key, what was got and what is allowed, or why a table could only ever wait.
+    """
+    settings = Settings({name: key.kind for name, key in KEYS.items()})
+    given: tuple[ServedTable, ...] = ()
+    if path is not None and path.suffix in textproto.SUFFIXES:
+        port, tables = textproto.read(path)
+        given = tuple(ServedTable(table, advice=tuple(rate_limiter_checks.advice(table))) for table in tables)
+        if port:
+            settings.set(("port",), port, str(path))
+    elif path is not None:
+        settings.read_file(path)
+    settings.read_environment(environment)
+    for key, flag in (flags or {}).items():
+        settings.set(key, flag, "command line")
+    named = tuple(_table(settings, name) for name in settings.names("tables"))
+    twice = {table.config.name for table in given} & {table.config.name for table in named}
+    if SPECS_TABLE in {table.config.name for table in given + named}:
+        raise ConfigError(
+            f"{path or 'configuration'}: `tables.{SPECS_TABLE}`: got the server's own table, allowed: any other "
+            "name; the server makes it, for the structure of the others."
+        )
+    if twice:
+        raise ConfigError(f"{path}: table `{min(twice)}` cannot be changed from outside: textproto sets all of it.")
+
+    def value(key: str) -> Any:
+        return settings.get(*key.split("."), default=KEYS[key].default)
+
+    directory = value("checkpoints.directory")
+    return ServerConfig(
+        port=value("port"),
+        http_host=value("http.host"),
+        http_port=value("http.port"),
+        checkpoints=CheckpointConfig(
+            Path(directory) if directory else None,
+            *(value(f"checkpoints.{name}") for name in ("every_s", "keep", "on_exit", "restore", "on_mismatch")),
+        ),
+        memory_on_excess=value("memory.on_excess"),
+        log_format=value("log.format"),
+        log_level=value("log.level"),
+        log_figures_every_s=value("log.figures_every_s"),
+        tables=given + named or (ServedTable(TableConfig("replay")),),
+    )
+
+
+def _table(settings: Settings, name: str) -> ServedTable:
+    def value(key: str) -> Any:
+        return settings.get("tables", name, key, default=KEYS[f"tables.*.{key}"].default)
+
+    origin = settings.origin("tables", name)
+    length = value("sequence_length")
+    try:
+        signature = value("signature")
+        leaves = None if signature is None else read_signature(signature, length)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            config = _table_config(settings, name, leaves, value)
+        rate_limiter_checks.check(config, value("samples_in_flight"))
+    except ConfigError:
+        raise
+    except SpecError as error:
+        raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
+    advice = (*(str(warning.message) for warning in caught), *rate_limiter_checks.advice(config))
+    return ServedTable(config, length, value("stride_length"), advice)
+
+
+def _table_config(settings: Settings, name: str, signature: Any, value: _Values) -> TableConfig:
+    kind = value("rate_limiter")
+    if kind in ("queue", "stack"):
+        for key in ("sampler", "remover", "max_times_sampled", "min_size", "samples_per_insert", "error_buffer"):
+            _needless(settings, name, key, f"a {kind} sets it itself")
+        return getattr(TableConfig, kind)(name, value("max_size"), signature)  # type: ignore[no-any-return]
+    return TableConfig(
+        name,
+        value("max_size"),
+        _selector(settings, name, "sampler", value),
+        _selector(settings, name, "remover", value),
+        _rate_limiter(settings, name, kind, value),
+        value("max_times_sampled"),
+        signature,
+    )
+
+
+def _rate_limiter(settings: Settings, name: str, kind: str, value: _Values) -> RateLimiter:
+    if kind == "min_size":
+        for key in ("samples_per_insert", "error_buffer"):
+            _needless(settings, name, key, 'set rate_limiter = "ratio" to keep a ratio')
+        if not value("max_times_sampled"):
+            _needless(
+                settings,
+                name,
+                "samples_in_flight",
+                'it checks a rate_limiter "ratio", "queue" or "stack", or max_times_sampled',
+            )
+        return MinSize(value("min_size"))
+    for key in ("samples_per_insert", "error_buffer"):
+        if value(key) is None:
+            allowed = KEYS[f"tables.*.{key}"].kind.allowed
+            where = f"{settings.origin('tables', name)}: `tables.{name}.{key}`"
+            raise ConfigError(f'{where}: got nothing, allowed: {allowed}; rate_limiter = "ratio" needs it.')
+    return SampleToInsertRatio(value("samples_per_insert"), value("min_size"), value("error_buffer"))
+
+
+def _selector(settings: Settings, name: str, role: str, value: _Values) -> Selector:
+    chosen = value(role)
+    if chosen == "prioritized":
+        return Prioritized(value(f"{role}_exponent"))
+    _needless(settings, name, f"{role}_exponent", f'it belongs to {role} = "prioritized"')
+    return chosen  # type: ignore[no-any-return]  # one of the names
+
+
+def _needless(settings: Settings, name: str, key: str, reason: str) -> None:
+    """Refuse a value that would have no effect."""
+    if settings.get("tables", name, key) is not None:
+        origin = settings.origin("tables", name, key)
+        got = settings.get("tables", name, key)
+        raise ConfigError(f"{origin}: `tables.{name}.{key}`: got {got}, allowed: nothing here; {reason}.")

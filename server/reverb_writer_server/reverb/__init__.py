@@ -1,0 +1,1 @@
+"""dm-reverb's server, in this process or in a child."""

@@ -1,0 +1,125 @@
+"""`ReplayServer`: dm-reverb's server, on a port of its own, stopped when it should be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Sequence
+from types import TracebackType
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # dm-reverb asks distutils for TensorFlow's version
+    import reverb
+    from reverb.platform.default.checkpointers import DefaultCheckpointer
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import SpecError
+from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.tables import TableConfig
+from reverb_writer_server.config.rate_limiter_checks import refuse_twice
+from reverb_writer_server.reverb.ports import free_port, in_use, reserved
+from reverb_writer_server.reverb.reverb_tables import reverb_table
+
+__all__ = ["ReplayServer"]
+
+# The specs of the other tables; see reverb_writer/protocol/table_specs.py.
+_SPECS = TableConfig(SPECS_TABLE, max_size=100_000)
+
+
+class ReplayServer:
+    """Serve tables from this process until `stop()` or the end of the `with` block.
+
+        with ReplayServer([TableConfig("replay")]) as server:
+            client = reverb_writer.Client(server.address)
+
+    It listens on all interfaces and asks nobody who they are: keep its port where only friends reach it.
+
+    Args:
+        tables: The tables to serve: at least one, no two of one name.
+        port: 1 to 65535, or None for a free one.
+        checkpoints: Where checkpoints go, a folder in which Reverb deletes all but its newest one; None for a temporary
+            folder, which goes with the server.
+        restore: A checkpoint to begin with, if there is none in `checkpoints`. Its tables come back with the rules that
+            they had; each must be among `tables`.
+
+    Attributes:
+        port: The port that it listens on.
+        address: "localhost:PORT", for clients on this machine.
+
+    Raises:
+        SpecError: There are no tables, two of one name or something else among them, or the port is out of range.
+        PortInUseError: Another process has the port.
+        RuntimeError: The checkpoint cannot be restored, in Reverb's words.
+
+    Thread safety: any thread.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        port: int | None = None,
+        *,
+        checkpoints: str | os.PathLike[str] | None = None,
+        restore: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Start to serve; when this returns, clients can connect."""
+        _check(tables)
+        self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
+        self.address = f"localhost:{self.port}"
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        reverb_tables = [reverb_table(table) for table in (*tables, _SPECS)]
+        with contextlib.ExitStack() as undo:
+            folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
+            checkpointer = DefaultCheckpointer(
+                os.fspath(folder), fallback_checkpoint_path=None if restore is None else os.fspath(restore)
+            )
+            with reserved(self.port):
+                try:
+                    server = reverb.Server(reverb_tables, self.port, checkpointer)
+                except ValueError as error:
+                    if "BuildAndStart" not in str(error):
+                        raise RuntimeError(f"the checkpoint {restore or folder} cannot be restored: {error}") from error
+                    # Reverb tells the reason to its log only; there is but one.
+                    raise in_use(self.port) from error
+            undo.callback(server.stop)
+            self._undo = undo.pop_all()
+
+    def stop(self) -> None:
+        """End all streams, free the port and forget the data; does nothing the second time."""
+        with self._lock:
+            self._undo.close()
+        self._stopped.set()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until another thread has called `stop()`, and return whether that came true.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for ever, which must be said as there is no default.
+        """
+        return self._stopped.wait(timeout_s)
+
+    def __enter__(self) -> ReplayServer:
+        """Return the running server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop it."""
+        self.stop()
+
+
+def _check(tables: Sequence[TableConfig]) -> None:
+    if not isinstance(tables, Sequence) or not all(isinstance(table, TableConfig) for table in tables):
+        raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
+    if not tables:
+        raise SpecError("`tables` must not be empty: a server needs a table to write to.")
+    if any(table.name == SPECS_TABLE for table in tables):
+        raise SpecError(
+            f"`tables` must not have `{SPECS_TABLE}`: the server makes it, for the structure of the others."
+        )
+    refuse_twice([table.name for table in tables])
