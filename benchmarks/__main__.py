@@ -10,9 +10,9 @@ from pathlib import Path
 
 from benchmarks.accumulate import accumulator_add
 from benchmarks.allocator import allocator
-from benchmarks.arena import Effort
 from benchmarks.call_times import call_times
 from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
+from benchmarks.comparison import Effort
 from benchmarks.endurance import endurance
 from benchmarks.episodes import episode_getters, episode_steps
 from benchmarks.footprint import footprint

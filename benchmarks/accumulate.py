@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import reverb_writer as rw
-from benchmarks.arena import Effort
+from benchmarks.comparison import Effort
 from benchmarks.report import Table, ratio
 from benchmarks.turns import in_turn
 

@@ -13,7 +13,7 @@ import psutil
 from reverb_writer_server.reverb.allocator import with_jemalloc
 
 from benchmarks.actors import Actor, Run, ours
-from benchmarks.arena import Effort, progress
+from benchmarks.comparison import Effort, progress
 from benchmarks.processes import TABLE
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps

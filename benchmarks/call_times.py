@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.actors import Contender, ours, tf_agents
-from benchmarks.arena import Arena, Effort, progress
+from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
@@ -21,15 +21,17 @@ def call_times(effort: Effort) -> Table:
     contenders = {"ours": ours, "TF-Agents' observer": tf_agents}
     paces = {"1,000 steps/s": _INTERVAL_S, "as fast as it can": 0.0}
     times: dict[tuple[str, str], list[npt.NDArray[np.float64]]] = {}
-    with Arena() as arena:
+    with Comparison() as comparison:
         for name, connect in contenders.items():
-            arena.enter(name, Contender, connect, workload)
+            comparison.add(name, Contender, connect, workload)
         for i in range(effort.rounds):
             for pace, interval_s in paces.items():
                 num_calls = int(effort.seconds / _INTERVAL_S) * (1 if interval_s else 5)
                 for name in contenders:
-                    with arena.turn(name, effort):
-                        times.setdefault((name, pace), []).extend(arena.call(name, "call_times", num_calls, interval_s))
+                    with comparison.turn(name, effort):
+                        times.setdefault((name, pace), []).extend(
+                            comparison.call(name, "call_times", num_calls, interval_s)
+                        )
             progress(f"round {i + 1} of {effort.rounds}")
     rows = []
     for (name, pace), of in times.items():

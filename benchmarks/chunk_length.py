@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from benchmarks.actors import Contender, ours
-from benchmarks.arena import Arena, Effort, progress
+from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.processes import TABLE, Server
 from benchmarks.recording import record
 from benchmarks.report import Table
@@ -41,13 +41,13 @@ def _measure(what: str, steps: Trajectory, effort: Effort) -> Table:
         workload = Workload(steps, _LENGTH, stride)
         chosen = chunk_length_for([WindowSpec(_LENGTH, stride)], workload.step_bytes)
         figures: dict[int, list[tuple[float, ...]]] = {length: [] for length in _CHUNK_LENGTHS}
-        with Arena() as arena:
+        with Comparison() as comparison:
             for length in figures:
-                arena.enter(str(length), Contender, ours, workload, chunk_length=length)
+                comparison.add(str(length), Contender, ours, workload, chunk_length=length)
             for i in range(effort.rounds):
                 for length, of in figures.items():
-                    with arena.turn(str(length), effort) as server:
-                        run = arena.write(str(length), server, effort.seconds)
+                    with comparison.turn(str(length), effort) as server:
+                        run = comparison.write(str(length), server, effort.seconds)
                         of.append((run.steps_per_s, run.cpu_us_per_step, *_sample(server, effort)))
                 progress(f"S={stride}: round {i + 1} of {effort.rounds}")
         with Server() as server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from benchmarks.actors import Contender, Run, ours
-from benchmarks.arena import Arena, Effort, progress
+from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
@@ -19,12 +19,12 @@ def endurance(effort: Effort) -> Table:
     """Resident memory of actor and server, ten times on the way."""
     rows = []
     resident = []
-    with Arena() as arena:
-        arena.enter("ours", Contender, ours, Workload(small_steps()))
-        with arena.turn("ours", effort, max_size=_TABLE_SIZE) as server:
+    with Comparison() as comparison:
+        comparison.add("ours", Contender, ours, Workload(small_steps()))
+        with comparison.turn("ours", effort, max_size=_TABLE_SIZE) as server:
             for leg in range(1, _LEGS + 1):
-                run: Run = arena.call("ours", "write", math.inf, effort.num_steps // _LEGS)[0]
-                resident.append(arena.rss_bytes("ours") / 1e6)
+                run: Run = comparison.call("ours", "write", math.inf, effort.num_steps // _LEGS)[0]
+                resident.append(comparison.rss_bytes("ours") / 1e6)
                 cells = [f"{resident[-1]:.1f}", f"{server.rss_bytes() / 1e6:,.0f}", f"{run.steps_per_s:,.0f}"]
                 rows.append([f"{leg * effort.num_steps // _LEGS:,}", *cells])
                 progress(f"{rows[-1][0]} steps: {cells[0]} MB")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arena import Effort
+from benchmarks.comparison import Effort
 from benchmarks.report import Table, ratio
 from reverb_writer.episodes import Episode
 

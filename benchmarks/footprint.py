@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 
 import reverb_writer
 from benchmarks.actors import Contender, ours, tf_agents
-from benchmarks.arena import Arena, Effort, progress
+from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
@@ -90,9 +90,9 @@ def _import_times(rounds: int) -> dict[str, list[float]]:
 def _resident_bytes(effort: Effort) -> dict[str, int]:
     workload = Workload(small_steps())
     resident = {}
-    with Arena() as arena:
+    with Comparison() as comparison:
         for name, connect in zip(_IMPORTS, (ours, tf_agents), strict=True):
-            arena.enter(name, Contender, connect, workload)
-            with arena.turn(name, effort):
-                resident[name] = arena.rss_bytes(name)
+            comparison.add(name, Contender, connect, workload)
+            with comparison.turn(name, effort):
+                resident[name] = comparison.rss_bytes(name)
     return resident

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import reverb_writer as rw
 from benchmarks.actors import Actor, Contender, ours
-from benchmarks.arena import Arena, Effort
+from benchmarks.comparison import Comparison, Effort
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, frame_steps, small_steps
 
@@ -35,10 +35,10 @@ def gateway(effort: Effort) -> Table:
             ("six small leaves, L=20, S=1", Workload(small_steps())),
             ("84 x 84 frames, L=20, S=10", Workload(frame_steps(), stride_length=10)),
         ):
-            with Arena() as arena:
-                arena.enter("plain text", Contender, ours, workload)
-                arena.enter("gateway", Contender, _through_gateway, workload, certificates=folder)
-                runs = arena.rounds(effort)
+            with Comparison() as comparison:
+                comparison.add("plain text", Contender, ours, workload)
+                comparison.add("gateway", Contender, _through_gateway, workload, certificates=folder)
+                runs = comparison.rounds(effort)
             plain, tls = runs["plain text"].steps_per_s, runs["gateway"].steps_per_s
             rows.append([name, f"{plain:,.0f}", f"{tls:,.0f}", f"{tls / plain:.0%}"])
     return Table(

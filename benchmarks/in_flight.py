@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.actors import Contender, ours
-from benchmarks.arena import Arena, Effort
+from benchmarks.comparison import Comparison, Effort
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
@@ -15,11 +15,11 @@ _BOUNDS = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
 def in_flight(effort: Effort) -> Table:
     """Throughput by `max_in_flight_items`."""
     workload = Workload(small_steps())
-    with Arena() as arena:
+    with Comparison() as comparison:
         for bound in _BOUNDS:
-            arena.enter(str(bound), Contender, ours, workload, max_in_flight_items=bound)
-        runs = arena.rounds(effort)
-        resident = {name: arena.rss_bytes(name) / 1e6 for name in runs}
+            comparison.add(str(bound), Contender, ours, workload, max_in_flight_items=bound)
+        runs = comparison.rounds(effort)
+        resident = {name: comparison.rss_bytes(name) / 1e6 for name in runs}
     best = max(run.steps_per_s for run in runs.values())
     rows = [
         [f"{int(name):,}", f"{run.steps_per_s:,.0f}", f"{run.steps_per_s / best:.0%}", f"{resident[name]:.0f}"]

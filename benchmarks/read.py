@@ -12,7 +12,7 @@ import numpy as np
 
 import reverb_writer as rw
 from benchmarks import actors, learners
-from benchmarks.arena import Effort, progress
+from benchmarks.comparison import Effort, progress
 from benchmarks.learners import Learner, Reader, ReadRun
 from benchmarks.processes import TABLE, Remote, Server
 from benchmarks.report import Table, ratio

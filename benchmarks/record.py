@@ -10,7 +10,7 @@ import gymnasium
 from gymnasium.wrappers import RecordEpisodeStatistics
 
 import reverb_writer as rw
-from benchmarks.arena import Effort
+from benchmarks.comparison import Effort
 from benchmarks.processes import TABLE, Server
 from benchmarks.report import Table
 from benchmarks.turns import in_turn

@@ -13,7 +13,7 @@ import numpy as np
 
 import reverb_writer as rw
 from benchmarks.actors import Actor, Contender, ours
-from benchmarks.arena import Arena, Effort, progress
+from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.processes import TABLE
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import EPISODE_LENGTH, Workload, frame_steps, small_steps
@@ -61,10 +61,10 @@ def import_rollouts(effort: Effort) -> Table:
         ("six small leaves, S=1", Workload(small_steps())),
         ("84 x 84 frames, S=10", Workload(frame_steps(), stride_length=10)),
     ):
-        with Arena() as arena:
-            arena.enter("live", Contender, ours, workload)
-            arena.enter("from disk", Contender, from_disk, workload)
-            runs = arena.rounds(effort)
+        with Comparison() as comparison:
+            comparison.add("live", Contender, ours, workload)
+            comparison.add("from disk", Contender, from_disk, workload)
+            runs = comparison.rounds(effort)
         live, disk = runs["live"], runs["from disk"]
         rows.append(
             [name, f"{live.items_per_s:,.0f}", f"{disk.items_per_s:,.0f}", f"{disk.items_per_s / live.items_per_s:.0%}"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.arena import Effort, progress
+from benchmarks.comparison import Effort, progress
 from benchmarks.report import Table, ratio
 from reverb_writer.rollouts import RolloutStorage
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import grpc
 
 from benchmarks.actors import Contender, Run, ours
-from benchmarks.arena import Arena, Effort
+from benchmarks.comparison import Comparison, Effort
 from benchmarks.processes import Server
 from benchmarks.recording import record
 from benchmarks.report import Table
@@ -83,11 +83,11 @@ def actor_processes(effort: Effort) -> Table:
     for processes in (1, 2, 4):
         # The warm-up included, which must not send all there is.
         num_steps = max(int(1.25 * effort.seconds * _MOST_STEPS_PER_S / processes), 4 * _MAX_IN_FLIGHT_ITEMS)
-        with Arena() as arena:
-            arena.enter("actors", Contender, ours, workload, processes=processes)
+        with Comparison() as comparison:
+            comparison.add("actors", Contender, ours, workload, processes=processes)
             with Server() as server:
-                arena.enter("replays", Replay, server.address, workload, num_steps, processes=processes)
-            written, ceiling = arena.rounds(effort).values()
+                comparison.add("replays", Replay, server.address, workload, num_steps, processes=processes)
+            written, ceiling = comparison.rounds(effort).values()
         share = written.items_per_s / ceiling.items_per_s
         required = f">= {_REQUIRED:.0%}" + ("" if share >= _REQUIRED else ": missed")
         cells = [f"{written.items_per_s:,.0f}", f"{ceiling.items_per_s:,.0f}", f"{share:.0%}", required]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.arena import Effort
+from benchmarks.comparison import Effort
 
 __all__ = ["Turns", "in_turn"]
 

@@ -9,7 +9,7 @@ import cramjam
 import numpy as np
 
 from benchmarks.actors import Contender, Run, ours, structured, tf_agents
-from benchmarks.arena import Arena, Effort, progress
+from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import Workload, frame_steps, small_steps
 from reverb_writer import Trajectory
@@ -45,11 +45,11 @@ def write_frames(effort: Effort) -> Table:
 
 
 def _race(workload: Workload, effort: Effort) -> dict[str, Run]:
-    with Arena() as arena:
-        arena.enter("ours", Contender, ours, workload)
-        arena.enter(_TF_AGENTS, Contender, tf_agents, workload)
-        arena.enter(_STRUCTURED, Contender, structured, workload)
-        return arena.rounds(effort)
+    with Comparison() as comparison:
+        comparison.add("ours", Contender, ours, workload)
+        comparison.add(_TF_AGENTS, Contender, tf_agents, workload)
+        comparison.add(_STRUCTURED, Contender, structured, workload)
+        return comparison.rounds(effort)
 
 
 def _table(title: str, runs: Mapping[str, Run], required: Mapping[str, float], note: str = "") -> Table:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensor_codec
 
-from reverb_writer.protocol import messages, tensors
+from reverb_writer.protocol import messages
 
 Slices = Sequence[tuple[int, int, int, int]]
 """Of a column: chunk key, offset, length, index."""
@@ -17,14 +18,14 @@ def chunk(key: int, columns: Sequence[Any], *, delta_encoded: bool = False) -> A
     made = messages.ChunkData(chunk_key=key, data_tensors_len=len(columns), delta_encoded=delta_encoded)
     made.sequence_range.episode_id, made.sequence_range.end = 77, 4
     for column in columns:
-        made.data.tensors.add().ParseFromString(tensors.encode(np.asarray(column)))
+        made.data.tensors.add().ParseFromString(tensor_codec.encode(np.asarray(column)))
     return made
 
 
-def item(key: int, columns: Sequence[Slices], squeezed: Sequence[int] = ()) -> Any:
+def item(key: int, columns: Sequence[Slices], is_scalar: Sequence[int] = ()) -> Any:
     trajectory = messages.FlatTrajectory()
     for number, slices in enumerate(columns):
-        column = trajectory.columns.add(squeeze=number in squeezed)
+        column = trajectory.columns.add(squeeze=number in is_scalar)
         for chunk_key, offset, length, index in slices:
             column.chunk_slices.add(chunk_key=chunk_key, offset=offset, length=length, index=index)
     return messages.PrioritizedItem(key=key, table="replay", priority=1.5, times_sampled=2, flat_trajectory=trajectory)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy.typing as npt
 
 from reverb_writer.deadline import Deadline
-from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, Assembly
+from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo, split_samples
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import ServerInfo, look_at_server
 
-__all__ = ["CACHE_BYTES", "draw", "make_assembly"]
+__all__ = ["CACHE_BYTES", "draw", "make_assembler"]
 
 CACHE_BYTES = 64 << 20
 """Bound on what is kept decoded of a table; more only where one sample is larger."""
@@ -33,7 +33,7 @@ def draw(
     table: str,
     num_samples: int,
     deadline: Deadline,
-    assembly: Assembly | None = None,
+    assembler: BatchAssembler | None = None,
     *,
     request_samples: int = 1024,
 ) -> Iterator[tuple[list[npt.NDArray[Any]], SampleInfo]]:
@@ -45,7 +45,7 @@ def draw(
         table: one of them.
         num_samples: how many.
         deadline: of all of them.
-        assembly: one that has nothing to hand out; what it knows of the table is not decoded again.
+        assembler: one that has nothing to hand out; what it knows of the table is not decoded again.
         request_samples: how many to ask for at a time, two such requests being under way.
 
     Raises:
@@ -58,7 +58,7 @@ def draw(
     stream = SampleStream(
         channel, table, deadline_s=deadline.left_s(f"table `{table}`: {num_samples} samples did not come")
     )
-    assembly = assembly or make_assembly()
+    assembler = assembler or make_assembler()
     missing = unasked = num_samples
     try:
         while missing:
@@ -70,10 +70,10 @@ def draw(
                 size = min(unasked, request_samples, ready)
                 stream.request(size)
                 unasked -= size
-            if errors := assembly.add(stream.read()):
+            if errors := assembler.add(stream.read()):
                 raise errors[0]
-            if assembly.num_samples:
-                for one in split_samples(*assembly.take()):
+            if assembler.num_samples:
+                for one in split_samples(*assembler.take()):
                     missing -= 1
                     yield one
     except (ReplayTimeoutError, ServerUnavailableError) as error:
@@ -87,9 +87,9 @@ def draw(
             _LOG.warning("Up to %d samples were taken out of `%s` and are lost.", missing - unasked, table)
 
 
-def make_assembly() -> Assembly:
+def make_assembler() -> BatchAssembler:
     """Return what puts the samples of one table together, for `draw`."""
-    return Assembly(CACHE_BYTES, MAX_SAMPLE_BYTES)
+    return BatchAssembler(CACHE_BYTES, MAX_SAMPLE_BYTES)
 
 
 def _ready(channel: Channel, table: str, num_in_flight: int, deadline: Deadline) -> int:

@@ -12,11 +12,11 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_priority, check_timeout
-from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembly
+from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
 from reverb_writer.client.single_item import column, insert_items, one_item
 from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
 from reverb_writer.deadline import Deadline
-from reverb_writer.decoding.batch_assembler import Assembly
+from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo
 from reverb_writer.errors import (
     ReplayTimeoutError,
@@ -44,7 +44,7 @@ _ASK_WHY = (
     0.1,
     1.0,
 )  # of the time of a sample, what is kept for asking why none came: this part, these seconds at most
-_MAX_ASSEMBLIES = 4
+_MAX_ASSEMBLERS = 4
 
 
 class Sample(NamedTuple):
@@ -68,7 +68,7 @@ class Shard:
         self.channel = channel
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
-        self._assemblies: dict[str, Assembly] = {}  # of tables that were sampled last, none that is in use
+        self._assemblers: dict[str, BatchAssembler] = {}  # of tables that were sampled last, none that is in use
         self._specs_version: tuple[int, int, int] | None = None
         self._specs: dict[str, Any] = {}  # of that version
 
@@ -96,21 +96,21 @@ class Shard:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
         leaves = tree.flatten_with_path(data)
-        squeezed = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
-        if len(squeezed) != len(leaves):
+        is_scalar = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
+        if len(is_scalar) != len(leaves):
             raise StructureError(
                 f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}."
             )
         columns = [
             np.asarray(leaf)[None] if single else column(path, leaf)
-            for (path, leaf), single in zip(leaves, squeezed, strict=True)
+            for (path, leaf), single in zip(leaves, is_scalar, strict=True)
         ]
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
         info = self.request_info(deadline.left_s())
         unknown_table(checked, info, self.address)
-        _check_signatures(info, checked, [path for path, _ in leaves], columns, squeezed)
-        request = one_item(columns, squeezed, checked)
+        _check_signatures(info, checked, [path for path, _ in leaves], columns, is_scalar)
+        request = one_item(columns, is_scalar, checked)
         if spec is not None:
             self._store_spec(info, list(checked), spec, deadline)
         insert_items(self.channel, [request], deadline)
@@ -131,16 +131,16 @@ class Shard:
         unknown_table([table], info, self.address)
         pack = packer(self._spec_of(info, table, until))
         with self._lock:
-            assembly = self._assemblies.pop(table, None) or make_assembly()
+            assembler = self._assemblers.pop(table, None) or make_assembler()
         try:
-            for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembly):
+            for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembler):
                 yield Sample(pack(columns), sample_info)
         except ReplayTimeoutError as error:
             why = self._why_samples_wait(table, info, deadline, remedy)
             raise ReplayTimeoutError(f"{error} {why}") from None
         finally:
-            if not assembly.num_samples and assembly.cache_bytes <= CACHE_BYTES:
-                self._keep(table, assembly)
+            if not assembler.num_samples and assembler.cache_bytes <= CACHE_BYTES:
+                self._keep(table, assembler)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
         """Return the nest of `ArraySpec` of a table's items; None if nobody has told."""
@@ -226,12 +226,12 @@ class Shard:
                     self._specs |= asked
         return {table: spec for table, spec in known.items() if spec is not None}
 
-    def _keep(self, table: str, assembly: Assembly) -> None:
+    def _keep(self, table: str, assembler: BatchAssembler) -> None:
         """Keep what is known of a table's chunks for the next call."""
         with self._lock:
-            self._assemblies[table] = assembly
-            while len(self._assemblies) > _MAX_ASSEMBLIES:
-                del self._assemblies[next(iter(self._assemblies))]
+            self._assemblers[table] = assembler
+            while len(self._assemblers) > _MAX_ASSEMBLERS:
+                del self._assemblers[next(iter(self._assemblers))]
 
     def _why_samples_wait(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
         try:
@@ -258,7 +258,7 @@ class Shard:
 
 
 def _check_signatures(
-    info: ServerInfo, tables: Iterable[str], paths: Sequence[Any], columns: Sequence[Any], squeezed: Sequence[bool]
+    info: ServerInfo, tables: Iterable[str], paths: Sequence[Any], columns: Sequence[Any], is_scalar: Sequence[bool]
 ) -> None:
     for table in tables:
         signature = info.tables[table].signature
@@ -269,5 +269,5 @@ def _check_signatures(
                 ["/".join(map(str, path)) for path in paths],
                 [stored_dtype(column.dtype) for column in columns],
                 [column.shape[1:] for column in columns],
-                [() if single else column.shape[:1] for column, single in zip(columns, squeezed, strict=True)],
+                [() if single else column.shape[:1] for column, single in zip(columns, is_scalar, strict=True)],
             )

@@ -50,13 +50,13 @@ def column(path: Sequence[Any], leaf: Any) -> Any:
 
 
 def one_item(
-    columns: Sequence[Any], squeezed: Sequence[bool], priorities: Mapping[str, float], key: int | None = None
+    columns: Sequence[Any], is_scalar: Sequence[bool], priorities: Mapping[str, float], key: int | None = None
 ) -> InsertRequest:
-    """Encode one item a table over one chunk, the columns of which may differ in length; squeezed ones have one row.
+    """Encode one item a table over one chunk, the columns of which may differ in length; scalar ones have one row.
 
     Args:
         columns: arrays [T_i, ...].
-        squeezed: which of them are given to readers without the time dimension.
+        is_scalar: for each column, whether readers get it without the time dimension.
         priorities: of the item in each table.
         key: of the item in the first table, the others have those that follow; None to draw it.
     """
@@ -71,7 +71,7 @@ def one_item(
                 ],
                 squeeze=squeeze,
             )
-            for index, (column, squeeze) in enumerate(zip(columns, squeezed, strict=True))
+            for index, (column, squeeze) in enumerate(zip(columns, is_scalar, strict=True))
         ]
     )
     rows = []

@@ -1,1 +1,25 @@
-"""Bytes of samples to columns of a batch: each chunk is decoded once, rows are gathered together. Pure."""
+"""Encoded samples to columns of batches: each chunk is decoded once, and the rows of a batch are copied together. Pure.
+
+    samples: items and encoded chunks
+       │  BatchAssembler.add
+       ▼
+    BatchAssembler ── parse_trajectory ──►  which rows of which chunks the item consists of
+       │
+       │  one ItemCache for each way in which items lay out columns in chunks (at most four)
+       ▼
+    ItemCache         items by the bytes of their trajectory: row ranges in the rings, if all their chunks are decoded
+       │
+       │  one Partition for each group of columns; the group's small columns have a partition of their own
+       ▼
+    ChunkRing         decoded chunks: rows of one array for each column
+       ▲  put(chunk)
+       │
+    EncodedChunks ── ChunkLayoutCache     the sample's chunks, checked; offsets of tensors in similar earlier chunks
+
+    BatchAssembler.take: one ColumnBuilder for each column copies row ranges out of the rings and returns a Column.
+
+Data goes down only: no object knows the one that owns it. A ring that is full does not evict chunks by itself.
+`ChunkRing.put` returns False, and `ItemCache.partitions_to_reset` returns the rings that must be emptied. Then the
+BatchAssembler copies the rows that its batch needs of that ring, clears the items of the ItemCache, has the ring evict
+chunks, and puts the chunk again.
+"""

@@ -1,53 +1,51 @@
-"""Samples -> integers -> columns: each chunk is decoded once, and many samples are gathered at a time.
+"""Assembles batches from samples: decodes each chunk once, and copies the rows of many samples at a time.
 
-    add(samples): trajectory -> slices -> chunks that are new go to the arena -> rows of the arena, remembered
-    take():       all samples added so far, one array a column, their rows end to end
+    add(samples)   trajectory -> slices -> chunks that are not cached are decoded -> row ranges of the item
+    take()         all samples added so far: one array for each column, with their rows concatenated
 
-What a trajectory means is remembered, too, while its chunks are in the arena: an item that is sampled again costs one
-look-up. A sample that is damaged or unsafe is left out, and leaves nothing behind.
+Row ranges are cached while the chunks are, so an item that is sampled again costs one look-up. A sample that is damaged
+or unsafe is left out, and changes nothing.
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_ring import Arena, row_bytes
-from reverb_writer.decoding.column_builder import Output
-from reverb_writer.decoding.encoded_chunk import MAX_PLACE_BYTES, DtypesAndShapes, Lessons, SentChunks
-from reverb_writer.decoding.layout_cache import Part, Rows, Shelf
+from reverb_writer.decoding.chunk_layout_cache import MAX_LAYOUT_BYTES, ChunkLayoutCache
+from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
+from reverb_writer.decoding.chunk_schema import DtypesAndShapes
+from reverb_writer.decoding.column_builder import ColumnBuilder
+from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.samples import Column, SampleInfos
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
-from reverb_writer.protocol.trajectory_parsing import Layout, Slice, parse
+from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
 
-__all__ = ["MAX_SAMPLE_BYTES", "Assembly"]
-
-Array = npt.NDArray[Any]
+__all__ = ["MAX_SAMPLE_BYTES", "BatchAssembler"]
 
 MAX_SAMPLE_BYTES = 1 << 30
-"""Size of the largest sample that is decoded, unless told otherwise."""
+"""Default of the largest decoded size of a sample."""
 
-_MAX_LAYOUTS = 4
-_KNOWN_SHARE = 4  # trajectories that are remembered take so much of what decoded chunks may take,
-_PLACE_SHARE = 16  # and where chunks have their contents
+_MAX_ITEM_CACHES = 4
+_ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks,
+_LAYOUTS_SHARE = 16  # and of the layouts of chunks
 
-# Columns that take so little of a row are kept apart, for so many times the rows: of a table of frames that is larger
-# than the cache, only the frames are decoded again.
-_LIGHT_SHARE, _LIGHT_ROWS = 1 / 128, 16
+# Columns that together are at most this part of a row are small. They are cached apart from the others, for this many
+# times as many rows: if a table of frames is larger than the cache, only the frames are decoded again.
+_SMALL_SHARE, _SMALL_ROWS = 1 / 128, 16
 
 
-class Assembly:
-    """Put samples together. Not thread-safe, but for the figures: `num_decoded_chunks` and `cache_bytes`.
+class BatchAssembler:
+    """Assembles samples to batches. Not thread-safe, except for `num_decoded_chunks` and `cache_bytes`.
 
     Attributes:
-        num_decoded_chunks: chunks decoded so far; one with columns in several arenas counts for each.
+        num_decoded_chunks: chunks decoded so far. A chunk whose columns are in several partitions counts for each.
     """
 
     def __init__(
@@ -58,67 +56,67 @@ class Assembly:
         batch_size: int = 1,
         num_buffers: int = 0,
     ) -> None:
-        """Start with nothing.
+        """Create an assembler without samples.
 
         Args:
-            max_cache_bytes: bound on decoded chunks, for each of up to four ways in which writers lay out columns; a
-                quarter more goes to what is known of items; a sixteenth (16 MB at most), and 32 MB at most, to where
-                chunks have their contents.
-            max_sample_bytes: bound on what is made of one sample, and on the chunks of it.
-            batch_size: how many samples are likely to be taken together.
-            num_buffers: use the arrays of the batch so many batches ago again; 0 for new ones each time.
+            max_cache_bytes: memory limit of decoded chunks, for each of up to four layouts of items. A quarter more is
+                the limit for row ranges of items. A sixteenth more, 16 MB at most, is the limit for layouts of chunks,
+                and 32 MB for schemas of chunks.
+            max_sample_bytes: limit of the decoded size of one sample, and of the chunks that it needs.
+            batch_size: how many samples are probably taken together.
+            num_buffers: how many batches later a batch may reuse the arrays of a batch; 0 for new arrays each time.
         """
         self._batch_size, self._num_buffers = batch_size, num_buffers
-        self._used: collections.deque[list[Output]] = collections.deque()
+        self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
         self.num_decoded_chunks = 0
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
-        self._shelves: dict[Layout, Shelf] = {}
-        self._lessons = Lessons(min(max_cache_bytes // _PLACE_SHARE, MAX_PLACE_BYTES))
-        self._current: Shelf | None = None
-        self._known: Mapping[bytes, Rows] = {}  # of the current shelf
-        self._begin()
+        self._caches: dict[ItemLayout, ItemCache] = {}
+        self._layouts = ChunkLayoutCache(min(max_cache_bytes // _LAYOUTS_SHARE, MAX_LAYOUT_BYTES))
+        self._current: ItemCache | None = None  # of the last sample
+        self._known: Mapping[bytes, RowRanges] = {}  # its items
+        self._begin_batch()
 
     @property
     def num_samples(self) -> int:
-        """Return how many samples were added and not taken."""
+        """Return how many samples were added since the last `take`."""
         return len(self._infos)
 
     @property
     def cache_bytes(self) -> int:
-        """Return what decoded chunks occupy."""
-        return sum(part.arena.num_bytes for shelf in list(self._shelves.values()) for part in shelf.parts)
+        """Return the size of all decoded chunks in the cache."""
+        return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
 
     def add(self, samples: Iterable[Any]) -> list[ReverbWriterError]:
-        """Add samples, and return why some of them were left out.
+        """Add samples to the batch, and return one error for each sample that is left out.
 
-        An UnsafeDataError: a tensor must not be decoded, or the sample is too large. A FormatError: parts of it are
-        damaged, or contradict each other or others of the batch.
+        An UnsafeDataError says that a tensor must not be decoded, or that the sample is too large. A FormatError says
+        that parts of the sample are damaged, or contradict each other or other samples of the batch.
 
         Args:
-            samples: messages of `reverb_writer.sampled.Entry` that are complete.
+            samples: messages of `reverb_writer.sampled.Entry`, each a whole sample.
         """
         errors: list[ReverbWriterError] = []
         for sample in samples:
             info = sample.info
             item = info.item
             trajectory = item.flat_trajectory
-            rows = self._known.get(trajectory)
-            if rows is None:
+            ranges = self._known.get(trajectory)
+            if ranges is None:
                 try:
-                    rows = self._learn(trajectory, sample.data)
+                    ranges = self._find_or_load(trajectory, sample.data)
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
                     continue
-            self._rows.append(rows)
+            self._ranges.append(ranges)
             self._infos.append(info)
             self._items.append(item)
         return errors
 
     def take(self) -> tuple[list[Column], SampleInfos]:
-        """Return the columns of all samples added, and their infos; begin anew."""
-        self._gather()
-        squeezed = self._current.layout.squeezed if self._current else ()
-        columns = [output.column(is_squeezed) for output, is_squeezed in zip(self._outputs, squeezed, strict=True)]
+        """Return the columns of all samples added since the last call, and their infos; begin the next batch."""
+        self._copy_rows()
+        is_scalar = self._current.layout.is_scalar if self._current else ()
+        columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
         infos = SampleInfos(
             np.array([item.key for item in self._items], np.uint64),
             np.array([item.priority for item in self._items], np.float64),
@@ -127,157 +125,161 @@ class Assembly:
             np.array([item.times_sampled for item in self._items], np.int32),
         )
         if self._num_buffers:
-            self._used.append(self._outputs)
-        self._begin()
+            self._used.append(self._builders)
+        self._begin_batch()
         return columns, infos
 
-    def _begin(self) -> None:
-        num_columns = len(self._current.layout.squeezed) if self._current else 0
-        self._rows: list[Rows] = []  # of samples that are in the current shelf,
-        self._num_gathered = (
-            [0] * len(self._current.parts) if self._current else []
-        )  # and of how many each part is done
-        spent = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
-        if len(spent) == num_columns:
-            self._outputs = [Output(output.largest) for output in spent]
+    def _begin_batch(self) -> None:
+        num_columns = len(self._current.layout.is_scalar) if self._current else 0
+        self._ranges: list[RowRanges] = []  # of the samples whose rows are in the rings of the current cache
+        # How many of these samples' rows have been copied to the builders, by partition.
+        self._num_copied = [0] * len(self._current.partitions) if self._current else []
+        reusable = self._used.popleft() if len(self._used) >= max(self._num_buffers, 1) else []
+        if len(reusable) == num_columns:
+            self._builders = [ColumnBuilder(builder.largest_array) for builder in reusable]
         else:
-            self._outputs = [Output() for _ in range(num_columns)]
+            self._builders = [ColumnBuilder() for _ in range(num_columns)]
         self._infos: list[Any] = []  # of all samples of the batch
         self._items: list[Any] = []
 
-    def _gather(self) -> None:
-        """Copy all rows remembered so far out of the arenas."""
-        for number in range(len(self._num_gathered)):
-            self._gather_part(number)
-        self._rows.clear()
+    def _copy_rows(self) -> None:
+        """Copy the rows of all samples to the builders."""
+        for number in range(len(self._num_copied)):
+            self._copy_rows_of(number)
+        self._ranges.clear()
 
-    def _gather_part(self, number: int) -> None:
-        """Copy those of one part, and do not do so again."""
-        of_part = [rows[number] for rows in self._rows[self._num_gathered[number] :]]
-        if self._current and of_part:
-            part = self._current.parts[number]
-            rows, lengths = _expand(of_part)
-            for column, rows_of_column in zip(part.columns, part.arena.columns, strict=True):
-                self._outputs[column].add(rows_of_column, rows, lengths, self._batch_size)
-            self._num_gathered[number] = len(self._rows)
+    def _copy_rows_of(self, number: int) -> None:
+        """Copy the rows of all samples, as far as they are in one partition of the current cache, to the builders."""
+        ranges = [ranges_of[number] for ranges_of in self._ranges[self._num_copied[number] :]]
+        if self._current and ranges:
+            partition = self._current.partitions[number]
+            rows, lengths = _expand(ranges)
+            for column, source in zip(partition.columns, partition.ring.columns, strict=True):
+                self._builders[column].append_rows(source, rows, lengths, self._batch_size)
+            self._num_copied[number] = len(self._ranges)
 
-    def _learn(self, trajectory: bytes, chunks: Sequence[bytes]) -> Rows:
-        """Return the rows of an item that is new, or of another layout than the one before."""
-        layout, slices_of = parse(trajectory)
-        if self._current and self._infos and layout.squeezed != self._current.layout.squeezed:
+    def _find_or_load(self, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges:
+        """Return the row ranges of an item that is not in the current cache, and make its cache the current one."""
+        layout, slices_of = parse_trajectory(trajectory)
+        if self._current and self._infos and layout.is_scalar != self._current.layout.is_scalar:
             raise FormatError(
-                f"an item of {len(layout.squeezed)} columns in a batch whose first has "
-                f"{len(self._current.layout.squeezed)}, or they are not squeezed alike. Its actors do not agree."
+                f"an item of {len(layout.is_scalar)} columns in a batch whose first item has "
+                f"{len(self._current.layout.is_scalar)}, or the two differ in which columns have no time dimension. "
+                "The actors of the table do not agree."
             )
-        shelf = self._shelves.get(layout)
-        rows = shelf.known.get(trajectory) if shelf and shelf is not self._current else None
-        if shelf and rows:
-            self._enter(shelf)
-            return rows
-        rows = self._load(layout, shelf, slices_of, SentChunks(chunks, self._max_sample_bytes, self._lessons))
-        self._shelves[layout].remember(trajectory, rows)
-        return rows
+        cache = self._caches.get(layout)
+        ranges = cache.items.get(trajectory) if cache and cache is not self._current else None
+        if cache and ranges:
+            self._make_current(cache)
+            return ranges
+        ranges = self._load(
+            cache, layout, slices_of, EncodedChunks(encoded_chunks, self._max_sample_bytes, self._layouts)
+        )
+        self._caches[layout].add_item(trajectory, ranges)
+        return ranges
 
     def _load(
-        self, layout: Layout, shelf: Shelf | None, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks
-    ) -> Rows:
-        """Decode the chunks that are not there, and return the rows of an item."""
-        # Dtypes, shapes and sizes are checked before anything is decoded, and what is decoded is stored only if it is
-        # good: a bad sample changes nothing.
-        missing = shelf.missing(slices_of, chunks) if shelf else None
-        if shelf is None or missing is None:
-            shelf = self._new_shelf(layout, slices_of, chunks)
-            missing = shelf.missing(slices_of, chunks)
-        for part in shelf.parts:
-            if sum([length for _, _, length in slices_of[part.group]]) > part.max_rows:
+        self, cache: ItemCache | None, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
+    ) -> RowRanges:
+        """Decode the chunks of an item that are not in the cache of its layout, and return its row ranges."""
+        # A bad sample changes nothing: dtypes, shapes and sizes are checked before a chunk is decoded, and a chunk that
+        # turns out to be damaged is not added to a ring.
+        missing = cache.missing_chunks(slices_of, chunks) if cache else None
+        if cache is None or missing is None:
+            cache = self._new_cache(layout, slices_of, chunks)
+            missing = cache.missing_chunks(slices_of, chunks)
+        for partition in cache.partitions:
+            if sum([length for _, _, length in slices_of[partition.group]]) > partition.max_rows:
                 raise UnsafeDataError(
                     f"a sample of more than {self._max_sample_bytes} bytes. Raise `max_sample_bytes` if you trust the "
                     "writer."
                 )
-        for has_room in (False, False, True):
-            if has_room or (missing and not shelf.fits(missing)):
-                shelf.make_room(slices_of, chunks)
-                missing = shelf.missing(slices_of, chunks)
+        for must_reset in (False, False, True):
+            if must_reset or (missing and not cache.fits(missing)):
+                for number, of_item in cache.partitions_to_reset(slices_of, chunks):
+                    self._before_eviction(cache, number)
+                    cache.partitions[number].ring.reset(of_item)
+                missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
                 raise FormatError("the chunks of an item differ in dtype or shape.")
-            self._enter(shelf)
-            for part, of_part in zip(shelf.parts, missing, strict=True):
-                for key, chunk in of_part.items():
-                    part.arena.put(key, chunk)
-                self.num_decoded_chunks += len(of_part)
-            rows = shelf.rows(slices_of)
-            if rows:
-                return rows
-            # A chunk that was there has made room for another one, and is decoded again. If that pushes out the next,
-            # the cache is too small for them and others.
-            missing = shelf.missing(slices_of, chunks)
-        raise FormatError("the chunks of an item are not what they were.")
+            self._make_current(cache)
+            self._decode(cache, missing)
+            ranges = cache.find_rows(slices_of)
+            if ranges:
+                return ranges
+            # A chunk of this item was evicted for another chunk of it, and must be decoded again. If that evicts a
+            # third one, the rings are too small for this item beside others, and are reset.
+            missing = cache.missing_chunks(slices_of, chunks)
+        raise FormatError("the chunks of an item changed while they were decoded.")
 
-    def _enter(self, shelf: Shelf) -> None:
-        """Make a shelf the current one."""
-        if shelf is self._current:
+    def _decode(self, cache: ItemCache, missing: Sequence[Mapping[int, EncodedChunk]]) -> None:
+        """Put chunks into the rings of the partitions that lack them; a FormatError if one is damaged."""
+        for number, of_partition in enumerate(missing):
+            ring = cache.partitions[number].ring
+            for key, chunk in of_partition.items():
+                if not ring.put(key, chunk):
+                    self._before_eviction(cache, number)
+                    ring.evict_for(chunk)
+                    ring.put(key, chunk)
+            self.num_decoded_chunks += len(of_partition)
+
+    def _before_eviction(self, cache: ItemCache, number: int) -> None:
+        """Copy the rows that the batch needs of a ring that is about to evict chunks."""
+        if cache is self._current:
+            self._copy_rows_of(number)
+        cache.clear_items()
+
+    def _make_current(self, cache: ItemCache) -> None:
+        if cache is self._current:
             return
-        self._gather()
-        self._current, self._known, self._num_gathered = shelf, shelf.known, [0] * len(shelf.parts)
+        self._copy_rows()
+        self._current, self._known, self._num_copied = cache, cache.items, [0] * len(cache.partitions)
         if not self._infos:
-            self._begin()
-        if self._shelves.get(shelf.layout) is not shelf:
-            self._shelves.pop(shelf.layout, None)
-            while len(self._shelves) >= _MAX_LAYOUTS:
-                del self._shelves[next(iter(self._shelves))]
-            self._shelves[shelf.layout] = shelf
+            self._begin_batch()
+        if self._caches.get(cache.layout) is not cache:
+            self._caches.pop(cache.layout, None)
+            while len(self._caches) >= _MAX_ITEM_CACHES:
+                del self._caches[next(iter(self._caches))]
+            self._caches[cache.layout] = cache
 
-    def _new_shelf(self, layout: Layout, slices_of: Sequence[Sequence[Slice]], chunks: SentChunks) -> Shelf:
-        """Share the cache among the parts so that each holds as many rows, and light ones more."""
-        shelf = Shelf(layout, self._max_cache_bytes // _KNOWN_SHARE)
-        # Weak, for an arena that is given up must go at once, not when the garbage collector finds a cycle.
-        owner, lost = weakref.ref(self), weakref.ref(shelf)
-
-        def before_loss(number: int) -> None:
-            assembly, its_shelf = owner(), lost()
-            if assembly and its_shelf:
-                assembly._before_loss(its_shelf, number)  # noqa: SLF001  # its own
-
-        parts = []
+    def _new_cache(self, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> ItemCache:
+        """Divide the memory limit among partitions: all hold equally many rows, but those of small columns more."""
+        planned = []
         for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
             chunk = chunks.peek(slices[0][0], group.tensors)
-            kinds = chunk.kind.dtypes_and_shapes
-            max_rows = self._max_sample_bytes // max(sum(map(row_bytes, kinds)), 1)
-            light = _light(kinds)
-            for of_part in (np.flatnonzero(~light).tolist(), np.flatnonzero(light).tolist()):
-                if of_part:
+            types = chunk.schema.dtypes_and_shapes
+            max_rows = self._max_sample_bytes // max(sum(map(row_bytes, types)), 1)
+            small = _small_columns(types)
+            for indices in (np.flatnonzero(~small).tolist(), np.flatnonzero(small).tolist()):
+                if indices:
                     weight = chunk.num_bytes // chunk.length
-                    if light[of_part[0]]:
-                        weight = _LIGHT_ROWS * sum([row_bytes(kinds[index]) for index in of_part])
-                    parts.append((number, group, of_part, [kinds[index] for index in of_part], 1 + weight, max_rows))
-        total = sum([weight for *_, weight, _ in parts])
-        for number, group, of_part, kinds, weight, max_rows in parts:
-            columns, indices = (tuple([numbers[index] for index in of_part]) for numbers in group)
-            its_loss = functools.partial(before_loss, len(shelf.parts))
-            arena = Arena(kinds, self._max_cache_bytes * weight // total, its_loss)
-            shelf.parts.append(Part(number, columns, indices, arena, max_rows))
-        return shelf
-
-    def _before_loss(self, shelf: Shelf, number: int) -> None:
-        """Read for the last time what the arena of a part is about to lose."""
-        if shelf is self._current:
-            self._gather_part(number)
-        shelf.forget()
+                    if small[indices[0]]:
+                        weight = _SMALL_ROWS * sum([row_bytes(types[index]) for index in indices])
+                    columns, tensors = (tuple([numbers[index] for index in indices]) for numbers in group)
+                    planned.append(
+                        (number, columns, tensors, [types[index] for index in indices], 1 + weight, max_rows)
+                    )
+        total = sum([weight for *_, weight, _ in planned])
+        partitions = [
+            Partition(number, columns, tensors, ChunkRing(types, self._max_cache_bytes * weight // total), max_rows)
+            for number, columns, tensors, types, weight, max_rows in planned
+        ]
+        return ItemCache(layout, partitions, self._max_cache_bytes // _ITEMS_SHARE)
 
 
-def _light(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:
-    """Return which columns are small beside the others. Those of strings are not, for they may be of any size."""
-    sizes = np.array([0 if kind[0].kind == "O" else row_bytes(kind) for kind in dtypes_and_shapes])
+def _small_columns(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:
+    """Return which columns are small compared with the others. Strings are not, because they may have any size."""
+    sizes = np.array([0 if one[0].kind == "O" else row_bytes(one) for one in dtypes_and_shapes])
     smallest_first = np.argsort(sizes, kind="stable")
-    light = np.empty(len(sizes), bool)
-    light[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _LIGHT_SHARE
-    return light & (sizes > 0)
+    small = np.empty(len(sizes), bool)
+    small[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _SMALL_SHARE
+    return small & (sizes > 0)
 
 
-def _expand(of_samples: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return the rows of samples end to end, and how many each has."""
-    num_slices = np.fromiter(map(len, of_samples), np.intp, len(of_samples)) // 2
-    numbers = np.fromiter(itertools.chain.from_iterable(of_samples), np.intp, 2 * int(num_slices.sum()))
+def _expand(ranges: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+    """Return the indices of all rows in the row ranges of samples, and how many rows each sample has."""
+    num_slices = np.fromiter(map(len, ranges), np.intp, len(ranges)) // 2
+    numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.intp, 2 * int(num_slices.sum()))
     starts, lengths = numbers[::2], numbers[1::2]
     stops = lengths.cumsum()
     rows = np.arange(stops[-1]) + (starts - stops + lengths).repeat(lengths)

@@ -1,134 +1,149 @@
-"""Decoded chunks of some columns, kept as rows of one array a column, bounded in bytes.
+"""A cache of decoded chunks: a ring of rows, one array for each column, with a memory limit.
 
-    [ chunk 8 | chunk 9 |  room  | chunk 4 | chunk 5 | chunk 6 | chunk 7 | ]
-                        ^ the next chunk   ^ leaves first
+    [ chunk 8 | chunk 9 |  free  | chunk 4 | chunk 5 | chunk 6 | chunk 7 | ]
+                        ^ next chunk       ^ evicted first
 
-A window is then a few ranges of rows, and a batch of windows is one `take` a column. Chunks leave in the order in which
-they came, so memory is never in pieces. For uniform sampling that is as good as any order.
+A window is a few ranges of rows, and a batch of windows is one `take` for each column. Chunks are evicted in the order
+in which they were put, so free memory is always in one piece. For uniform sampling this order is as good as any.
 """
 
 from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.encoded_chunk import DtypesAndShapes, Kind, SentChunk
+from reverb_writer.decoding.chunk_schema import ChunkSchema, DtypesAndShapes
+from reverb_writer.decoding.encoded_chunk import EncodedChunk
 from reverb_writer.errors import FormatError
 
-__all__ = ["Arena", "row_bytes"]
+__all__ = ["ChunkRing", "row_bytes"]
 
 Array = npt.NDArray[Any]
 
-_AT_ONCE = 8  # so many times less than the arena holds is given up together: each loss costs a gather
-_MAX_ROWS = 1 << 27  # of columns whose rows have no bytes
+_EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied
+_MAX_ROWS = 1 << 27  # if rows have no bytes
 
 
-class _Place(NamedTuple):
-    """Where a chunk begins. Rows are counted on and on: row r is row r % capacity of the columns."""
+class _StoredChunk(NamedTuple):
+    """A chunk in the ring.
+
+    Attributes:
+        key: of the chunk.
+        row: its first row, counted since the ring was reset; row r is in row r % capacity of the arrays.
+        num_bytes: decoded size.
+    """
 
     key: int
     row: int
     num_bytes: int
 
 
-class Arena:
-    """Rows of columns that are stored together. Not thread-safe.
+class ChunkRing:
+    """Decoded chunks with the same columns. Not thread-safe.
 
     Attributes:
-        spans: first row and row after the last, by chunk key.
-        columns: [capacity, ...] arrays; valid where a span says so.
-        num_bytes: what the chunks in it occupy, the characters of strings included.
-        is_enlarged: whether it is larger than its bound, for chunks that are.
+        rows_of: first row and row after the last, by chunk key.
+        columns: [capacity, ...] arrays; only the rows in `rows_of` are valid.
+        num_bytes: decoded size of all chunks, the characters of strings included.
+        is_enlarged: whether the arrays exceed the memory limit, because the chunks of one sample do.
     """
 
-    def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int, before_loss: Callable[[], None]) -> None:
-        """Make an empty arena.
+    def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int) -> None:
+        """Create an empty ring.
 
         Args:
             dtypes_and_shapes: of the columns, without the time dimension.
-            max_bytes: bound on what is kept; the chunks of the largest sample if that is more.
-            before_loss: is called before rows are given up, so that they can be read for the last time.
+            max_bytes: memory limit; `reset` may exceed it for the chunks of one sample.
         """
         self._dtypes_and_shapes = list(dtypes_and_shapes)
         self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
-        self._max_bytes, self._before_loss = max_bytes, before_loss
+        self._max_bytes = max_bytes
         self._has_strings = any(dtype.kind == "O" for dtype, _ in dtypes_and_shapes)
-        self._kind: Kind | None = None  # of the chunk that was asked for last, among those that are right
-        self._allocate(0, 0)
+        self._schema: ChunkSchema | None = None  # the last schema that `accepts` found to be right
+        self.reset(())
 
-    def _allocate(self, min_rows: int, min_bytes: int) -> None:
-        """Begin anew, with at least so many rows and bytes. Memory that is not used yet costs nothing."""
-        self._capacity = max(min(self._max_bytes // max(self._row_bytes, 1), _MAX_ROWS), min_rows, 1)
-        self._room_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
-        self.columns, self._stored = [], []  # first, or there would be both for a moment
-        self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
-        if not self._has_strings:
-            self._stored = [_as_bytes(column) for column in self.columns]
-        self.is_enlarged = self._capacity * self._row_bytes > self._max_bytes or min_bytes > self._max_bytes
-        self.spans: dict[int, tuple[int, int]] = {}
-        self._places: collections.deque[_Place] = collections.deque()  # the one that came first leaves first
-        self._next = 0
-        self.num_bytes = 0
-
-    def holds(self, chunk: SentChunk) -> bool:
-        """Return whether a chunk is of the dtypes and shapes that this arena is for."""
-        if chunk.kind is self._kind:
+    def accepts(self, chunk: EncodedChunk) -> bool:
+        """Return whether a chunk has the dtypes and shapes of this ring's columns."""
+        if chunk.schema is self._schema:
             return True
-        if chunk.kind.dtypes_and_shapes != self._dtypes_and_shapes:
+        if chunk.schema.dtypes_and_shapes != self._dtypes_and_shapes:
             return False
-        self._kind = chunk.kind
+        self._schema = chunk.schema
         return True
 
-    def fits(self, chunk: SentChunk) -> bool:
-        """Return whether there would be room for a chunk, were the others to go."""
-        return chunk.length <= self._capacity and chunk.num_bytes <= self._room_bytes
+    def fits(self, chunk: EncodedChunk) -> bool:
+        """Return whether an empty ring of this size would have room for a chunk."""
+        return chunk.length <= self._capacity and chunk.num_bytes <= self._capacity_bytes
 
-    def clear(self, chunks: Iterable[SentChunk]) -> None:
-        """Give up all chunks; these will have room together."""
-        self._before_loss()
+    def reset(self, chunks: Iterable[EncodedChunk]) -> None:
+        """Evict all chunks and allocate arrays in which `chunks` have room together; they are not put yet."""
         sizes = [(chunk.length, chunk.num_bytes) for chunk in chunks]
-        self._allocate(sum([length for length, _ in sizes]), sum([num_bytes for _, num_bytes in sizes]))
+        min_rows, min_bytes = sum([length for length, _ in sizes]), sum([num_bytes for _, num_bytes in sizes])
+        # Rows that were never written take no physical memory.
+        self._capacity = max(min(self._max_bytes // max(self._row_bytes, 1), _MAX_ROWS), min_rows, 1)
+        self._capacity_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
+        self.columns, self._columns_as_bytes = [], []  # first: old and new arrays must not exist at the same time
+        self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]
+        if not self._has_strings:
+            self._columns_as_bytes = [_as_bytes(column) for column in self.columns]
+        self.is_enlarged = self._capacity * self._row_bytes > self._max_bytes or min_bytes > self._max_bytes
+        self.rows_of: dict[int, tuple[int, int]] = {}
+        self._chunks: collections.deque[_StoredChunk] = collections.deque()  # in the order of `put`
+        self._next_row = 0
+        self.num_bytes = 0
 
-    def put(self, key: int, chunk: SentChunk) -> None:
-        """Decode a chunk that fits and is not there; it stays until there must be room for others.
+    def put(self, key: int, chunk: EncodedChunk) -> bool:
+        """Decode a chunk into the ring, if there is room for it.
+
+        Args:
+            key: of a chunk that is not in the ring.
+            chunk: one that `accepts` and `fits` allow.
+
+        Returns:
+            Whether there was room. If not, nothing has changed: call `evict_for`, then `put` again.
 
         Raises:
-            FormatError: it is damaged, and still not there.
+            FormatError: the chunk is damaged. It is not in the ring.
         """
         length, num_bytes = chunk.length, chunk.num_bytes
-        row = self._next
+        row = self._row_of_next(length)
+        if self._must_evict(row + length, num_bytes):
+            return False
         start = row % self._capacity
-        if start + length > self._capacity:  # the rows up to the end stay empty, for a chunk is in one piece
-            row, start = row - start + self._capacity, 0
-        if self._lacks(row + length, num_bytes):
-            self._before_loss()
-            self._give_up(row + max(length, self._capacity // _AT_ONCE), num_bytes)
         try:
-            chunk.decode_into(self.columns, self._stored, start)
+            chunk.decode_into(self.columns, self._columns_as_bytes, start)
         except FormatError:
             self._drop_strings(start, start + length)  # of the columns before the damaged one
             raise
-        self._next = row + length
+        self._next_row = row + length
         self.num_bytes += num_bytes
-        self._places.append(_Place(key, row, num_bytes))
-        self.spans[key] = start, start + length
+        self._chunks.append(_StoredChunk(key, row, num_bytes))
+        self.rows_of[key] = start, start + length
+        return True
 
-    def _lacks(self, next_row: int, num_bytes: int) -> bool:
-        """Return whether the chunk that came first must go, for rows before `next_row` or for so many bytes more."""
-        return bool(self._places) and (
-            next_row > self._places[0].row + self._capacity or self.num_bytes + num_bytes > self._room_bytes
+    def evict_for(self, chunk: EncodedChunk) -> None:
+        """Evict the oldest chunks, until there is room for `chunk` and probably for a few more."""
+        row = self._row_of_next(chunk.length) + max(chunk.length, self._capacity // _EVICTED_SHARE)
+        while self._must_evict(row, chunk.num_bytes):
+            oldest = self._chunks.popleft()
+            self.num_bytes -= oldest.num_bytes
+            self._drop_strings(*self.rows_of.pop(oldest.key))
+
+    def _row_of_next(self, length: int) -> int:
+        """Return where the next chunk begins: at the arrays' start, if it would exceed their end."""
+        start = self._next_row % self._capacity
+        return self._next_row if start + length <= self._capacity else self._next_row - start + self._capacity
+
+    def _must_evict(self, stop_row: int, num_bytes: int) -> bool:
+        """Return whether the oldest chunk occupies rows before `stop_row`, or `num_bytes` more exceed the limit."""
+        return bool(self._chunks) and (
+            stop_row > self._chunks[0].row + self._capacity or self.num_bytes + num_bytes > self._capacity_bytes
         )
-
-    def _give_up(self, next_row: int, num_bytes: int) -> None:
-        while self._lacks(next_row, num_bytes):
-            place = self._places.popleft()
-            self.num_bytes -= place.num_bytes
-            self._drop_strings(*self.spans.pop(place.key))
 
     def _drop_strings(self, start: int, stop: int) -> None:
         if self._has_strings:
@@ -138,11 +153,11 @@ class Arena:
 
 
 def row_bytes(dtype_and_shape: tuple[np.dtype[Any], tuple[int, ...]]) -> int:
-    """Return what a row of a column occupies, the characters of strings not counted."""
+    """Return the size of a column's row, without the characters of strings."""
     dtype, shape = dtype_and_shape
     return dtype.itemsize * math.prod(shape)
 
 
 def _as_bytes(column: Array) -> Array:
-    """Return the same memory as [rows, row bytes], uint8."""
+    """Return a view of the same memory as uint8, [rows, bytes of a row]."""
     return column.reshape(len(column), math.prod(column.shape[1:])).view(np.uint8)

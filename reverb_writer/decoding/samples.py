@@ -1,4 +1,4 @@
-"""Samples as columns of arrays, with what the server tells of them."""
+"""Samples as columns of arrays, with the server's information about them."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ class Column:
     """One column of n samples.
 
     Attributes:
-        rows: [sum(lengths), ...], the samples end to end; owned by the caller. A list of such arrays, one a sample, if
-            samples differ in dtype or in the shape of a row.
-        lengths: [n] rows of each sample.
-        squeezed: whether each has one row, to be given without the time dimension.
+        rows: [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
+            [lengths[i], ...], one for each sample, if samples differ in dtype or in the shape of a row.
+        lengths: [n] number of rows of each sample.
+        is_scalar: whether each sample has one row, which readers get without the time dimension.
     """
 
     rows: Array | list[Array]
     lengths: npt.NDArray[np.int64]
-    squeezed: bool
+    is_scalar: bool
 
     def split(self) -> list[Array]:
-        """Return the rows of each sample, views; a squeezed one without the time dimension."""
+        """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""
         if isinstance(self.rows, list):
             rows = self.rows
         else:
             ends = np.cumsum(self.lengths).tolist()
             rows = [self.rows[start:end] for start, end in itertools.pairwise([0, *ends])]
-        return [row[0] for row in rows] if self.squeezed else rows
+        return [row[0] for row in rows] if self.is_scalar else rows
 
 
 class SampleInfo(NamedTuple):
-    """What the server tells about a sample.
+    """The server's information about one sample.
 
     Attributes:
         key: of the item, for `mutate_priorities`.
         priority: of the item when it was sampled.
-        probability: with which it was chosen.
-        table_size: items in the table at that moment.
+        probability: with which the item was chosen.
+        table_size: number of items in the table when the item was sampled.
         times_sampled: how often the item has been sampled, this time included.
     """
 
@@ -60,14 +60,14 @@ class SampleInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleInfos:
-    """What the server tells about n samples.
+    """The server's information about n samples: the fields of `SampleInfo` as arrays.
 
     Attributes:
         keys: [n] uint64, of the items, for `update_priorities`.
-        priorities: [n] float64, when they were sampled.
-        probabilities: [n] float64, with which they were chosen.
-        table_sizes: [n] int64, items in the table at that moment.
-        times_sampled: [n] int32, how often each has been sampled, this time included.
+        priorities: [n] float64, of the items when they were sampled.
+        probabilities: [n] float64, with which the items were chosen.
+        table_sizes: [n] int64, number of items in the table when each item was sampled.
+        times_sampled: [n] int32, how often each item has been sampled, this time included.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -77,20 +77,24 @@ class SampleInfos:
     times_sampled: npt.NDArray[np.int32]
 
     def choose(self, index: Any) -> SampleInfos:
-        """Return those of some samples, by whatever NumPy takes as index of the first dimension."""
-        return SampleInfos(*(getattr(self, name)[index] for name in _INFO_FIELDS))
+        """Return the information about some of the samples; `index` is any NumPy index of the first dimension."""
+        return SampleInfos(*(array[index] for array in self._arrays()))
 
     @classmethod
     def concatenate(cls, infos: Sequence[SampleInfos]) -> SampleInfos:
-        """Return those of several batches, one after the other."""
-        return SampleInfos(*(np.concatenate([getattr(info, name) for info in infos]) for name in _INFO_FIELDS))
+        """Return the information about the samples of several batches, in order."""
+        return SampleInfos(*map(np.concatenate, zip(*map(SampleInfos._arrays, infos), strict=True)))
 
+    def split(self) -> Iterator[SampleInfo]:
+        """Yield the information about each sample."""
+        yield from map(SampleInfo, *(array.tolist() for array in self._arrays()))
 
-_INFO_FIELDS = ("keys", "priorities", "probabilities", "table_sizes", "times_sampled")  # in the order of SampleInfo
+    def _arrays(self) -> tuple[Array, ...]:
+        """Return the arrays in the order of `SampleInfo`, without those of subclasses."""
+        return self.keys, self.priorities, self.probabilities, self.table_sizes, self.times_sampled
 
 
 def split_samples(columns: Sequence[Column], infos: SampleInfos) -> Iterator[tuple[list[Array], SampleInfo]]:
-    """Yield each sample's columns, [T, ...] or [...] where it is squeezed, and its info."""
+    """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
     leaves = map(list, zip(*[column.split() for column in columns], strict=True))
-    numbers = [getattr(infos, field).tolist() for field in _INFO_FIELDS]
-    yield from zip(leaves, map(SampleInfo, *numbers), strict=True)
+    yield from zip(leaves, infos.split(), strict=True)

@@ -1,1 +1,13 @@
-"""Reverb's messages, tensors, signatures and item encoding as bytes; no windows, no observers. Pure."""
+"""Reverb's messages, tensors, signatures, items and table specs as bytes. Pure: no I/O.
+
+messages               the protocol's message classes
+tensors, strings       arrays to encoded tensors and back
+signatures             table signatures to nests of `ArraySpec` and back
+table_specs            step specs to items of the table `__specs__` and back
+
+item_encoding          writing: windows and chunks to the bytes of requests
+
+responses              reading: the bytes of responses to whole samples
+trajectory_parsing     an item's trajectory to chunk slices
+chunk_layout           offsets of the contents of a chunk, without parsing it
+"""

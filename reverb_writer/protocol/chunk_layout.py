@@ -1,8 +1,8 @@
-"""Where the contents of a chunk are, if it is written like one before.
+"""Find the contents of a chunk's tensors without parsing it, given the dtypes and shapes that the tensors should have.
 
-The chunks that one writer sends differ in their keys, their places in an episode and their contents only. The bytes
-between those are compared, and the contents found where they must be: no copy and no object of protobuf, which would
-cost more than to decompress them. What is not exactly as expected is left to protobuf.
+Chunks of one writer differ only in their keys, their ranges of steps and their contents. The bytes in between are
+predicted and compared: that makes no copy and no protobuf object, either of which costs more than decompressing the
+contents. A chunk whose bytes are not exactly as predicted is left to protobuf.
 
 Pure: no I/O. Source: reverb/cc/schema.proto (ChunkData); protobuf's encoding guide.
 """
@@ -14,120 +14,128 @@ from typing import NamedTuple
 
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["Expected", "Frame", "find_contents", "find_frame"]
+__all__ = ["ExpectedTensor", "TensorsField", "find_contents", "find_tensors_field"]
 
-Frame = tuple[int, int, bytes]
-"""Where the tensors of a chunk begin and end, and the bytes after them."""
+TensorsField = tuple[int, int, bytes]
+"""Offsets in a chunk at which its tensors begin and end, and the bytes after them, the chunk's trailer."""
 
 _SEQUENCE_RANGE, _DATA, _TENSOR = 0x12, 0x2A, b"\x0a"  # tags: fields 2 and 5 of a chunk, field 1 of its data
 _MORE = 0x80
-_MAX_REST = 32
-_HEAD_BYTES = 250  # what a head takes, roughly, without the shape
+_MAX_TRAILER_BYTES = 32
+_PREFIX_BYTES = 250  # memory of a `TensorPrefix`, roughly, without the shape
 
 
-class Head(NamedTuple):
-    """What a tensor of a known size begins with, and where its content is, counted from its tag."""
+class TensorPrefix(NamedTuple):
+    """The first bytes of a tensor of a known size.
 
-    written: bytes
-    content_at: int
+    Attributes:
+        prefix: the bytes, the tensor's tag included, up to and including the length prefix of its content.
+        content_start: offset of the content from the tag.
+        stop: offset of the tensor's end from the tag.
+    """
+
+    prefix: bytes
+    content_start: int
     stop: int
 
 
-class Expected:
-    """How a tensor of one dtype and shape is written.
+class ExpectedTensor:
+    """Predicts the first bytes of tensors of one dtype and shape.
 
     Attributes:
-        heads: by size of the tensor, as far as such have been seen.
+        prefixes: by size of the tensor in bytes, for sizes that `add_size` has computed.
     """
 
     def __init__(
-        self, dtype_number: int, encoded_shape: bytes, announced: bytes, min_content: int, max_bytes: int
+        self, dtype_number: int, encoded_shape: bytes, length_prefix: bytes, min_content_bytes: int, max_bytes: int
     ) -> None:
-        """Have seen no size yet.
+        """Compute what tensors of all sizes share.
 
         Args:
-            dtype_number: of the tensor.
-            encoded_shape: of the tensor, a TensorShapeProto.
-            announced: what a content begins with.
-            min_content: how long a content is at least.
-            max_bytes: bound on the heads that are kept; one is, however large.
+            dtype_number: the tensors' `messages.DataType`.
+            encoded_shape: the tensors' shape, as an encoded TensorShapeProto.
+            length_prefix: the first bytes of each content.
+            min_content_bytes: size of the shortest valid content.
+            max_bytes: memory limit of `prefixes`; one prefix is kept, however large.
         """
         shape = b"".join((b"\x12", varint(len(encoded_shape)), encoded_shape))
-        self._opening = b"".join((b"\x08", varint(dtype_number), shape, b"\x22"))
-        self._announced, self._min_content = announced, min_content
-        self._max_heads = max(max_bytes // (_HEAD_BYTES + len(shape)), 1)
-        self.heads: dict[int, Head] = {}
+        self._header = b"".join((b"\x08", varint(dtype_number), shape, b"\x22"))
+        self._length_prefix, self._min_content_bytes = length_prefix, min_content_bytes
+        self._max_prefixes = max(max_bytes // (_PREFIX_BYTES + len(shape)), 1)
+        self.prefixes: dict[int, TensorPrefix] = {}
 
-    def learn(self, size: int) -> Head | None:
-        """Return the head of a tensor of so many bytes; None if none is written so."""
-        rest = size - len(self._opening)
+    def add_size(self, size: int) -> TensorPrefix | None:
+        """Compute, keep and return the prefix of a tensor of `size` bytes; None if no valid tensor has that size."""
+        rest = size - len(self._header)
         length = rest - 1
         while length >= 0 and len(varint(length)) + length > rest:
             length -= 1
-        if length < self._min_content or len(varint(length)) + length != rest:
+        if length < self._min_content_bytes or len(varint(length)) + length != rest:
             return None
-        before = b"".join((_TENSOR, varint(size), self._opening, varint(length)))
-        if len(self.heads) >= self._max_heads:
-            self.heads.clear()
-        head = self.heads[size] = Head(before + self._announced, len(before), len(before) + length)
-        return head
+        before = b"".join((_TENSOR, varint(size), self._header, varint(length)))
+        if len(self.prefixes) >= self._max_prefixes:
+            self.prefixes.clear()
+        found = self.prefixes[size] = TensorPrefix(before + self._length_prefix, len(before), len(before) + length)
+        return found
 
 
-def find_frame(sent: bytes, at: int) -> Frame | None:
-    """Return where the tensors of a ChunkData are; None if it is not plain.
+def find_tensors_field(encoded: bytes, at: int) -> TensorsField | None:
+    """Return where the tensors of a chunk are; None if its fields are not in the order in which servers write them.
 
     Args:
-        sent: the chunk.
-        at: where its key ends.
+        encoded: a ChunkData.
+        at: offset at which its key ends.
     """
     try:
-        if sent[at] != _SEQUENCE_RANGE or sent[at + 1] >= _MORE:
+        if encoded[at] != _SEQUENCE_RANGE or encoded[at + 1] >= _MORE:
             return None
-        at += 2 + sent[at + 1]
-        if sent[at] != _DATA:
+        at += 2 + encoded[at + 1]
+        if encoded[at] != _DATA:
             return None
-        size, at = _size(sent, at + 1)
+        size, at = _read_varint(encoded, at + 1)
     except IndexError:
         return None
     stop = at + size
-    return (at, stop, sent[stop:]) if at <= stop <= len(sent) <= stop + _MAX_REST else None
+    return (at, stop, encoded[stop:]) if at <= stop <= len(encoded) <= stop + _MAX_TRAILER_BYTES else None
 
 
-def find_contents(sent: bytes, at: int, stop: int, expected: Sequence[Expected]) -> list[tuple[int, int]] | None:
-    """Return where the contents of tensors begin and end; None if they are not as expected.
+def find_contents(
+    encoded: bytes, at: int, stop: int, expected: Sequence[ExpectedTensor]
+) -> list[tuple[int, int]] | None:
+    """Return the offsets at which the contents of a chunk's tensors begin and end; None if a tensor is not as expected.
 
     Args:
-        sent: a chunk.
-        at: where its tensors begin.
-        stop: where they end, at most the end of the chunk.
-        expected: how each is written.
+        encoded: a ChunkData.
+        at: offset at which its tensors begin.
+        stop: offset at which they end, at most the end of the chunk.
+        expected: one for each tensor.
     """
     contents = []
     try:
         for tensor in expected:
-            size = sent[at + 1]
+            size = encoded[at + 1]
             if size >= _MORE:
-                size, _ = _size(sent, at + 1)
-            head = tensor.heads.get(size) or tensor.learn(size)
-            if head is None or not sent.startswith(head.written, at):
+                size, _ = _read_varint(encoded, at + 1)
+            prefix = tensor.prefixes.get(size) or tensor.add_size(size)
+            if prefix is None or not encoded.startswith(prefix.prefix, at):
                 return None
-            contents.append((at + head.content_at, at + head.stop))
-            at += head.stop
+            contents.append((at + prefix.content_start, at + prefix.stop))
+            at += prefix.stop
     except IndexError:
         return None
     return contents if at == stop else None
 
 
-def _size(sent: bytes, at: int) -> tuple[int, int]:
-    """Return a varint below 2**28, and where it ends; -1 for a larger one, which fits nothing."""
-    size = sent[at]
-    if size < _MORE:
-        return size, at + 1
-    size += (sent[at + 1] - 1) << 7
-    if sent[at + 1] < _MORE:
-        return size, at + 2
-    size += (sent[at + 2] - 1) << 14
-    if sent[at + 2] < _MORE:
-        return size, at + 3
-    size += (sent[at + 3] - 1) << 21
-    return (size, at + 4) if sent[at + 3] < _MORE else (-1, at)
+def _read_varint(encoded: bytes, at: int) -> tuple[int, int]:
+    """Return a varint below 2**28 and the offset at which it ends; -1 for a larger one, which no size equals."""
+    number = encoded[at]
+    if number < _MORE:
+        return number, at + 1
+    number += (encoded[at + 1] - 1) << 7
+    if encoded[at + 1] < _MORE:
+        return number, at + 2
+    number += (encoded[at + 2] - 1) << 14
+    if encoded[at + 2] < _MORE:
+        return number, at + 3
+    number += (encoded[at + 3] - 1) << 21
+    return (number, at + 4) if encoded[at + 3] < _MORE else (-1, at)

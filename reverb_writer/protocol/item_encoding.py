@@ -1,14 +1,14 @@
-"""Many windows -> the bytes of many items, without an object for any of them.
+"""Many windows to the bytes of many items, without a Python object for each item.
 
-An item names the slices of chunks that its columns are made of. Items of one table whose windows touch equally many
-chunks differ only in numbers, and protobuf lets a varint be padded with continuation bytes to a fixed width. So their
-bytes are one template with fixed offsets, repeated, with a few columns of bytes written over:
+An item names the slices of chunks that its columns consist of. Items of one table whose windows touch equally many
+chunks differ only in numbers, and protobuf accepts varints that are padded with continuation bytes to a fixed width. So
+their bytes are a template with fixed offsets, which is repeated and in which a few columns of bytes are overwritten:
 
     InsertStreamRequest.items
     └── PrioritizedItem    key, table, priority
         └── flat_trajectory
-            └── columns             one a leaf of the step, all alike but for `index`
-                └── chunk_slices    one a chunk that the window touches: chunk_key, offset, length, index
+            └── columns             one for each leaf of the step; they differ only in `index`
+                └── chunk_slices    one for each chunk that the window touches: chunk_key, offset, length, index
 
 Pure functions of arrays: thread-safe, no I/O. Source: reverb/cc/schema.proto; protobuf's encoding guide.
 """
@@ -36,13 +36,13 @@ __all__ = [
 ]
 
 KEY_LIMIT = 1 << 63
-"""Keys stay below this, so that nine bytes hold one as a varint."""
+"""Keys must be below this, so that nine bytes hold one as a varint."""
 
 KEY_BITS = 62
-"""Keys are drawn with so many bits, so that there is room for those that follow."""
+"""Bits of a randomly drawn first key: the keys that are counted up from it stay below `KEY_LIMIT`."""
 
 MAX_CHUNK_LENGTH = (1 << 14) - 1
-"""Steps in a chunk: offsets and lengths take two bytes."""
+"""Maximum number of steps in a chunk: offsets and lengths take two bytes as varints."""
 
 _KEY_WIDTH = 9
 _SHIFTS = np.arange(0, 7 * _KEY_WIDTH, 7, dtype=np.uint64)
@@ -51,7 +51,7 @@ _MARKS = np.array([128] * (_KEY_WIDTH - 1) + [0], np.uint8)  # on all bytes of a
 # Tags: field number << 3 | wire type (0 varint, 1 eight bytes, 2 length and bytes).
 _REQUEST_CHUNKS, _REQUEST_ITEMS, _REQUEST_KEEP_KEYS = b"\x0a", b"\x12", b"\x1a"
 _ITEM_KEY, _ITEM_TABLE, _ITEM_PRIORITY, _ITEM_TRAJECTORY = b"\x08", b"\x12", b"\x29", b"\x42"
-_TRAJECTORY_COLUMNS, _COLUMN_SLICES, _COLUMN_SQUEEZE = b"\x0a", b"\x0a", b"\x10"
+_TRAJECTORY_COLUMNS, _COLUMN_SLICES = b"\x0a", b"\x0a"
 _SLICE_KEY, _SLICE_OFFSET, _SLICE_LENGTH, _SLICE_INDEX = b"\x08", b"\x10", b"\x18", b"\x20"
 _CHUNK_KEY, _CHUNK_RANGE, _CHUNK_DATA, _CHUNK_NUM_TENSORS = b"\x08", b"\x12", b"\x2a", b"\x30"
 _CHUNK_UNCOMPRESSED_SIZE = b"\x38"
@@ -65,13 +65,13 @@ def encode_slices(
     offsets: npt.NDArray[np.int64],
     lengths: npt.NDArray[np.int64],
 ) -> npt.NDArray[Any]:
-    """Encode which steps of which of c chunks n windows are made of, m slices each.
+    """Encode the chunk slices of n windows, m slices each, of c chunks.
 
     Args:
         chunk_keys: [c] keys of the chunks, below `KEY_LIMIT`.
-        touched: [n, m] which of the chunks, in the order of their steps.
-        offsets: [n, m] first step used of each.
-        lengths: [n, m] number of steps used of each, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
+        touched: [n, m] indices into `chunk_keys`, in the order of the chunks' steps.
+        offsets: [n, m] first step used of each chunk.
+        lengths: [n, m] number of steps used of each chunk, >= 1; `offsets + lengths` is at most `MAX_CHUNK_LENGTH`.
 
     Returns:
         [n, m] slices for `encode_items`. Owned by the caller.
@@ -93,12 +93,10 @@ def encode_items(
     priorities: npt.NDArray[np.float64],
     slices: npt.NDArray[Any],
     num_columns: int,
-    *,
-    squeeze: bool = False,
 ) -> npt.NDArray[np.uint8]:
     """Encode n items of one table whose windows touch m chunks each.
 
-    Every item has `num_columns` columns; column i is made of the tensors at index i of the chunks.
+    Every item has `num_columns` columns; column i consists of slices of the chunks' tensors at index i.
 
     Args:
         table: the table's name.
@@ -106,14 +104,13 @@ def encode_items(
         priorities: [n], finite and >= 0.
         slices: [n, m], from `encode_slices`.
         num_columns: leaves of the step, >= 1.
-        squeeze: whether readers drop the time dimension (for columns of one row).
 
     Returns:
-        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Owned by the caller. Rows put one
-        after the other, with `encode_chunk`'s and `encode_keep_keys`'s bytes in any order, are a request.
+        [n, size] bytes: each row is one `items` field of an InsertStreamRequest. Owned by the caller. A
+        concatenation of rows and of the bytes of `encode_chunk` and `encode_keep_keys`, in any order, is a request.
     """
     n, m = slices.shape
-    layout = _layout(table, m, num_columns, squeeze)
+    layout = _layout(table, m, num_columns)
     rows = np.empty((n, layout.template.size), np.uint8)
     rows[:] = layout.template
     rows[:, layout.key_at : layout.key_at + _KEY_WIDTH] = _varints(keys, _KEY_WIDTH)
@@ -132,14 +129,14 @@ def encode_chunk(
     columns: Sequence[npt.NDArray[Any]],
     layouts: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
 ) -> bytes:
-    """Encode one chunk that holds the same steps of every column.
+    """Encode a chunk that holds the same steps of every column.
 
     Args:
         key: the chunk's key, below `KEY_LIMIT`.
         episode_id: unsigned 64-bit; readers of a table count episodes by it.
         start: index of the first step in its episode, < 2**31.
-        columns: arrays [length, ...], one a leaf; read before the call returns, not kept.
-        layouts: `tensors.layout` of each column, for callers that encode many alike; None to look them up.
+        columns: arrays [length, ...], one for each leaf; not referenced after the call returns.
+        layouts: `tensors.layout` of each column, if the caller keeps them for many chunks; None to look them up.
 
     Returns:
         One `chunks` field of an InsertStreamRequest.
@@ -162,7 +159,7 @@ def encode_chunk(
 
 
 def encode_keep_keys(keys: Sequence[int]) -> bytes:
-    """Encode the keys of the chunks that later items of the stream may still name."""
+    """Encode the keys of the chunks that later items of the insert stream may name."""
     if not keys:
         return b""
     return _delimited(_REQUEST_KEEP_KEYS, _varints(np.array(keys, np.uint64), _KEY_WIDTH).tobytes())
@@ -179,22 +176,22 @@ def _varints(numbers: npt.NDArray[np.integer[Any]], width: int) -> npt.NDArray[n
 
 
 _STEP_VARINTS = _varints(np.arange(MAX_CHUNK_LENGTH + 1), 2).view(np.uint16)[:, 0]
-_SLICE = np.dtype(  # the numbers of a slice, as they stand in an item after the first tag
+_SLICE = np.dtype(  # the numbers of a slice: the bytes of an item after the slice's first tag
     [("key", f"V{_KEY_WIDTH}"), ("offset_tag", "u1"), ("offset", "u2"), ("length_tag", "u1"), ("length", "u2")]
 )
 
 
-def _column(index: int, num_slices: int, squeeze: bool) -> tuple[bytes, int, int]:
-    """Return a column with zeros for numbers, where the first slice's numbers stand, and how far slices are apart."""
+def _column(index: int, num_slices: int) -> tuple[bytes, int, int]:
+    """Return a column with zeros for numbers, the offset of the first slice's numbers, and the size of a slice."""
     key, step = b"\x80" * (_KEY_WIDTH - 1) + b"\0", b"\x80\0"
     body = _SLICE_KEY + key + _SLICE_OFFSET + step + _SLICE_LENGTH + step + _SLICE_INDEX + varint(index)
     part = _delimited(_COLUMN_SLICES, body)
-    column = _delimited(_TRAJECTORY_COLUMNS, part * num_slices + (_COLUMN_SQUEEZE + b"\x01" if squeeze else b""))
+    column = _delimited(_TRAJECTORY_COLUMNS, part * num_slices)
     return column, column.index(part) + len(part) - len(body) + len(_SLICE_KEY), len(part)
 
 
 class _Block(NamedTuple):
-    """Columns that are equal in size: where they stand in the item, and the numbers in them."""
+    """Columns of equal size: their offset in the item, and the offset of the numbers in a column."""
 
     start: int
     num_columns: int
@@ -204,6 +201,8 @@ class _Block(NamedTuple):
 
 
 class _Layout(NamedTuple):
+    """The encoding of items of one table with equally many slices; offsets are in the item."""
+
     template: npt.NDArray[np.uint8]
     key_at: int
     priority_at: int
@@ -211,9 +210,9 @@ class _Layout(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(table: str, num_slices: int, num_columns: int, squeeze: bool) -> _Layout:
-    """Return the bytes of an item with zeros for numbers, and where the numbers stand."""
-    columns = [_column(index, num_slices, squeeze) for index in range(num_columns)]
+def _layout(table: str, num_slices: int, num_columns: int) -> _Layout:
+    """Return the bytes of an item with zeros for numbers, and the offsets of the numbers."""
+    columns = [_column(index, num_slices) for index in range(num_columns)]
     trajectory = b"".join([column for column, _, _ in columns])
     key = _ITEM_KEY + b"\x80" * (_KEY_WIDTH - 1) + b"\0"
     head = key + _delimited(_ITEM_TABLE, table.encode()) + _ITEM_PRIORITY

@@ -1,9 +1,9 @@
-"""Reverb's messages, as one readable table.
+"""Message classes of Reverb's protocol, built from one readable table.
 
-The table below is the protocol: what Reverb 0.14 sends and receives, as far as this client speaks it. A field that is
-not in it is skipped by the parser. The classes are built from the table when this module is imported, in a descriptor
-pool of our own: no generated code that would tie us to one version of protobuf, and no quarrel with dm-reverb or
-TensorFlow, which may have registered the same names in the same process.
+The table below lists the messages of Reverb 0.14 that this client sends and receives. Parsers skip fields that are not
+in it. The classes are built from the table when this module is imported. They are registered in a descriptor pool of
+this package, so they do not conflict with dm-reverb or TensorFlow, which may register the same names in the same
+process; and there is no generated code, which would require one version of protobuf.
 
 How to read it:
 
@@ -262,8 +262,8 @@ _SCHEMA: Final = {
           insert_count: int64 = 7
           delete_count: int64 = 8
     """,
-    # A second view of SampleStreamResponse, parsed only so far as every sample needs it: a trajectory is taken apart
-    # many columns at a time, and a chunk only if it is not known yet. A message is `bytes` on the wire, too.
+    # SampleStreamResponse once more, with `bytes` for those messages that are parsed later or not at all: a trajectory
+    # (see `trajectory_parsing`) and a chunk, which is parsed only if it is not in the cache.
     "reverb_writer.sampled": """
         Response
           entries: repeated Entry = 1
@@ -301,7 +301,7 @@ _SCALARS = {name: _Field.Type.Value(f"TYPE_{name.upper()}") for name in
 
 
 def _describe(message: Any, line: str, package: str) -> None:
-    """Add the field that a line of the table describes to the descriptor of its message."""
+    """Add the field that a line of the table describes to the message's descriptor."""
     match = _LINE.fullmatch(line)
     if match is None:
         raise SyntaxError(f"a field is `name: type = number`, got `{line}`.")
@@ -338,7 +338,7 @@ def _build() -> dict[str, Any]:
     classes = {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in descriptors}
     for full_name, nested in classes.items():
         outer, _, name = full_name.rpartition(".")
-        if outer in classes and not hasattr(classes[outer], name):  # protobuf in pure Python leaves that to us
+        if outer in classes and not hasattr(classes[outer], name):  # protobuf in pure Python does not set them
             setattr(classes[outer], name, nested)
     return classes
 

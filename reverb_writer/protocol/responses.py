@@ -1,7 +1,7 @@
-"""What comes over streams: the keys of acknowledged items; samples, each with the bytes of its chunks.
+"""The answers of streams: keys of acknowledged items, and samples with the encoded chunks that they need.
 
-A sample may be split over several entries, and entries over several messages, until `end_of_sequence`; only the first
-entry has the info. Pure: no I/O.
+A server may split a sample over several entries and over several messages. Only the first entry has the info, and only
+the last one has `end_of_sequence`. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 
-__all__ = ["Splicer", "acknowledged_keys"]
+__all__ = ["SampleReassembler", "acknowledged_keys"]
 
 _MAX_SPLIT_BYTES = 1 << 31
-_MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, however little it brings
+_MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
 
 
 def acknowledged_keys(reply: bytes) -> Sequence[int]:
     """Return the keys of an InsertStreamResponse.
 
     Raises:
-        FormatError: the bytes are none.
+        FormatError: the bytes are not an InsertStreamResponse.
     """
     try:
         keys: Sequence[int] = messages.InsertStreamResponse.FromString(reply).keys
@@ -33,34 +33,37 @@ def acknowledged_keys(reply: bytes) -> Sequence[int]:
     return keys
 
 
-class Splicer:
-    """Puts samples together that were split. Not thread-safe."""
+class SampleReassembler:
+    """Reassembles samples that the server has split over several entries. Not thread-safe."""
 
     def __init__(self) -> None:
-        """Begin between two samples."""
-        self._start: Any = None  # a sample that is not complete, as far as it has come
+        """Start between two samples."""
+        self._incomplete: Any = None  # the first entry of a sample, with the chunks of all its entries so far
         self._num_bytes = self._num_parts = 0
 
     def feed(self, message: bytes) -> list[Any]:
-        """Return the samples that a message completes, in order; maybe none.
+        """Return the samples that `message` completes, in the server's order; the list may be empty.
+
+        Args:
+            message: an encoded SampleStreamResponse.
 
         Returns:
             Messages of `reverb_writer.sampled.Entry`, each a whole sample.
 
         Raises:
-            FormatError: the bytes are no SampleStreamResponse, or a sample has no end.
+            FormatError: the bytes are not a SampleStreamResponse, or a sample is larger than any server sends.
         """
         try:
             entries = messages.SampledResponse.FromString(message).entries
         except DecodeError as error:
             raise FormatError(f"{len(message)} bytes that are no SampleStreamResponse ({error}).") from None
-        if self._start is None and all(entry.end_of_sequence for entry in entries):
+        if self._incomplete is None and all(entry.end_of_sequence for entry in entries):
             return list(entries)
         return [sample for entry in entries if (sample := self._join(entry))]
 
     def _join(self, entry: Any) -> Any:
-        """Return the sample that an entry completes, or None."""
-        if self._start is None and entry.end_of_sequence:
+        """Return the sample that `entry` completes, or None."""
+        if self._incomplete is None and entry.end_of_sequence:
             return entry
         self._num_bytes += sum(map(len, entry.data))
         self._num_parts += len(entry.data) + 1
@@ -69,12 +72,12 @@ class Splicer:
                 f"a sample that has no end: {self._num_bytes} bytes in {self._num_parts} parts so far, expected "
                 f"{_MAX_SPLIT_BYTES} in {_MAX_SPLIT_PARTS} at most."
             )
-        if self._start is None:
-            self._start = entry
+        if self._incomplete is None:
+            self._incomplete = entry
         else:
-            self._start.data.extend(entry.data)
+            self._incomplete.data.extend(entry.data)
         if not entry.end_of_sequence:
             return None
-        sample, self._start = self._start, None
+        sample, self._incomplete = self._incomplete, None
         self._num_bytes = self._num_parts = 0
         return sample

@@ -1,18 +1,18 @@
-"""Table signatures: the nest of arrays that the items of a table hold, as Reverb stores it and as we use it.
+"""Table signatures, which describe the nest of arrays in a table's items: Reverb's messages to Python nests and back.
 
-    messages.StructuredValue            here
-    ------------------------            ----
+    messages.StructuredValue            Python
+    ------------------------            ------
     not set                             None: the table has no signature
     tensor_spec_value                   ArraySpec
-    bounded_tensor_spec_value           ArraySpec; Reverb does not check bounds, nor are they read
+    bounded_tensor_spec_value           ArraySpec; bounds are ignored, because Reverb does not check them
     list_value, tuple_value             list, tuple
     dict_value                          dict, sorted by key, which is the order of dm-tree's leaves
     named_tuple_value                   a named tuple class of that name and those fields
     none_value                          None
-    anything else                       None, and a warning in the log
+    anything else                       None for the whole signature, and a warning in the log
 
-The leaves of a nest, in dm-tree's order, are the columns of an item. A table whose signature cannot be read is as good
-as one without: its items are flat tuples of columns.
+The leaves of a nest, in dm-tree's order, are the columns of an item. A table whose signature cannot be read is
+treated like a table without signature: its items are flat tuples of columns.
 
 Source: Reverb 0.14 (`signature.cc`), TensorFlow 2.15 (`struct.proto`, `nested_structure_coder.py`).
 """
@@ -44,15 +44,15 @@ MAX_DEPTH: Final = 32
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What is known of an array before it is there.
+    """Dtype, shape and name of an array.
 
     >>> ArraySpec((None, 3), np.float32, "reward")
     ArraySpec(shape=(None, 3), dtype=dtype('float32'), name='reward')
 
     Attributes:
-        shape: sizes, None for one that is unknown. None altogether if even the number of dimensions is unknown.
-        dtype: anything that `numpy.dtype` takes; kept as a `numpy.dtype`. Strings are object.
-        name: for people; empty if it has none.
+        shape: sizes, with None for an unknown size. None instead of a tuple if the number of dimensions is unknown.
+        dtype: anything that `numpy.dtype` accepts; stored as a `numpy.dtype`. Strings are object.
+        name: shown in messages only; may be empty.
     """
 
     shape: tuple[int | None, ...] | None
@@ -70,11 +70,11 @@ def decode(value: Any) -> Any:
     """Return the nest that a signature describes.
 
     Args:
-        value: a `messages.StructuredValue` that may come from anyone.
+        value: a `messages.StructuredValue`, possibly of an untrusted writer.
 
     Returns:
-        A nest of `ArraySpec`, or None if the signature is not set or cannot be read; the log says which part of it.
-        Within a process, named tuples of one name with the same fields are of one class.
+        A nest of `ArraySpec`, or None if the signature is not set or cannot be read; the log names the unreadable part.
+        Within a process, named tuples of one name with the same fields have one class.
 
     Thread safety: any thread.
     """
@@ -87,7 +87,7 @@ def decode(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _warn_once(reason: str) -> None:
-    # Signatures are read again whenever the state of the tables is asked for, which a waiting writer does all the time.
+    # Signatures are decoded with every ServerInfo, which a waiting writer requests repeatedly.
     _logger.warning("%s Items of the table are read as flat tuples of columns.", reason)
 
 
@@ -126,9 +126,9 @@ def _decode_spec(spec: Any, path: tuple[object, ...]) -> ArraySpec:
 
 @functools.lru_cache(maxsize=256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    # Names that Python cannot have are replaced. A dict would take them, but sort the columns.
+    # Invalid Python names are replaced. A dict would accept them, but would change the order of the columns.
     usable = name.isidentifier() and not keyword.iskeyword(name)
-    return collections.namedtuple(  # noqa: PYI024  (`typing.NamedTuple` replaces none)
+    return collections.namedtuple(  # noqa: PYI024  (`typing.NamedTuple` cannot replace names)
         name if usable else "NamedTuple", fields, rename=True
     )
 

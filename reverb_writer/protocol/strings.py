@@ -1,4 +1,4 @@
-"""Strings of a tensor: their lengths as varints of up to 32 bits, then all bytes; or one field each.
+"""Decode the strings of a tensor: either lengths as varints of up to 32 bits, then all bytes; or one field each.
 
 Source: TensorFlow 2.15 (`tensor_coding.cc`, EncodeStringList).
 """
@@ -20,15 +20,15 @@ _MORE = 0x80  # marks a byte of a varint that is not its last
 
 
 def decode(content: bytes, strings: Sequence[bytes], count: int) -> npt.NDArray[Any]:
-    """Return so many strings as an object array of `bytes`.
+    """Return `count` strings as an object array of `bytes`, [count].
 
     Args:
-        content: lengths and bytes; if it is empty, `strings` are taken.
-        strings: the fields.
-        count: how many there must be.
+        content: lengths and bytes; if it is empty, `strings` are used.
+        strings: one field for each string.
+        count: the number of strings that the tensor's shape asks for.
 
     Raises:
-        FormatError: there are more or fewer.
+        FormatError: there are more or fewer strings.
     """
     found = _split(content, count) if content else list(strings)
     if len(found) != count:
@@ -39,19 +39,19 @@ def decode(content: bytes, strings: Sequence[bytes], count: int) -> npt.NDArray[
 
 
 def damaged(what: str) -> FormatError:
-    """Return the error that says that a tensor is not what a client writes."""
+    """Return an error that says that stored data is damaged; `what` names the data."""
     return FormatError(f"{what}. The data is damaged, or was not written by a Reverb client.")
 
 
 def _split(content: bytes, count: int) -> list[bytes]:
-    """Take strings out of their lengths, as varints of up to 32 bits, followed by their bytes."""
+    """Split bytes that hold the lengths of all strings, as varints of up to 32 bits, and then the strings."""
     lengths: list[int] = []
     position = 0
     while len(lengths) < count:
         length = 0
         for shift in range(0, 32, 7):
             if position == len(content):
-                raise damaged(f"{count} strings, {len(content)} bytes of which do not even hold the lengths")
+                raise damaged(f"{count} strings in {len(content)} bytes, which cannot hold even the lengths")
             byte = content[position]
             position += 1
             length |= byte % _MORE << shift

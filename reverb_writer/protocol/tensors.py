@@ -1,14 +1,15 @@
-"""Arrays to tensor messages and back.
+"""Arrays to encoded tensors and back.
 
-    encode: array -> bytes of a TensorProto
-    decode: TensorProto -> array, if everything it says of itself is true
+    layout         what encodes arrays of one dtype and shape as the bytes of a TensorProto
+    parse_header   dtype and shape of an encoded tensor, if they are allowed
+    EncodedTensor  an encoded tensor, which is checked and then decoded into an array
 
-What is stored of an array is its elements in C order, little-endian, as one raw snappy block. Of strings it is the
-lengths as varints, then all bytes, uncompressed. Whoever may write to a Reverb server chooses the bytes that a learner
-decodes, so `decode` believes nothing: dtypes are taken from an allow-list, and shape, dtype, the size that the snappy
-block announces and the bytes that are there must agree before memory is taken.
+The content of a tensor is its elements in C order, little-endian, as one raw snappy block. The content of a tensor of
+strings is their lengths as varints, then all their bytes, uncompressed. Every writer of a Reverb server chooses bytes
+that learners decode. So dtypes are taken from an allow-list, and no memory is allocated before shape, dtype, the size
+in the snappy block's length prefix and the number of bytes agree.
 
-Not on the list are VARIANT and RESOURCE, with which a writer can run code in a learner (CVE-2024-8375), and the
+The allow-list excludes VARIANT and RESOURCE, with which a writer can run code in a learner (CVE-2024-8375), and the
 quantised, float8 and 4-bit types, for which Reverb has no NumPy dtype.
 
 Source: Reverb 0.14 (`tensor_compression.cc`), TensorFlow 2.15 (`Tensor::AsProtoTensorContent`, `Tensor::FromProto`).
@@ -36,27 +37,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
     "MAX_TENSOR_BYTES",
-    "Head",
-    "Tensor",
-    "decode",
+    "EncodedTensor",
+    "TensorHeader",
     "decompress_into",
     "dtype_number",
     "dtype_of",
-    "encode",
-    "head_of",
     "layout",
+    "parse_header",
     "varint",
 ]
 
 MAX_TENSOR_BYTES: Final = 2**31 - 1
-"""Size of the largest array, in bytes, that is encoded, and decoded unless told otherwise: what a message can hold."""
+"""Size in bytes of the largest array that is encoded: the largest that fits in a protobuf message."""
 
 _MAX_DIMS: Final = 32  # NumPy 1; NumPy 2 can do 64
 _MAX_SNAPPY_RATIO: Final = 22  # its densest element makes 64 bytes of 3
 _MAX_EXTENT: Final = sys.maxsize // 16  # elements of the widest dtype; NumPy counts them as if no dimension were 0
-_WORTH_A_VIEW: Final = 8192  # bytes from which a copy costs more than the view that spares it
+_MIN_VIEW_BYTES: Final = 8192  # smaller arrays are copied: that costs less than making a view
 _MORE: Final = 0x80  # marks a byte of a varint that is not its last
-_LONGEST_SHAPE: Final = 512  # bytes; 32 dimensions take fewer, but dimensions may have names
+_MAX_CACHED_SHAPE_BYTES: Final = 512  # 32 dimensions take fewer, but dimensions may have names
 _CONTENT_TAG: Final = b"\x22"  # field 4, length-delimited: the last field we write
 
 _DTYPES: Final[dict[int, np.dtype[Any]]] = {
@@ -83,7 +82,7 @@ _ALLOWED: Final = ", ".join([dtype.name for dtype in _NUMBERS if dtype.kind != "
 
 
 def dtype_number(dtype: np.dtype[Any]) -> int:
-    """Return the number that Reverb gives to a dtype.
+    """Return the number that a dtype has in Reverb's protocol.
 
     >>> int(dtype_number(np.dtype(">f4")))
     1
@@ -105,7 +104,7 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 
 
 def dtype_of(number: int) -> np.dtype[Any]:
-    """Return the dtype, of native byte order, that a number of Reverb's stands for.
+    """Return the dtype, of native byte order, that has this number in Reverb's protocol.
 
     >>> dtype_of(19)
     dtype('float16')
@@ -114,7 +113,7 @@ def dtype_of(number: int) -> np.dtype[Any]:
         The dtype. Strings are object, to be filled with `bytes`.
 
     Raises:
-        UnsafeDataError: the number is not on the allow-list.
+        UnsafeDataError: the dtype is not on the allow-list.
         FormatError: it is bfloat16, and ml_dtypes is not installed.
     """
     dtype = _DTYPES.get(number)
@@ -124,13 +123,13 @@ def dtype_of(number: int) -> np.dtype[Any]:
         return _bfloat16()
     raise UnsafeDataError(
         f"tensor of dtype {_name_of(number)} ({number}), which is never decoded, expected one of {_ALLOWED}. "
-        "Find out who wrote it."
+        "Find the writer that stores it."
     )
 
 
 def _bfloat16() -> np.dtype[Any]:
     try:
-        import ml_dtypes  # noqa: PLC0415  (not a dependency: few need it)
+        import ml_dtypes  # noqa: PLC0415  (an optional dependency: few users need it)
     except ImportError:
         raise FormatError("tensor of dtype bfloat16, which NumPy does not know. Install `ml_dtypes`.") from None
     dtype: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
@@ -145,36 +144,26 @@ def _name_of(number: int) -> str:
 # Encoding
 
 
-def encode(array: Array) -> bytes:
-    """Encode an array as the bytes of a TensorProto.
-
-    Args:
-        array: of any shape, byte order and memory layout; it is only read. NumPy drops trailing zero bytes of `S`
-            and `U` elements: use an object array to keep them.
-
-    Returns:
-        Bytes that Reverb's own client decodes to an array of equal dtype, shape and values. `str` is stored as UTF-8.
-
-    Raises:
-        StructureError: Reverb cannot store the dtype, an element of an object array is neither `str` nor `bytes`, or
-            the array is larger than `MAX_TENSOR_BYTES`.
-
-    Thread safety: any thread; the compression releases the GIL.
-    """
-    header, content_of = layout(array.dtype, array.shape)
-    content = content_of(array)
-    encoded: bytes = header + varint(len(content)) + content
-    return encoded
-
-
 @functools.lru_cache(maxsize=4096)
 def layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
-    """Return what arrays of one dtype and shape share: the bytes before their content, and what makes the content.
+    """Return the first bytes of a TensorProto of this dtype and shape, and a function that encodes an array's content.
 
-    The bytes of a TensorProto are the former, the content's length as a varint, and the content.
+    The first bytes, the length of the content as a varint, and the content together are a TensorProto, which Reverb's
+    own client decodes to an array of equal dtype, shape and values.
+
+    Args:
+        dtype: of any byte order.
+        shape: of the arrays.
+
+    Returns:
+        The bytes, and a function of an array of any memory layout, which it only reads. It encodes `str` as UTF-8, and
+        raises a StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero
+        bytes of `S` and `U` elements: use an object array to keep them.
 
     Raises:
-        StructureError: as for `encode`.
+        StructureError: Reverb cannot store the dtype, or the array is larger than `MAX_TENSOR_BYTES`.
+
+    Thread safety: any thread; compression releases the GIL.
     """
     number = dtype_number(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
@@ -196,9 +185,9 @@ def layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callabl
 
 
 def _snappy_content(array: Array) -> Any:
-    if array.nbytes >= _WORTH_A_VIEW and array.flags.c_contiguous:
+    if array.nbytes >= _MIN_VIEW_BYTES and array.flags.c_contiguous:
         return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8).data)
-    # `tobytes` costs a copy, but is right for every layout, for 0-d arrays and for bfloat16, which cramjam refuses.
+    # `tobytes` makes a copy, but supports every memory layout, 0-d arrays, and bfloat16, which cramjam refuses.
     return cramjam.snappy.compress_raw(array.tobytes())
 
 
@@ -243,102 +232,90 @@ def varint(number: int) -> bytes:
 # Decoding
 
 
-def decode(proto: Any, *, delta_encoded: bool = False, max_bytes: int = MAX_TENSOR_BYTES) -> Array:
-    """Decode a TensorProto that may come from anyone.
-
-    Args:
-        proto: a `messages.TensorProto`.
-        delta_encoded: as the chunk says: integers of at least two dimensions hold differences along axis 0.
-        max_bytes: no array larger than this is made.
-
-    Returns:
-        A new, writable array in C order and native byte order, which nothing else refers to. Strings come as an object
-        array of `bytes`. Booleans are 0 or 1, whatever byte was stored.
-
-    Raises:
-        UnsafeDataError: the dtype is not on the allow-list, or the array is larger than `max_bytes`.
-        FormatError: the parts of the message contradict each other or are damaged; or ml_dtypes is needed.
-
-    Thread safety: any thread; the decompression releases the GIL.
-    """
-    head = head_of(proto.dtype, proto.tensor_shape.SerializeToString())
-    tensor = Tensor(head, proto.tensor_content, proto.string_val)
-    tensor.check(max_bytes)
-    array = np.empty(tensor.head.shape, tensor.head.dtype)
-    tensor.decode_into(array, delta_encoded=delta_encoded)
-    return array
-
-
 @dataclass(frozen=True, eq=False)
-class Head:
-    """What a tensor says of the array that it will be. Tensors of one dtype and shape share theirs: the same object.
+class TensorHeader:
+    """Dtype and shape of an encoded tensor. Headers of equal dtype and shape are one object while they are cached.
 
     Attributes:
-        num_bytes: of the array.
-        announced: what a snappy block of so many bytes begins with.
-        min_content: bytes that such a block has at least.
+        dtype: of native byte order.
+        shape: with all dimensions.
+        num_bytes: size of the array, without the characters of strings.
+        length_prefix: first bytes of a snappy block of `num_bytes`, as most writers write it.
+        min_block_bytes: size of the smallest snappy block of `num_bytes`.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     num_bytes: int
-    announced: bytes
-    min_content: int
+    length_prefix: bytes
+    min_block_bytes: int
 
 
-class Tensor(NamedTuple):
+class EncodedTensor(NamedTuple):
     """A tensor whose content is not decoded.
 
     Attributes:
-        head: dtype, shape and size of the array that it will be.
-        content: a snappy block, or the strings' lengths and bytes.
-        strings: if it has no content.
+        header: its dtype and shape.
+        content: a snappy block; of strings their lengths and bytes.
+        strings: the strings, if `content` is empty.
     """
 
-    head: Head
+    header: TensorHeader
     content: bytes
     strings: Sequence[bytes] = ()
 
     def check(self, max_bytes: int) -> None:
-        """Make sure that head and content agree; nothing is decoded, and no memory taken for it.
+        """Check that header and content agree, without decoding the content and without allocating memory for it.
 
         Raises:
             UnsafeDataError: the array would be larger than `max_bytes`.
-            FormatError: they contradict each other.
+            FormatError: header and content contradict each other.
         """
-        head, content = self.head, self.content
-        if head.num_bytes > max_bytes:
+        header, content = self.header, self.content
+        if header.num_bytes > max_bytes:
             raise UnsafeDataError(
-                f"tensor {head.dtype} {head.shape}: {head.num_bytes} bytes, expected at most {max_bytes}. "
-                "Raise `max_bytes` if you trust the writer."
+                f"tensor {header.dtype} {header.shape}: {header.num_bytes} bytes, expected at most {max_bytes}. "
+                "Raise `max_sample_bytes` if you trust the writer."
             )
-        if head.dtype.kind == "O":
-            count = math.prod(head.shape)
+        if header.dtype.kind == "O":
+            count = math.prod(header.shape)
             if count > max(len(content), len(self.strings)):
-                raise damaged(f"{len(self.strings)} strings or {len(content)} bytes, too few for shape {head.shape}")
+                raise damaged(f"{len(self.strings)} strings or {len(content)} bytes, too few for shape {header.shape}")
             return
-        if not content.startswith(head.announced):
+        if not content.startswith(header.length_prefix):
             try:
-                announced = cramjam.snappy.decompress_raw_len(content)
+                announced_bytes = cramjam.snappy.decompress_raw_len(content)
             except cramjam.DecompressionError as error:
                 raise damaged(f"snappy block that cannot be decompressed: {error}") from None
-            if announced != head.num_bytes:
-                raise damaged(f"snappy block of {announced} bytes, expected {head.num_bytes} from dtype and shape")
-        if len(content) < head.min_content:
+            if announced_bytes != header.num_bytes:
+                raise damaged(
+                    f"snappy block of {announced_bytes} bytes, expected {header.num_bytes} from dtype and shape"
+                )
+        if len(content) < header.min_block_bytes:
             raise damaged(
-                f"snappy block of {len(content)} bytes, which cannot hold the {head.num_bytes} that it announces"
+                f"snappy block of {len(content)} bytes, which cannot hold the {header.num_bytes} that its length "
+                "prefix announces"
             )
 
     def decode_into(self, array: Array, *, delta_encoded: bool = False) -> None:
-        """Decode into an array of its dtype and shape, in C order; see `decode`.
+        """Decode into an array of this dtype and shape, in C order.
+
+        Strings become `bytes` in an object array. Booleans become 0 or 1, whatever byte is stored.
+
+        Args:
+            array: is overwritten.
+            delta_encoded: whether integers of two or more dimensions are stored as differences along axis 0, as the
+                chunk says.
 
         Raises:
-            FormatError: the content is damaged; then so is the array.
+            FormatError: the content is damaged. The values of the array are undefined then.
+
+        Thread safety: any thread; decompression releases the GIL.
         """
-        kind = self.head.dtype.kind
+        kind = self.header.dtype.kind
         if kind == "O":
-            count = math.prod(self.head.shape)
-            array[...] = strings.decode(self.content, self.strings, count).reshape(self.head.shape)
+            count = math.prod(self.header.shape)
+            array[...] = strings.decode(self.content, self.strings, count).reshape(self.header.shape)
             return
         stored = array.reshape(-1).view(np.uint8)
         decompress_into(self.content, stored)
@@ -353,10 +330,10 @@ class Tensor(NamedTuple):
 
 
 def decompress_into(content: bytes | memoryview, array: Array) -> None:
-    """Decompress a snappy block that is checked into an array of uint8 of its size, in C order.
+    """Decompress a snappy block, whose size was checked, into a uint8 array of that size, in C order.
 
     Raises:
-        FormatError: the block is damaged; then so is the array.
+        FormatError: the block is damaged. The values of the array are undefined then.
     """
     decompress: Callable[[Any, Any], int] = cramjam.snappy.decompress_raw_into  # NumPy 1 types no array as a buffer
     try:
@@ -365,23 +342,28 @@ def decompress_into(content: bytes | memoryview, array: Array) -> None:
         raise damaged(f"snappy block that cannot be decompressed: {error}") from None
 
 
-def head_of(dtype_number: int, encoded_shape: bytes) -> Head:
-    """Return what a tensor from anyone says of its array, given the number and the TensorShapeProto in it.
+def parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
+    """Return the dtype and shape of a tensor from an untrusted writer.
+
+    Args:
+        dtype_number: the tensor's `messages.DataType`.
+        encoded_shape: its TensorShapeProto.
 
     Raises:
         UnsafeDataError: the dtype is not on the allow-list.
         FormatError: no array can have that shape.
     """
-    return (_head_of if len(encoded_shape) <= _LONGEST_SHAPE else _head_of.__wrapped__)(dtype_number, encoded_shape)
+    parse = _parse_header if len(encoded_shape) <= _MAX_CACHED_SHAPE_BYTES else _parse_header.__wrapped__
+    return parse(dtype_number, encoded_shape)
 
 
 @functools.lru_cache(maxsize=1024)
-def _head_of(dtype_number: int, encoded_shape: bytes) -> Head:
+def _parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
     dtype = dtype_of(dtype_number)
     try:
         proto = TensorShapeProto.FromString(encoded_shape)
     except DecodeError as error:
-        raise damaged(f"tensor of a shape that cannot be read ({error})") from None
+        raise damaged(f"tensor whose shape cannot be parsed ({error})") from None
     shape = tuple([dim.size for dim in proto.dim])
     if proto.unknown_rank:
         raise damaged("tensor of unknown shape")
@@ -390,4 +372,4 @@ def _head_of(dtype_number: int, encoded_shape: bytes) -> Head:
     if min(shape, default=0) < 0 or (0 in shape and math.prod(size or 1 for size in shape) > _MAX_EXTENT):
         raise damaged(f"tensor of shape {shape}, which no array can have")
     num_bytes = math.prod(shape) * dtype.itemsize
-    return Head(dtype, shape, num_bytes, varint(num_bytes), -(-num_bytes // _MAX_SNAPPY_RATIO))
+    return TensorHeader(dtype, shape, num_bytes, varint(num_bytes), -(-num_bytes // _MAX_SNAPPY_RATIO))

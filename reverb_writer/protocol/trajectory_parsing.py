@@ -1,8 +1,9 @@
-"""From an item's bytes to integers: which rows of which chunks each of its columns is made of.
+"""An item's encoded trajectory to integers: which rows of which chunks each of its columns consists of.
 
-An item lists the slices of every column. Columns that were written together name the same rows of the same chunks and
-differ only in which tensor of the chunk they mean; they are one group here, and are looked up and gathered as one. Our
-writers make items of one group; TF-Agents', with a chunk for each column, make one a column.
+A trajectory lists the chunk slices of every column. Columns that were written together name the same rows of the same
+chunks, and differ only in the index of their tensor within the chunk. Such columns form a group here, and are looked up
+and gathered together. Items of our writers have one group; items of TF-Agents' writer, which writes one chunk for each
+column, have one group for each column.
 
 Pure: no I/O. Source: reverb/cc/schema.proto (FlatTrajectory); protobuf's encoding guide.
 """
@@ -19,55 +20,58 @@ from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["Group", "Layout", "Slice", "parse"]
+__all__ = ["ColumnGroup", "ItemLayout", "Slice", "parse_trajectory"]
 
 Slice = tuple[int, int, int]
 """Chunk key, first row, number of rows."""
 
 
-class Group(NamedTuple):
-    """Columns of an item whose rows are the same rows of the same chunks.
+class ColumnGroup(NamedTuple):
+    """Columns of an item that consist of the same rows of the same chunks.
 
     Attributes:
-        columns: which columns of the item.
-        tensors: for each, which tensor of the chunks.
+        columns: indices of the columns in the item.
+        tensors: for each column, the index of its tensor in the chunks.
     """
 
     columns: tuple[int, ...]
     tensors: tuple[int, ...]
 
 
-class Layout(NamedTuple):
-    """What items of one writer have in common.
+class ItemLayout(NamedTuple):
+    """How an item's columns are stored in chunks. Items of one writer have equal layouts.
 
     Attributes:
-        groups: each column is in one.
-        squeezed: for each column, whether its one row is given without the time dimension.
+        groups: every column is in exactly one.
+        is_scalar: for each column, whether it has one row, which readers get without the time dimension.
     """
 
-    groups: tuple[Group, ...]
-    squeezed: tuple[bool, ...]
+    groups: tuple[ColumnGroup, ...]
+    is_scalar: tuple[bool, ...]
 
 
-_FIELD, _BYTE_INDEX = b"\x0a", b"\x20"  # of both columns and slices, field 1; of a slice, its index
+_FIELD, _INDEX = b"\x0a", b"\x20"  # tags: field 1, of both columns and slices; a slice's index
 _SQUEEZE = b"\x10\x01"
 _INDICES = [bytes([index]) for index in range(128)]
 
 
-def parse(flat_trajectory: bytes) -> tuple[Layout, Sequence[Sequence[Slice]]]:
+def parse_trajectory(flat_trajectory: bytes) -> tuple[ItemLayout, Sequence[Sequence[Slice]]]:
     """Return an item's layout, and the slices of each of its groups.
 
+    Args:
+        flat_trajectory: an encoded FlatTrajectory.
+
     Raises:
-        FormatError: it is no FlatTrajectory, has no column, or a column without rows.
+        FormatError: the bytes are not a FlatTrajectory, or the item has no columns, or a column has no rows.
     """
-    return _parse_alike(flat_trajectory) or _parse_any(flat_trajectory)
+    return _parse_uniform(flat_trajectory) or _parse_any(flat_trajectory)
 
 
-def _parse_alike(flat: bytes) -> tuple[Layout, list[list[Slice]]] | None:  # noqa: PLR0911  # many ways to be unlike
-    """Take apart what our writers write: all columns like the first, but for the index. None if it is anything else.
+def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:  # noqa: PLR0911  # many other forms
+    """Parse a trajectory whose columns differ only in the index, as those of our writers do; None if they do not.
 
-    The first column is read; the bytes that the others must then have are made and compared, which is ten times as
-    fast as reading them.
+    Only the first column is parsed. The bytes that the other columns must have are then computed and compared, which is
+    ten times as fast as parsing them.
     """
     if len(flat) < 3 or flat[0] != 0x0A:  # noqa: PLR2004  # a tag and a length of up to two bytes
         return None
@@ -87,7 +91,7 @@ def _parse_alike(flat: bytes) -> tuple[Layout, list[list[Slice]]] | None:  # noq
             if read.index or read.offset < 0 or read.length < 1:
                 return None
             slices.append((read.chunk_key, read.offset, read.length))
-            pieces.append(b"".join((_FIELD, _INDICES[length + 2], body, _BYTE_INDEX)))
+            pieces.append(b"".join((_FIELD, _INDICES[length + 2], body, _INDEX)))
             at += 2 + length
     except (IndexError, DecodeError):
         return None
@@ -104,49 +108,49 @@ def _parse_alike(flat: bytes) -> tuple[Layout, list[list[Slice]]] | None:  # noq
     pieces.append(squeeze)
     if others and flat[stop:] != b"".join([index.join(pieces) for index in _INDICES[1 : others + 1]]):
         return None
-    return _alike(others + 1, bool(squeeze)), [slices]
+    return _uniform_layout(others + 1, bool(squeeze)), [slices]
 
 
 @functools.lru_cache(maxsize=64)
-def _alike(num_columns: int, squeezed: bool) -> Layout:
+def _uniform_layout(num_columns: int, is_scalar: bool) -> ItemLayout:
     columns = tuple(range(num_columns))
-    return Layout((Group(columns, columns),), (squeezed,) * num_columns)
+    return ItemLayout((ColumnGroup(columns, columns),), (is_scalar,) * num_columns)
 
 
-def _parse_any(flat: bytes) -> tuple[Layout, list[list[Slice]]]:
+def _parse_any(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]]:
     try:
         trajectory = messages.FlatTrajectory.FromString(flat)
     except DecodeError as error:
-        raise FormatError(f"an item whose trajectory cannot be read ({error}).") from None
+        raise FormatError(f"an item whose trajectory cannot be parsed ({error}).") from None
     groups: dict[tuple[Slice, ...], int] = {}
-    numbers: list[int] = []  # of each column: its group,
-    tensors: list[int] = []  # which tensor of the chunks,
-    squeezed: list[bool] = []
+    group_of: list[int] = []  # by column, as `tensors` and `is_scalar`
+    tensors: list[int] = []
+    is_scalar: list[bool] = []
     for column in trajectory.columns:
-        pieces = [(piece.chunk_key, piece.offset, piece.length, piece.index) for piece in column.chunk_slices]
-        index = pieces[0][3] if pieces else -1
+        slices = [(part.chunk_key, part.offset, part.length, part.index) for part in column.chunk_slices]
+        index = slices[0][3] if slices else -1
         num_rows = 0
-        for _, offset, length, its_index in pieces:
+        for _, offset, length, slice_index in slices:
             num_rows += length
-            if offset < 0 or length < 1 or its_index != index:
+            if offset < 0 or length < 1 or slice_index != index:
                 index = -1
         if index < 0:
-            raise FormatError(f"column {len(numbers)} of an item is made of impossible slices: {pieces}"[:500])
+            raise FormatError(f"column {len(group_of)} of an item consists of impossible slices: {slices}"[:500])
         if column.squeeze and num_rows != 1:
-            raise FormatError(f"column {len(numbers)} of an item is squeezed, but has more than one row.")
-        numbers.append(groups.setdefault(tuple([piece[:3] for piece in pieces]), len(groups)))
+            raise FormatError(f"column {len(group_of)} of an item is squeezed, but has more than one row.")
+        group_of.append(groups.setdefault(tuple([part[:3] for part in slices]), len(groups)))
         tensors.append(index)
-        squeezed.append(column.squeeze)
+        is_scalar.append(column.squeeze)
     if not groups:
         raise FormatError("an item without columns.")
-    return _grouped(tuple(numbers), tuple(tensors), tuple(squeezed)), [list(slices) for slices in groups]
+    return _grouped_layout(tuple(group_of), tuple(tensors), tuple(is_scalar)), [list(slices) for slices in groups]
 
 
 @functools.lru_cache(maxsize=16)  # a layout may be as large as a message
-def _grouped(numbers: tuple[int, ...], tensors: tuple[int, ...], squeezed: tuple[bool, ...]) -> Layout:
-    """Return the layout of columns that are in these groups and are these tensors of their chunks."""
-    members: list[list[int]] = [[] for _ in range(max(numbers) + 1)]
-    for column, number in enumerate(numbers):
-        members[number].append(column)
-    groups = [Group(tuple(columns), tuple([tensors[column] for column in columns])) for columns in members]
-    return Layout(tuple(groups), squeezed)
+def _grouped_layout(group_of: tuple[int, ...], tensors: tuple[int, ...], is_scalar: tuple[bool, ...]) -> ItemLayout:
+    """Return the layout of columns, given each column's group, tensor index and whether it is a scalar."""
+    members: list[list[int]] = [[] for _ in range(max(group_of) + 1)]
+    for column, group in enumerate(group_of):
+        members[group].append(column)
+    groups = [ColumnGroup(tuple(columns), tuple([tensors[column] for column in columns])) for columns in members]
+    return ItemLayout(tuple(groups), is_scalar)

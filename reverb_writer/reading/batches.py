@@ -111,7 +111,7 @@ def collate(
 def _stacked(column: Column, number: int) -> Array:
     rows, lengths = column.rows, column.lengths
     assert isinstance(rows, np.ndarray)  # noqa: S101  # the caller has looked
-    if column.squeezed:
+    if column.is_scalar:
         return rows
     if (lengths != lengths[0]).any():
         raise StructureError(
@@ -124,7 +124,7 @@ def _stacked(column: Column, number: int) -> Array:
 def _padded(column: Column) -> Array:
     rows, lengths = column.rows, column.lengths
     assert isinstance(rows, np.ndarray)  # noqa: S101  # the caller has looked
-    if column.squeezed:
+    if column.is_scalar:
         return rows
     longest = lengths.max()
     if (lengths == longest).all():

@@ -80,7 +80,7 @@ def cut(
 
     Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset(num_steps)`.
     """
-    sequences = [column for column in columns if not column.squeezed]
+    sequences = [column for column in columns if not column.is_scalar]
     if not sequences or any((column.lengths != sequences[0].lengths).any() for column in sequences):
         raise StructureError("`num_steps` needs items whose leaves all have the same number of rows.")
     counts = sequences[0].lengths // num_steps
@@ -93,9 +93,9 @@ def cut(
     for column in columns:
         if isinstance(column.rows, list):
             raise StructureError("`num_steps` needs items that agree in dtype and shape.")
-        lengths = np.full(len(sample_of), 1 if column.squeezed else num_steps)
-        taken = column.rows[sample_of] if column.squeezed else column.rows[rows.reshape(-1)]
-        pieces.append(Column(taken, lengths, column.squeezed))
+        lengths = np.full(len(sample_of), 1 if column.is_scalar else num_steps)
+        taken = column.rows[sample_of] if column.is_scalar else column.rows[rows.reshape(-1)]
+        pieces.append(Column(taken, lengths, column.is_scalar))
     return pieces, infos.choose(sample_of), sample_of
 
 
@@ -103,7 +103,7 @@ def _joined(parts: Sequence[Column]) -> Column:
     if len(parts) == 1:
         return parts[0]
     lengths: npt.NDArray[np.int64] = np.concatenate([part.lengths for part in parts])
-    return Column(np.concatenate([np.asarray(part.rows) for part in parts]), lengths, parts[0].squeezed)
+    return Column(np.concatenate([np.asarray(part.rows) for part in parts]), lengths, parts[0].is_scalar)
 
 
 def _pieces_of(column: Column, which: slice) -> Column:
@@ -112,4 +112,4 @@ def _pieces_of(column: Column, which: slice) -> Column:
     size = int(lengths[0]) if len(lengths) else 1
     rows = np.asarray(column.rows)
     chosen = rows.reshape(len(lengths), size, *rows.shape[1:])[which]
-    return Column(chosen.reshape(-1, *rows.shape[1:]), lengths[which], column.squeezed)
+    return Column(chosen.reshape(-1, *rows.shape[1:]), lengths[which], column.is_scalar)

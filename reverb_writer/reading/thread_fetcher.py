@@ -1,6 +1,6 @@
 """Fetch samples of one table on one server ahead of their use, in a thread, bounded.
 
-    take() frees room -> request -> server -> stream -> assembly -> batches ready -> take()
+    take() frees room -> request -> server -> stream -> assembler -> batches ready -> take()
 
 At most `max_in_flight_batches` are on their way, being put together, or ready. A lost connection is made again; what
 was asked for and did not come is asked for again. Batches come in the order in which the server chose their samples.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from reverb_writer.decoding.batch_assembler import Assembly
+from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import Column, SampleInfos
 from reverb_writer.errors import (
     ClosedError,
@@ -89,7 +89,7 @@ class Prefetch:
         self.address = channel.address
         self._channel, self._table, self._info = channel, plan.table, info
         self._batch_size, self._skip_unsafe, self._wake = plan.batch_size, plan.skip_unsafe, wake
-        self._assembly = Assembly(
+        self._assembler = BatchAssembler(
             plan.max_cache_bytes,
             plan.max_sample_bytes,
             batch_size=plan.batch_size,
@@ -97,7 +97,7 @@ class Prefetch:
             num_buffers=plan.max_in_flight_batches + 1 if plan.reuses_buffers else 0,
         )
         self._gives_away = info.tables[plan.table].max_times_sampled > 0
-        self._assembling = threading.Lock()  # guards the assembly and `_oldest_at`; taken before the other
+        self._assembling = threading.Lock()  # guards the assembler and `_oldest_at`; taken before the other
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
         self._single_pass = plan.single_pass
@@ -130,7 +130,7 @@ class Prefetch:
         """
         if partial:
             with self._assembling:
-                if not self._ready and self._assembly.num_samples:
+                if not self._ready and self._assembler.num_samples:
                     self._finish_batch()
         with self._lock:
             if not self._ready:
@@ -190,8 +190,8 @@ class Prefetch:
             stats.in_flight_samples = stream.num_in_flight if stream else 0
             stats.ready_samples = self._held
             stats.received_bytes = self._past_bytes + (stream.num_bytes if stream else 0)
-            stats.cache_bytes = self._assembly.cache_bytes
-            stats.decoded_chunks = self._assembly.num_decoded_chunks
+            stats.cache_bytes = self._assembler.cache_bytes
+            stats.decoded_chunks = self._assembler.num_decoded_chunks
         return stats
 
     def drain(self, drain_s: float) -> None:
@@ -319,20 +319,20 @@ class Prefetch:
     def _add(self, samples: list[Any]) -> list[Any]:
         """Put samples to the others, as many as a batch lacks; return the rest."""
         with self._assembling:
-            before = self._assembly.num_samples
+            before = self._assembler.num_samples
             if not before:
                 self._oldest_at = time.monotonic()
             missing = self._batch_size - before
-            errors = self._assembly.add(samples[:missing])
+            errors = self._assembler.add(samples[:missing])
             told = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
             num_skipped = len(errors) - len(told)
             with self._lock:
-                self._held += self._assembly.num_samples - before
+                self._held += self._assembler.num_samples - before
                 self._stats.skipped_samples += num_skipped
                 self._room += num_skipped  # an error that is to be told has its place until then
                 if not self._gives_away:
                     self._request(num_skipped)
-            if self._assembly.num_samples == self._batch_size:
+            if self._assembler.num_samples == self._batch_size:
                 self._finish_batch()
                 self._wake()
         if told:
@@ -341,7 +341,7 @@ class Prefetch:
         return samples[missing:]
 
     def _finish_batch(self) -> None:
-        self._ready.append(Fetched(*self._assembly.take(), self._oldest_at))
+        self._ready.append(Fetched(*self._assembler.take(), self._oldest_at))
 
     def _tell(self, error: ReverbWriterError) -> None:
         """Have the reader told of what ended a stream; return when it is, so that damage without end costs nothing."""

@@ -21,7 +21,7 @@ import grpc
 
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, StructureError
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import Splicer
+from reverb_writer.protocol.responses import SampleReassembler
 from reverb_writer.transport.channel import Channel, no_connection
 
 __all__ = ["SampleStream"]
@@ -53,7 +53,7 @@ class SampleStream:
         self._lock = threading.Lock()
         self._table, self._address, self._deadline_s = table, channel.address, deadline_s
         self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._splicer = Splicer()
+        self._reassembler = SampleReassembler()
         self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
 
     @property
@@ -68,7 +68,7 @@ class SampleStream:
         self._requests.put(num_samples)
 
     def read(self) -> list[Any]:
-        """Wait for the next message and return the samples that it completes, see `Splicer`; maybe none.
+        """Wait for the next message and return the samples that it completes, see `SampleReassembler`; maybe none.
 
         Raises:
             ReplayTimeoutError: the deadline is over.
@@ -86,7 +86,7 @@ class SampleStream:
             raise self._translated(error) from error
         self.num_bytes += len(message)
         try:
-            samples = self._splicer.feed(message)
+            samples = self._reassembler.feed(message)
             self._refuse_unasked(len(samples))
         except FormatError:
             self.cancel()

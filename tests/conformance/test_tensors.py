@@ -10,8 +10,9 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import tensor_codec
 
-from reverb_writer.protocol import messages, tensors
+from reverb_writer.protocol import messages
 
 reverb = pytest.importorskip("reverb")
 tf = pytest.importorskip("tensorflow")
@@ -97,7 +98,7 @@ def sampled(channel: grpc.Channel, table: str) -> list[Array]:
         slices = []
         for part in column.chunk_slices:
             chunk = chunks[part.chunk_key]
-            array = tensors.decode(chunk.data.tensors[part.index], delta_encoded=chunk.delta_encoded)
+            array = tensor_codec.decode(chunk.data.tensors[part.index], delta_encoded=chunk.delta_encoded)
             slices.append(array[part.offset : part.offset + part.length])
         columns.append(np.concatenate(slices))
     return columns
@@ -112,7 +113,7 @@ def insert(channel: grpc.Channel, table: str, columns: list[Array]) -> None:
     chunk.sequence_range.end = len(columns[0]) - 1
     item = request.items.add(key=key, table=table, priority=1.0)
     for index, column in enumerate(columns):
-        chunk.data.tensors.add().MergeFromString(tensors.encode(column))
+        chunk.data.tensors.add().MergeFromString(tensor_codec.encode(column))
         item.flat_trajectory.columns.add().chunk_slices.add(chunk_key=key, length=len(column), index=index)
     response = call(channel, messages.INSERT_STREAM, request.SerializeToString(), messages.InsertStreamResponse)
     assert response.keys == [key]
@@ -179,14 +180,14 @@ def test_a_bfloat16_tensor_of_ours_is_read_by_their_dataset(address: str, peer: 
 def test_shape_and_dtype_are_written_as_by_tensorflow(name: str) -> None:
     array = as_read(ARRAYS[name])
     theirs = tf.make_tensor_proto(array, tf.string if array.dtype == object else None)
-    ours = messages.TensorProto.FromString(tensors.encode(ARRAYS[name]))
+    ours = messages.TensorProto.FromString(tensor_codec.encode(ARRAYS[name]))
     assert ours.dtype == theirs.dtype
     assert ours.tensor_shape.SerializeToString() == theirs.tensor_shape.SerializeToString()
 
 
 def test_strings_are_written_and_read_as_by_tensorflow() -> None:
     for name in ("bytes", "text", "S"):
-        encoded = tensors.encode(ARRAYS[name])
+        encoded = tensor_codec.encode(ARRAYS[name])
         assert_same(tf.io.parse_tensor(encoded, tf.string).numpy(), as_read(ARRAYS[name]))
         theirs = tf.io.serialize_tensor(ARRAYS[name]).numpy()  # in `string_val`
-        assert_same(tensors.decode(messages.TensorProto.FromString(theirs)), as_read(ARRAYS[name]))
+        assert_same(tensor_codec.decode(messages.TensorProto.FromString(theirs)), as_read(ARRAYS[name]))

@@ -1,4 +1,4 @@
-"""Whatever bytes come for a response, a learner gets samples or a typed error, and memory stays bounded.
+"""Any bytes of a response give a learner samples or a typed error, within the memory limit.
 
 `make fuzz` runs a million mutations; the default a few thousand of the same.
 """
@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk, item, response, together
 
-from reverb_writer.decoding.batch_assembler import Assembly
+from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.protocol.responses import Splicer
+from reverb_writer.protocol.responses import SampleReassembler
 from reverb_writer.protocol.table_specs import packer
 from reverb_writer.reading.batches import collate
 
@@ -35,7 +35,7 @@ RECORDED = [
     ),
     response(
         (
-            item(3, [[(21, 0, 3, 0)], [(22, 1, 1, 0)], [(23, 0, 2, 0)]], squeezed=(1,)),
+            item(3, [[(21, 0, 3, 0)], [(22, 1, 1, 0)], [(23, 0, 2, 0)]], is_scalar=(1,)),
             [
                 chunk(21, [np.arange(6).reshape(3, 2)], delta_encoded=True),
                 chunk(22, [np.array([True, False])]),
@@ -46,13 +46,13 @@ RECORDED = [
 ]
 
 
-def learn(message: bytes, assembly: Assembly) -> None:
-    """Do what a learner does with a message; let nothing but the typed errors through."""
+def receive(message: bytes, assembler: BatchAssembler) -> None:
+    """Decode a message as a learner does; only typed errors are expected."""
     try:
-        for error in assembly.add(Splicer().feed(message)):
+        for error in assembler.add(SampleReassembler().feed(message)):
             assert isinstance(error, (FormatError, UnsafeDataError))
-        if assembly.num_samples:
-            collate(*assembly.take(), packer(None), "list", "")
+        if assembler.num_samples:
+            collate(*assembler.take(), packer(None), "list", "")
     except (FormatError, StructureError):
         pass
 
@@ -78,21 +78,21 @@ def mutated(message: bytes, rng: random.Random) -> bytes:
 
 
 def test_recorded_responses_are_good() -> None:
-    assembly = Assembly(CACHE_BYTES, SAMPLE_BYTES)
+    assembler = BatchAssembler(CACHE_BYTES, SAMPLE_BYTES)
     for message in RECORDED:
-        assert assembly.add(Splicer().feed(message)) == []
-        assembly.take()
+        assert assembler.add(SampleReassembler().feed(message)) == []
+        assembler.take()
 
 
 def test_mutated_responses_give_samples_or_typed_errors_within_bounds() -> None:
     rng = random.Random(0)  # noqa: S311  # to be repeated, not secret
-    assembly = Assembly(CACHE_BYTES, SAMPLE_BYTES)
+    assembler = BatchAssembler(CACHE_BYTES, SAMPLE_BYTES)
     tracemalloc.start()
     try:
         for number in range(MUTATIONS):
-            learn(mutated(rng.choice(RECORDED), rng), assembly)
+            receive(mutated(rng.choice(RECORDED), rng), assembler)
             if number % 1000 == 999:
-                # Four layouts, one that takes the place of another, and what is handed out while it grows.
+                # Four layouts, one that replaces another, and a batch while its arrays are enlarged.
                 assert tracemalloc.get_traced_memory()[1] < 10 * (CACHE_BYTES + SAMPLE_BYTES)
     finally:
         tracemalloc.stop()
@@ -113,10 +113,10 @@ some_item = st.tuples(st.lists(st.tuples(some_chunk, st.integers(1, 6)), min_siz
 
 
 @given(st.lists(some_item, min_size=1, max_size=12), st.sampled_from([1, 1500, 4000, 10_000]), st.integers(1, 4))
-def test_chunks_that_come_again_as_others_are_refused_or_read_within_their_rows(
+def test_chunks_that_are_sent_again_with_other_contents_are_refused_or_decoded_within_their_rows(
     items: list[Any], cache_bytes: int, batch_size: int
 ) -> None:
-    """A server may send anything under a key that it has used; small caches decode some of it, now and then."""
+    """A server may send anything with a key that it has used before; small caches decode some of these chunks."""
     entries, num_rows = [], []
     for number, (named, is_complete) in enumerate(items):
         slices = [(0, min(length, rows)) for (_, length, _, _), rows in named]
@@ -128,40 +128,40 @@ def test_chunks_that_come_again_as_others_are_refused_or_read_within_their_rows(
             (together(number, [one[0] for one, _ in named], slices, 2), list(chunks.values())[not is_complete :])
         )
         num_rows.append(sum(rows for _, rows in slices))
-    assembly = Assembly(cache_bytes, SAMPLE_BYTES)
-    samples = Splicer().feed(response(*entries))
+    assembler = BatchAssembler(cache_bytes, SAMPLE_BYTES)
+    samples = SampleReassembler().feed(response(*entries))
     for first in range(0, len(samples), batch_size):
         some = samples[first : first + batch_size]
-        errors = assembly.add(some)
+        errors = assembler.add(some)
         assert all(isinstance(error, (FormatError, UnsafeDataError)) for error in errors)
-        assert assembly.num_samples == len(some) - len(errors)
-        if assembly.num_samples:
-            columns, infos = assembly.take()
+        assert assembler.num_samples == len(some) - len(errors)
+        if assembler.num_samples:
+            columns, infos = assembler.take()
             for column in columns:
                 assert column.lengths.tolist() == [num_rows[key] for key in infos.keys.tolist()]
                 assert sum(map(len, column.split())) == column.lengths.sum()
 
 
-def test_chunk_that_changes_while_it_makes_room_is_refused() -> None:
-    """The cache holds one chunk of the two: the first one is there, makes room, and comes again as another one."""
+def test_chunk_that_has_changed_when_it_is_decoded_again_is_refused() -> None:
+    """The cache holds one of two chunks: the first is evicted for the second, and sent again with other contents."""
     first, second = chunk(1, [np.arange(4)]), chunk(2, [np.arange(4)])
     for other in (chunk(1, [np.arange(4) * 0.5]), chunk(1, [np.arange(3)]), chunk(3, [np.arange(4)])):
-        assembly = Assembly(32, SAMPLE_BYTES)
-        good, bad = Splicer().feed(
+        assembler = BatchAssembler(32, SAMPLE_BYTES)
+        good, bad = SampleReassembler().feed(
             response(
                 (together(1, [1], [(0, 4)], 1), [first]), (together(2, [1, 2], [(0, 4), (0, 4)], 1), [other, second])
             )
         )
-        (error,) = assembly.add([good, bad])
+        (error,) = assembler.add([good, bad])
         assert isinstance(error, FormatError)
-        assert assembly.add([good]) == []
-        columns, _ = assembly.take()
+        assert assembler.add([good]) == []
+        columns, _ = assembler.take()
         assert np.concatenate(columns[0].split()).tolist() == 2 * [0, 1, 2, 3]
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_give_samples_or_typed_errors(message: bytes) -> None:
-    learn(message, Assembly(CACHE_BYTES, SAMPLE_BYTES))
+    receive(message, BatchAssembler(CACHE_BYTES, SAMPLE_BYTES))
 
 
 @given(st.binary(max_size=200))
@@ -170,4 +170,4 @@ def test_any_trajectory_gives_samples_or_typed_errors(flat: bytes) -> None:
 
     made = messages.SampledResponse()
     made.entries.add(end_of_sequence=True).info.item.flat_trajectory = flat
-    learn(made.SerializeToString(), Assembly(CACHE_BYTES, SAMPLE_BYTES))
+    receive(made.SerializeToString(), BatchAssembler(CACHE_BYTES, SAMPLE_BYTES))

@@ -25,8 +25,9 @@ from typing import Any
 
 from reverb_writer_server.checkpoints.contents import Checkpoint, inspect
 from reverb_writer_server.checkpoints.tfrecord import CHUNKS, ITEMS, read_records
+from tensor_codec import decode
 
-from reverb_writer.protocol import messages, tensors
+from reverb_writer.protocol import messages
 
 __all__ = ["LENGTH", "Books", "Journal", "Loss", "num_confirmed"]
 
@@ -172,7 +173,7 @@ def _items(checkpoint: Checkpoint) -> dict[str, set[int]]:
     chunks: dict[int, Any] = {}
     for record in read_records(checkpoint.path / CHUNKS):
         chunk = messages.ChunkData.FromString(record)
-        chunks[chunk.chunk_key] = tensors.decode(chunk.data.tensors[0])
+        chunks[chunk.chunk_key] = decode(chunk.data.tensors[0])
     items: dict[str, set[int]] = {"replay": set(), "queue": set()}
     for record in read_records(checkpoint.path / ITEMS):
         item = messages.PrioritizedItem.FromString(record)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensor_codec
 
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.protocol import tensors
@@ -29,7 +30,7 @@ def block(content: bytes) -> bytes:
 
 
 def decoded(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return tensors.decode(TensorProto.FromString(tensors.encode(array)))
+    return tensor_codec.decode(TensorProto.FromString(tensor_codec.encode(array)))
 
 
 # dtype 1; shape { dim { size 2 }, dim { size 2 } }; content of 18 bytes: 16 bytes, one literal of 16 bytes
@@ -49,24 +50,24 @@ FLOATS = "08 01 12 08 12 02 08 02 12 02 08 02 22 12 10 3c 00 00 80 3f 00 00 00 4
     ids=["C", "big-endian", "Fortran", "big-endian Fortran", "negative strides", "big-endian strided"],
 )
 def test_layout_and_byte_order_do_not_show_in_the_bytes(array: np.ndarray[Any, Any]) -> None:
-    assert tensors.encode(array).hex(" ") == FLOATS
+    assert tensor_codec.encode(array).hex(" ") == FLOATS
 
 
 def test_encoding_does_not_need_a_writable_array() -> None:
     array = np.array([[1, 2], [3, 4]], "f4")
     array.flags.writeable = False
-    assert tensors.encode(array).hex(" ") == FLOATS
+    assert tensor_codec.encode(array).hex(" ") == FLOATS
 
 
 def test_a_scalar_has_an_empty_shape() -> None:
-    assert tensors.encode(np.array(True)).hex(" ") == "08 0a 12 00 22 03 01 00 01"
+    assert tensor_codec.encode(np.array(True)).hex(" ") == "08 0a 12 00 22 03 01 00 01"
     assert decoded(np.array(True)).shape == ()
     assert decoded(np.array(2.5, ">f8")) == 2.5
 
 
 def test_an_empty_array_has_an_empty_block() -> None:
     # a dimension of size 0 is a message without fields
-    assert tensors.encode(np.zeros((0, 2), "u1")).hex(" ") == "08 04 12 06 12 00 12 02 08 02 22 01 00"
+    assert tensor_codec.encode(np.zeros((0, 2), "u1")).hex(" ") == "08 04 12 06 12 00 12 02 08 02 22 01 00"
     assert decoded(np.zeros((3, 0), "c16")).shape == (3, 0)
 
 
@@ -84,7 +85,7 @@ def test_an_empty_array_has_an_empty_block() -> None:
     ids=["S", "U", "big-endian U", "object reversed", "UTF-8, long", "zero bytes", "none"],
 )
 def test_strings_are_lengths_then_bytes(strings: np.ndarray[Any, Any], content: str) -> None:
-    message = TensorProto.FromString(tensors.encode(strings))
+    message = TensorProto.FromString(tensor_codec.encode(strings))
     assert message.dtype == DataType.DT_STRING
     assert [dim.size for dim in message.tensor_shape.dim] == list(strings.shape)
     assert message.tensor_content == bytes.fromhex(content)
@@ -93,7 +94,7 @@ def test_strings_are_lengths_then_bytes(strings: np.ndarray[Any, Any], content: 
 @pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="NumPy 1 has no StringDType")
 def test_strings_of_variable_width_are_strings() -> None:
     array = np.array(["ab", "", "c"], np.dtypes.StringDType())  # type: ignore[attr-defined,unused-ignore]
-    assert tensors.encode(array) == tensors.encode(np.array([b"ab", b"", b"c"]))
+    assert tensor_codec.encode(array) == tensor_codec.encode(np.array([b"ab", b"", b"c"]))
 
 
 def test_strings_come_back_as_bytes() -> None:
@@ -103,7 +104,7 @@ def test_strings_come_back_as_bytes() -> None:
 
 
 def test_strings_in_the_other_field_are_read_too() -> None:
-    array = tensors.decode(proto(DataType.DT_STRING, (2, 1), strings=(b"a", b"bc")))
+    array = tensor_codec.decode(proto(DataType.DT_STRING, (2, 1), strings=(b"a", b"bc")))
     assert array.tolist() == [[b"a"], [b"bc"]]
 
 
@@ -112,12 +113,12 @@ def test_objects_other_than_strings_are_refused(element: object) -> None:
     array = np.empty(2, object)
     array[0], array[1] = b"a", element
     with pytest.raises(StructureError, match=rf"type {type(element).__name__}, expected str or bytes"):
-        tensors.encode(array)
+        tensor_codec.encode(array)
 
 
 def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(StructureError, match=r"surrogates not allowed\. Store it as bytes"):
-        tensors.encode(np.array(["\ud800"]))
+        tensor_codec.encode(np.array(["\ud800"]))
 
 
 @pytest.mark.parametrize("dtype", ["M8[s]", "m8[ns]", "V3", "f4,i4", "float8_e5m2", "int4"])
@@ -125,7 +126,7 @@ def test_dtypes_that_reverb_cannot_store_are_refused(dtype: str) -> None:
     if dtype in ("float8_e5m2", "int4"):
         dtype = getattr(pytest.importorskip("ml_dtypes"), dtype)
     with pytest.raises(StructureError, match=r"cannot be stored in Reverb\. Cast to one of bool, int8.*bfloat16"):
-        tensors.encode(np.zeros(2, dtype))
+        tensor_codec.encode(np.zeros(2, dtype))
 
 
 @pytest.mark.skipif(np.dtype(np.longdouble).itemsize == 8, reason="longdouble is double here")
@@ -145,15 +146,15 @@ def test_numbers_are_those_of_tensorflow() -> None:
 def test_an_array_too_large_for_a_message_is_refused() -> None:
     huge = np.broadcast_to(np.zeros((), "u1"), (2**31,))  # takes one byte
     with pytest.raises(StructureError, match=r"uint8 \(2147483648,\): 2147483648 bytes, expected at most 2147483647"):
-        tensors.encode(huge)
+        tensor_codec.encode(huge)
 
 
 def test_bfloat16_is_kept() -> None:
     bfloat16 = np.dtype(pytest.importorskip("ml_dtypes").bfloat16)
     # 1.5 is float32 0x3fc00000, of which bfloat16 keeps the upper half
-    message = TensorProto.FromString(tensors.encode(np.array([1.5, -2], bfloat16)))
+    message = TensorProto.FromString(tensor_codec.encode(np.array([1.5, -2], bfloat16)))
     assert (message.dtype, message.tensor_content) == (14, block(b"\xc0\x3f\x00\xc0"))
-    array = tensors.decode(message)
+    array = tensor_codec.decode(message)
     assert array.dtype == bfloat16
     assert array.tolist() == [1.5, -2]
 
@@ -161,13 +162,13 @@ def test_bfloat16_is_kept() -> None:
 def test_bfloat16_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)  # as if it were not installed
     with pytest.raises(FormatError, match="Install `ml_dtypes`"):
-        tensors.decode(proto(DataType.DT_BFLOAT16, (1,), block(b"\xc0\x3f")))
+        tensor_codec.decode(proto(DataType.DT_BFLOAT16, (1,) * 9, block(b"\xc0\x3f")))  # a shape of no other test
 
 
 def test_a_decoded_array_belongs_to_its_receiver() -> None:
     for dtype in ("f4", "?", "S3"):
-        message = TensorProto.FromString(tensors.encode(np.ones((2, 3), dtype)))
-        first, second = tensors.decode(message), tensors.decode(message)
+        message = TensorProto.FromString(tensor_codec.encode(np.ones((2, 3), dtype)))
+        first, second = tensor_codec.decode(message), tensor_codec.decode(message)
         first[...] = 0
         assert second.astype(bool).all()
         assert first.flags.c_contiguous
@@ -175,7 +176,7 @@ def test_a_decoded_array_belongs_to_its_receiver() -> None:
 
 
 def test_booleans_are_zero_or_one_whatever_was_stored() -> None:
-    array = tensors.decode(proto(DataType.DT_BOOL, (3,), block(b"\x00\x02\xff")))
+    array = tensor_codec.decode(proto(DataType.DT_BOOL, (3,), block(b"\x00\x02\xff")))
     assert array.view(np.uint8).tolist() == [0, 1, 1]
 
 
@@ -194,10 +195,10 @@ def test_booleans_are_zero_or_one_whatever_was_stored() -> None:
     ],
 )
 def test_differences_are_summed_for_integers_of_two_dimensions(dtype: str, stored: Any, meant: Any) -> None:
-    message = TensorProto.FromString(tensors.encode(np.array(stored, dtype)))
-    array = tensors.decode(message, delta_encoded=True)
+    message = TensorProto.FromString(tensor_codec.encode(np.array(stored, dtype)))
+    array = tensor_codec.decode(message, delta_encoded=True)
     assert array.tolist() == meant
-    assert array.dtype == tensors.decode(message).dtype
+    assert array.dtype == tensor_codec.decode(message).dtype
 
 
 @pytest.mark.parametrize(
@@ -219,16 +220,16 @@ def test_differences_are_summed_for_integers_of_two_dimensions(dtype: str, store
 )
 def test_dtypes_off_the_list_are_never_decoded(number: int, name: str) -> None:
     with pytest.raises(UnsafeDataError, match=rf"dtype {name} \({number}\), which is never decoded"):
-        tensors.decode(proto(number, (1,), block(b"\x00")))
+        tensor_codec.decode(proto(number, (1,), block(b"\x00")))
 
 
 def test_a_large_array_is_refused_before_it_is_made() -> None:
     message = proto(DataType.DT_DOUBLE, (3,), block(bytes(24)))
-    assert tensors.decode(message, max_bytes=24).tolist() == [0, 0, 0]
+    assert tensor_codec.decode(message, max_bytes=24).tolist() == [0, 0, 0]
     with pytest.raises(UnsafeDataError, match=r"float64 \(3,\): 24 bytes, expected at most 23"):
-        tensors.decode(message, max_bytes=23)
+        tensor_codec.decode(message, max_bytes=23)
     with pytest.raises(UnsafeDataError, match="expected at most 2147483647"):
-        tensors.decode(proto(DataType.DT_STRING, (2**40,), b"\x00"))
+        tensor_codec.decode(proto(DataType.DT_STRING, (2**40,), b"\x00"))
 
 
 @pytest.mark.parametrize(
@@ -239,20 +240,20 @@ def test_a_large_array_is_refused_before_it_is_made() -> None:
 @pytest.mark.parametrize("dtype", [DataType.DT_FLOAT, DataType.DT_STRING])
 def test_shapes_that_no_array_can_have_are_refused(dtype: DataType, shape: tuple[int, ...]) -> None:
     with pytest.raises(FormatError):
-        tensors.decode(proto(dtype, shape, b"\x00"))
+        tensor_codec.decode(proto(dtype, shape, b"\x00"))
 
 
 def test_a_shape_whose_product_overflows_is_not_taken_for_a_small_one() -> None:
     # 2**32 * 2**32 * 4 bytes is 0 modulo 2**64
     with pytest.raises(UnsafeDataError, match="73786976294838206464 bytes"):
-        tensors.decode(proto(DataType.DT_FLOAT, (2**32, 2**32), b"\x00"))
+        tensor_codec.decode(proto(DataType.DT_FLOAT, (2**32, 2**32), b"\x00"))
 
 
 def test_a_shape_of_unknown_rank_is_refused() -> None:
     message = proto(DataType.DT_UINT8, (), block(b"\x01"))
     message.tensor_shape.unknown_rank = True
     with pytest.raises(FormatError, match="unknown shape"):
-        tensors.decode(message)
+        tensor_codec.decode(message)
 
 
 @pytest.mark.parametrize(
@@ -273,19 +274,19 @@ def test_a_shape_of_unknown_rank_is_refused() -> None:
 )
 def test_a_block_that_is_not_what_the_shape_says_is_refused(content: bytes, reason: str) -> None:
     with pytest.raises(FormatError, match=reason):
-        tensors.decode(proto(DataType.DT_INT64, (1,), content))
+        tensor_codec.decode(proto(DataType.DT_INT64, (1,), content))
 
 
 def test_a_few_bytes_cannot_ask_for_much_memory() -> None:
     size = 2**30
     announced = bytes.fromhex("80 80 80 80 04")  # 2**30
-    with pytest.raises(FormatError, match="cannot hold the 1073741824 that it announces"):
-        tensors.decode(proto(DataType.DT_UINT8, (size,), announced + b"\x00a"))
+    with pytest.raises(FormatError, match="cannot hold the 1073741824 that its length prefix announces"):
+        tensor_codec.decode(proto(DataType.DT_UINT8, (size,), announced + b"\x00a"))
 
 
 def test_the_best_compressed_block_is_still_decoded() -> None:
     array = np.zeros(2**20, "u1")
-    assert len(tensors.encode(array)) < len(array) // 20
+    assert len(tensor_codec.encode(array)) < len(array) // 20
     assert not decoded(array).any()
 
 
@@ -320,4 +321,4 @@ def test_the_best_compressed_block_is_still_decoded() -> None:
 )
 def test_strings_that_do_not_add_up_are_refused(shape: tuple[int, ...], content: bytes, strings: Any) -> None:
     with pytest.raises(FormatError):
-        tensors.decode(proto(DataType.DT_STRING, shape, content, strings))
+        tensor_codec.decode(proto(DataType.DT_STRING, shape, content, strings))

@@ -1,7 +1,7 @@
-"""Contenders that write in turn, A B A B ..., each turn to a fresh server; of each the median.
+"""Compare contenders that write in turn, A B A B ...: each turn to a new server, and the median of each contender.
 
-A fresh server, because an old one is slower: what the turn before has left behind it must still tidy up (glibc's
-`malloc_consolidate` alone can take it seconds).
+The server is new because a used one is slower: it still frees the memory of the previous turn (glibc's
+`malloc_consolidate` alone can take seconds).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 from benchmarks.actors import Run
 from benchmarks.processes import Remote, Server
 
-__all__ = ["Arena", "Effort", "median", "progress"]
+__all__ = ["Comparison", "Effort", "median", "progress"]
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure.
+    """How long a benchmark measures.
 
     Attributes:
         rounds: turns of each contender.
@@ -35,31 +35,29 @@ class Effort:
 
 
 def progress(text: str) -> None:
-    """Tell the person who waits what was done."""
+    """Print to standard error what was done."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-class Arena:
+class Comparison:
     """The processes of the contenders, by name."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without contenders."""
         self._processes = contextlib.ExitStack()
         self._contenders: dict[str, Sequence[Remote]] = {}
 
-    def enter(
-        self, name: str, factory: Callable[..., Any], *arguments: Any, processes: int = 1, **options: Any
-    ) -> None:
-        """Let a contender in: `factory(*arguments, **options)` in each of `processes` processes.
+    def add(self, name: str, factory: Callable[..., Any], *arguments: Any, processes: int = 1, **options: Any) -> None:
+        """Add a contender: `factory(*arguments, **options)` in each of `processes` processes.
 
-        It has the methods `open(address)`, `write(seconds)` and `close()`, as `Contender` has.
+        The factory's result has the methods `open(address)`, `write(seconds)` and `close()`, as `Contender` has.
         """
         self._contenders[name] = [
             self._processes.enter_context(Remote(factory, *arguments, **options)) for _ in range(processes)
         ]
 
     def rounds(self, effort: Effort) -> dict[str, Run]:
-        """Have each contender write in turn, and return its median run by steps a second."""
+        """Let each contender write in turn, and return its median run by steps a second."""
         runs: dict[str, list[Run]] = {name: [] for name in self._contenders}
         for i in range(effort.rounds):
             for name, of in runs.items():
@@ -70,7 +68,7 @@ class Arena:
 
     @contextlib.contextmanager
     def turn(self, name: str, effort: Effort, **table: int) -> Iterator[Server]:
-        """Connect a contender to a fresh server, and have it do once what is slow only the first time."""
+        """Connect a contender to a new server, and let it warm up."""
         with Server(**table) as server:
             self.call(name, "open", server.address)
             self.call(name, "write", effort.seconds / 4)
@@ -80,7 +78,7 @@ class Arena:
                 self.call(name, "close")
 
     def write(self, name: str, server: Server, seconds: float) -> Run:
-        """Have a contender write, and see that all its items have come to the server."""
+        """Let a contender write, and check that the server has all its items."""
         num_items, server_cpu_s = server.num_items(), server.cpu_s()
         run = Run.together(self.call(name, "write", seconds), server.cpu_s() - server_cpu_s)
         found = server.num_items() - num_items
@@ -95,10 +93,10 @@ class Arena:
         return [remote.result() for remote in self._contenders[name]]
 
     def rss_bytes(self, name: str) -> int:
-        """Return the memory that a contender has resident."""
+        """Return the resident memory of a contender's processes."""
         return sum(remote.rss_bytes() for remote in self._contenders[name])
 
-    def __enter__(self) -> Arena:
+    def __enter__(self) -> Comparison:
         return self
 
     def __exit__(
@@ -109,5 +107,5 @@ class Arena:
 
 
 def median(runs: Sequence[Run]) -> Run:
-    """Return the run in the middle, by steps a second."""
+    """Return the median run by steps a second."""
     return sorted(runs, key=lambda run: run.steps_per_s)[(len(runs) - 1) // 2]

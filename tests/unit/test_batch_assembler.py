@@ -1,4 +1,4 @@
-"""Samples become columns: whoever wrote them, however small the cache; and what contradicts itself is refused."""
+"""Samples of all writers become columns, with a cache of any size; contradictory samples are refused."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampled import chunk, item, response, together
 
-from reverb_writer.decoding.batch_assembler import Assembly
+from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import Column, split_samples
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import Splicer
-from reverb_writer.protocol.trajectory_parsing import Group, parse
+from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.protocol.trajectory_parsing import ColumnGroup, parse_trajectory
 
 
 def samples_of(message: bytes) -> list[Any]:
-    return Splicer().feed(message)
+    return SampleReassembler().feed(message)
 
 
 def assembled(message: bytes, **bounds: int) -> tuple[list[Column], Any]:
-    assembly = Assembly(bounds.get("cache", 1 << 20), bounds.get("sample", 1 << 20))
-    for error in assembly.add(samples_of(message)):
+    assembler = BatchAssembler(bounds.get("cache", 1 << 20), bounds.get("sample", 1 << 20))
+    for error in assembler.add(samples_of(message)):
         raise error
-    return assembly.take()
+    return assembler.take()
 
 
 def test_window_over_two_chunks() -> None:
@@ -41,14 +41,14 @@ def test_window_over_two_chunks() -> None:
     assert (infos.table_sizes, infos.times_sampled) == (4, 2)
 
 
-def test_columns_of_one_writer_are_one_group_and_of_another_a_group_each() -> None:
+def test_our_writers_make_one_group_of_columns_and_tf_agents_one_for_each_column() -> None:
     ours = together(1, [5, 6], [(0, 3), (0, 2)], 130).flat_trajectory.SerializeToString()
-    layout, slices = parse(ours)
-    assert layout.groups == (Group(tuple(range(130)), tuple(range(130))),)
+    layout, slices = parse_trajectory(ours)
+    assert layout.groups == (ColumnGroup(tuple(range(130)), tuple(range(130))),)
     assert slices == [[(5, 0, 3), (6, 0, 2)]]
-    foreign = item(1, [[(5, 0, 3, 0)], [(6, 1, 3, 0)]], squeezed=()).flat_trajectory.SerializeToString()
-    layout, slices = parse(foreign)
-    assert layout.groups == (Group((0,), (0,)), Group((1,), (0,)))
+    foreign = item(1, [[(5, 0, 3, 0)], [(6, 1, 3, 0)]], is_scalar=()).flat_trajectory.SerializeToString()
+    layout, slices = parse_trajectory(foreign)
+    assert layout.groups == (ColumnGroup((0,), (0,)), ColumnGroup((1,), (0,)))
     assert slices == [[(5, 0, 3)], [(6, 1, 3)]]
 
 
@@ -58,7 +58,7 @@ slices = st.lists(
 
 
 @given(slices, st.integers(1, 140), st.booleans())
-def test_fast_way_reads_what_the_slow_way_reads(
+def test_uniform_trajectories_are_parsed_as_all_others_are(
     of_all: list[tuple[int, int, int]], num: int, with_others: bool
 ) -> None:
     from reverb_writer.protocol.trajectory_parsing import _parse_any
@@ -67,16 +67,16 @@ def test_fast_way_reads_what_the_slow_way_reads(
     if with_others:
         one.flat_trajectory.columns.add().chunk_slices.add(chunk_key=3, offset=1, length=1, index=0)
     flat = one.flat_trajectory.SerializeToString()
-    assert parse(flat) == _parse_any(flat)
+    assert parse_trajectory(flat) == _parse_any(flat)
 
 
-def test_delta_encoded_squeezed_and_string_columns() -> None:
+def test_delta_encoded_scalar_and_string_columns() -> None:
     chunks = [
         chunk(1, [[[1], [1], [1]]], delta_encoded=True),
         chunk(2, [[2.0, 3.0, 4.0]]),
         chunk(3, [np.array([b"a", b"", b"ccc"], object)]),
     ]
-    one = item(1, [[(1, 0, 3, 0)], [(2, 2, 1, 0)], [(3, 1, 2, 0)]], squeezed=(1,))
+    one = item(1, [[(1, 0, 3, 0)], [(2, 2, 1, 0)], [(3, 1, 2, 0)]], is_scalar=(1,))
     columns, infos = assembled(response((one, chunks), (one, chunks)))
     for leaves, info in split_samples(columns, infos):
         assert leaves[0].tolist() == [[1], [2], [3]]
@@ -85,7 +85,7 @@ def test_delta_encoded_squeezed_and_string_columns() -> None:
         assert info.key == 1
 
 
-def test_booleans_empty_rows_and_sizes_in_more_bytes_than_needed() -> None:
+def test_booleans_empty_rows_and_length_prefixes_that_are_longer_than_needed() -> None:
     made = chunk(1, [[True, False, True], np.zeros((3, 0)), [7, 8, 9]])
     booleans, _, numbers = made.data.tensors
     assert booleans.tensor_content == b"\x03\x08\x01\x00\x01"  # a block of 3 bytes, given as they are
@@ -99,13 +99,13 @@ def test_booleans_empty_rows_and_sizes_in_more_bytes_than_needed() -> None:
 
 
 def frames(content: Any) -> Any:
-    """Return rows that are a hundred times as large, so that they are kept apart from those."""
+    """Return rows that are so large that `content` is a small column beside them."""
     return content.astype(np.uint8)[:, None] + np.arange(1600).astype(np.uint8)
 
 
 @given(st.data())
 def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) -> None:
-    """A cache of a few rows evicts all the time, also within a sample, and frames at other times than what is light."""
+    """A cache of a few rows evicts chunks all the time, also within a sample; frames and small columns separately."""
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=8))
     starts = np.cumsum([0, *lengths])
     content = {key: np.arange(starts[key], starts[key + 1]) for key in range(len(lengths))}
@@ -123,13 +123,13 @@ def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) ->
             (np.arange(first, stop), bool(one.flat_trajectory.columns[1] == one.flat_trajectory.columns[0]))
         )
         entries.append((one, [chunk(key, [content[key], -content[key], frames(content[key])]) for key in used]))
-    assembly = Assembly(data.draw(st.sampled_from([1, 100, 2000, 10_000, 20_000, 1 << 20])), 1 << 20)
+    assembler = BatchAssembler(data.draw(st.sampled_from([1, 100, 2000, 10_000, 20_000, 1 << 20])), 1 << 20)
     samples = samples_of(response(*entries, *entries))
     expected += expected
-    while samples:  # in batches: room is made for the next one
+    while samples:  # in batches: chunks of the one before are evicted
         size = data.draw(st.integers(1, len(samples)))
-        assert assembly.add(samples[:size]) == []
-        columns, _ = assembly.take()
+        assert assembler.add(samples[:size]) == []
+        columns, _ = assembler.take()
         rows = [rows for rows, _ in expected[:size]]
         for column, of_samples in zip(
             columns,
@@ -143,43 +143,43 @@ def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) ->
 
 def test_chunks_are_decoded_once_while_they_are_in_the_cache() -> None:
     entries = [(together(n, [1], [(n, 2)], 1), [chunk(1, [np.arange(10)])]) for n in range(8)]
-    assembly = Assembly(1 << 20, 1 << 20)
-    assert assembly.add(samples_of(response(*entries))) == []
-    assert assembly.num_decoded_chunks == 1
+    assembler = BatchAssembler(1 << 20, 1 << 20)
+    assert assembler.add(samples_of(response(*entries))) == []
+    assert assembler.num_decoded_chunks == 1
 
 
-def test_item_that_is_known_is_read_anew_when_its_chunk_has_gone() -> None:
-    """The cache holds three chunks, and what is known of eight items."""
+def test_cached_item_is_loaded_again_after_its_chunk_was_evicted() -> None:
+    """The cache holds three chunks, and the row ranges of eight items."""
     entries = [(together(n, [n], [(0, 400)], 1), [chunk(n, [np.full(400, n)])]) for n in (0, 1, 2, 3, 0, 1)]
     columns, _ = assembled(response(*entries), cache=10_000)
     assert [set(rows.tolist()) for rows in columns[0].split()] == [{0}, {1}, {2}, {3}, {0}, {1}]
 
 
-def test_chunk_that_makes_room_for_another_of_its_item_costs_the_others_little() -> None:
+def test_chunk_that_is_evicted_for_another_one_of_its_item_does_not_evict_all_others() -> None:
     """Five chunks fill the cache. The sixth takes the place of the first, which takes that of the second."""
     chunks = [chunk(n, [np.full(100, n)]) for n in range(6)]
     alone = [(together(n, [n], [(0, 100)], 1), [chunks[n]]) for n in range(5)]
     both = together(9, [0, 5], [(0, 100), (0, 100)], 1), [chunks[0], chunks[5]]
-    assembly = Assembly(5 * 800, 1 << 20)
-    assert assembly.add(samples_of(response(*alone, both, *alone[2:]))) == []
-    assert assembly.num_decoded_chunks == 5 + 2
-    columns, _ = assembly.take()
+    assembler = BatchAssembler(5 * 800, 1 << 20)
+    assert assembler.add(samples_of(response(*alone, both, *alone[2:]))) == []
+    assert assembler.num_decoded_chunks == 5 + 2
+    columns, _ = assembler.take()
     assert np.concatenate(columns[0].split())[::100].tolist() == [0, 1, 2, 3, 4, 0, 5, 2, 3, 4]
 
 
-def test_light_columns_are_kept_when_frames_are_not() -> None:
+def test_small_columns_stay_cached_when_frames_are_evicted() -> None:
     chunks = [chunk(key, [np.arange(4), frames(np.arange(4))]) for key in range(40)]
     entries = [(together(key, [key], [(0, 4)], 2), [chunks[key]]) for key in range(40)]
-    assembly = Assembly(20 * 4 * 1600, 1 << 20)
-    for times_decoded in (2, 1):  # a chunk counts for each part of its columns
-        before = assembly.num_decoded_chunks
-        assert assembly.add(samples_of(response(*entries))) == []
-        assembly.take()
-        assert assembly.num_decoded_chunks - before == times_decoded * 40
-        assert assembly.cache_bytes <= 20 * 4 * 1600
+    assembler = BatchAssembler(20 * 4 * 1600, 1 << 20)
+    for times_decoded in (2, 1):  # a chunk counts for each partition
+        before = assembler.num_decoded_chunks
+        assert assembler.add(samples_of(response(*entries))) == []
+        assembler.take()
+        assert assembler.num_decoded_chunks - before == times_decoded * 40
+        assert assembler.cache_bytes <= 20 * 4 * 1600
 
 
-def test_a_sample_may_be_as_large_as_the_bound_whatever_its_columns_weigh() -> None:
+def test_a_sample_may_be_as_large_as_the_limit_however_its_columns_are_partitioned() -> None:
     content = np.arange(4)
     num_bytes = content.nbytes + frames(content).nbytes
     message = response((together(1, [1], [(0, 4)], 2), [chunk(1, [content, frames(content)])]))
@@ -189,19 +189,19 @@ def test_a_sample_may_be_as_large_as_the_bound_whatever_its_columns_weigh() -> N
         assembled(message, sample=num_bytes - 1)
 
 
-def test_what_exceeds_the_cache_is_of_one_item() -> None:
-    """Each of ten items has another column that is large; the columns are a group each, with an arena of its own."""
-    assembly = Assembly(10_000, 1 << 20)
+def test_one_item_at_a_time_exceeds_the_memory_limit() -> None:
+    """In each of ten items another column is large. Each column is a group, and has its own ring."""
+    assembler = BatchAssembler(10_000, 1 << 20)
     tracemalloc.start()
     try:
         for large in range(10):
-            for rows_of_large in (100_000, 1):  # after each an item of small chunks, which is then in all arenas
+            for rows_of_large in (100_000, 1):  # an item of small chunks follows each large one
                 lengths = [rows_of_large if column == large else 1 for column in range(10)]
                 keys = [column if length == 1 else 100 + large for column, length in enumerate(lengths)]
                 slices = [[(key, 0, length, 0)] for key, length in zip(keys, lengths, strict=True)]
                 contents = [chunk(key, [np.full(length, key)]) for key, length in zip(keys, lengths, strict=True)]
-                assert assembly.add(samples_of(response((item(large, slices), contents)))) == []
-                columns, _ = assembly.take()
+                assert assembler.add(samples_of(response((item(large, slices), contents)))) == []
+                columns, _ = assembler.take()
                 assert [column.rows[0] for column in columns] == keys
                 assert [len(column.rows) for column in columns] == lengths
                 del columns
@@ -210,25 +210,25 @@ def test_what_exceeds_the_cache_is_of_one_item() -> None:
         tracemalloc.stop()
 
 
-def test_what_is_learned_of_chunks_takes_its_share_of_a_small_cache() -> None:
-    def filled() -> Assembly:
-        assembly = Assembly(160_000, 1 << 20)
+def test_chunk_layouts_take_a_limited_share_of_a_small_cache() -> None:
+    def filled() -> BatchAssembler:
+        assembler = BatchAssembler(160_000, 1 << 20)
         for key in range(3000):
-            assembly.add(samples_of(response((together(key, [key], [(0, 2)], 1), [chunk(key, [[key, key]])]))))
-            assembly.take()
-        return assembly
+            assembler.add(samples_of(response((together(key, [key], [(0, 2)], 1), [chunk(key, [[key, key]])]))))
+            assembler.take()
+        return assembler
 
-    filled()  # what all assemblies share
+    filled()  # memory that all assemblers share
     tracemalloc.start()
     try:
-        assembly = filled()
-        assert assembly.cache_bytes == 3000 * 16
-        assert tracemalloc.get_traced_memory()[0] < 1_300_000  # most of it lists where small chunks are
+        assembler = filled()
+        assert assembler.cache_bytes == 3000 * 16
+        assert tracemalloc.get_traced_memory()[0] < 1_300_000  # most of it for the rows of small chunks
     finally:
         tracemalloc.stop()
 
 
-def test_samples_of_different_shapes_are_kept_apart() -> None:
+def test_samples_of_different_shapes_are_in_different_arrays() -> None:
     entries = [(together(n, [n], [(0, 2)], 1), [chunk(n, [np.full((2, n), n)])]) for n in (1, 1, 3)]
     (column,), _ = assembled(response(*entries))
     assert [rows.shape for rows in column.split()] == [(2, 1), (2, 1), (2, 3)]
@@ -247,37 +247,37 @@ GOOD = (together(1, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])
         (item(1, []), [], "without columns"),
         (item(1, [[]]), [], "impossible slices"),
         (item(1, [[(2, -1, 1, 0)]]), [chunk(2, [[1, 2]])], "impossible slices"),
-        (item(1, [[(2, 0, 2, 0)]], squeezed=(0,)), [chunk(2, [[1, 2]])], "more than one row"),
+        (item(1, [[(2, 0, 2, 0)]], is_scalar=(0,)), [chunk(2, [[1, 2]])], "more than one row"),
         (together(1, [2, 3], [(0, 2), (0, 1)], 1), [chunk(2, [[1, 2]]), chunk(3, [[0.5]])], "differ in dtype or shape"),
         (together(1, [2], [(0, 1)], 1), [chunk(2, [5])], "no rows"),
     ],
 )
-def test_what_contradicts_itself_is_refused_and_leaves_nothing_behind(one: Any, chunks: Any, message: str) -> None:
-    assembly = Assembly(1 << 20, 1 << 20)
-    (error,) = assembly.add(samples_of(response(GOOD, (one, chunks), GOOD)))
+def test_contradictory_sample_is_refused_and_changes_nothing(one: Any, chunks: Any, message: str) -> None:
+    assembler = BatchAssembler(1 << 20, 1 << 20)
+    (error,) = assembler.add(samples_of(response(GOOD, (one, chunks), GOOD)))
     assert isinstance(error, FormatError)
     assert re.search(message, str(error))
-    columns, infos = assembly.take()
+    columns, infos = assembler.take()
     assert columns[0].rows.tolist() == [5, 6, 5, 6]  # type: ignore[union-attr]  # one dtype: an array
     assert len(infos.keys) == 2
 
 
-def test_there_is_one_error_for_each_sample_left_out_and_the_others_stay_in_order() -> None:
+def test_each_sample_left_out_has_one_error_and_the_others_keep_their_order() -> None:
     entries: list[Any] = [(together(n, [n], [(0, 1)], 1), [chunk(n, [[n]])]) for n in range(5)]
     entries[1] = (together(1, [1], [(0, 1)], 1), [])
     entries[3] = (together(3, [3], [(0, 7)], 1), [chunk(3, [[3]])])
     variant = messages.ChunkData(chunk_key=9)
     variant.data.tensors.add(dtype=messages.DataType.DT_VARIANT)
     entries.append((together(9, [9], [(0, 1)], 1), [variant]))
-    assembly = Assembly(1 << 20, 1 << 20)
-    errors = assembly.add(samples_of(response(*entries)))
+    assembler = BatchAssembler(1 << 20, 1 << 20)
+    errors = assembler.add(samples_of(response(*entries)))
     assert list(map(type, errors)) == [FormatError, FormatError, UnsafeDataError]
     assert ["chunk 1" in str(errors[0]), "rows 0+7" in str(errors[1])] == [True, True]
-    assert assembly.num_samples == 3
-    columns, infos = assembly.take()
+    assert assembler.num_samples == 3
+    columns, infos = assembler.take()
     assert columns[0].rows.tolist() == [0, 2, 4]  # type: ignore[union-attr]  # one dtype: an array
     assert infos.keys.tolist() == [0, 2, 4]
-    assert assembly.num_samples == 0
+    assert assembler.num_samples == 0
 
 
 def test_empty_variant_tensor_is_unsafe() -> None:
@@ -287,7 +287,7 @@ def test_empty_variant_tensor_is_unsafe() -> None:
         assembled(response((together(1, [3], [(0, 1)], 1), [variant])))
 
 
-def test_sample_larger_than_the_bound_is_unsafe() -> None:
+def test_sample_larger_than_the_limit_is_unsafe() -> None:
     with pytest.raises(UnsafeDataError, match="max_"):
         assembled(response((together(1, [1], [(0, 100)], 1), [chunk(1, [np.zeros(100)])])), sample=799)
     repeated = item(1, [[(1, 0, 100, 0)] * 3])
@@ -295,6 +295,6 @@ def test_sample_larger_than_the_bound_is_unsafe() -> None:
         assembled(response((repeated, [chunk(1, [np.zeros(100)])])), sample=2399)
 
 
-def test_bytes_that_are_no_response_are_refused() -> None:
+def test_bytes_that_are_not_a_response_are_refused() -> None:
     with pytest.raises(FormatError, match="no SampleStreamResponse"):
         samples_of(b"\xff\xff\xff")

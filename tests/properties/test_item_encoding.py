@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import tensor_codec
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from reverb_writer.protocol import item_encoding, tensors
+from reverb_writer.protocol import item_encoding
 from reverb_writer.protocol.messages import InsertStreamRequest
 
 no_deadline = settings(deadline=None)  # the machine may be busy
@@ -38,7 +39,6 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
         "offsets": steps[..., 0],
         "lengths": steps[..., 1] - steps[..., 0],
         "num_columns": num_columns,
-        "squeeze": draw(st.booleans()),
     }
 
 
@@ -51,13 +51,12 @@ LARGEST: dict[str, Any] = {
     "offsets": np.full((2, 300), item_encoding.MAX_CHUNK_LENGTH - 1),
     "lengths": np.full((2, 300), 1),
     "num_columns": 2,
-    "squeeze": True,
 }
 
 
-def encode(*, table: str, num_columns: int, squeeze: bool, **arrays: Any) -> Any:
+def encode(*, table: str, num_columns: int, **arrays: Any) -> Any:
     slices = item_encoding.encode_slices(*(arrays[name] for name in ("chunk_keys", "touched", "offsets", "lengths")))
-    return item_encoding.encode_items(table, arrays["keys"], arrays["priorities"], slices, num_columns, squeeze=squeeze)
+    return item_encoding.encode_items(table, arrays["keys"], arrays["priorities"], slices, num_columns)
 
 
 def parsed_slices(column: Any) -> list[tuple[int, int, int, int]]:
@@ -80,7 +79,7 @@ def test_items_are_read_as_they_were_asked_for(request: dict[str, Any]) -> None:
     for i, item in enumerate(message.items):
         columns = item.flat_trajectory.columns
         assert len(columns) == request["num_columns"]
-        assert {column.squeeze for column in columns} == {request["squeeze"]}
+        assert {column.squeeze for column in columns} == {False}
         chunk_keys = request["chunk_keys"][request["touched"]]
         pieces = [numbers[i].tolist() for numbers in (chunk_keys, request["offsets"], request["lengths"])]
         for index, column in enumerate(columns):
@@ -144,7 +143,7 @@ def test_chunk_is_read_as_it_was_asked_for(key: int, episode_id: int, start: int
     )
     assert len(chunk.data.tensors) == len(columns)
     for tensor, column in zip(chunk.data.tensors, columns, strict=True):
-        decoded = tensors.decode(tensor)
+        decoded = tensor_codec.decode(tensor)
         assert (decoded.dtype, decoded.shape) == (column.dtype.newbyteorder("="), column.shape)
         assert decoded.tolist() == column.tolist() or decoded.tobytes() == column.astype(decoded.dtype).tobytes()
 

@@ -1,0 +1,102 @@
+"""Dtypes and shapes of a chunk's columns, checked once for all chunks that have the same ones."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.errors import FormatError
+from reverb_writer.protocol import tensors
+from reverb_writer.protocol.chunk_layout import ExpectedTensor
+
+__all__ = ["ChunkSchema", "DtypesAndShapes", "EncodedHeader", "schema_of"]
+
+DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
+EncodedHeader = tuple[int, bytes]
+"""A tensor's dtype, a `messages.DataType`, and its shape, an encoded TensorShapeProto."""
+
+_MAX_COLUMNS, _MAX_SHAPE_BYTES = 256, 8192  # of schemas that are cached
+_MAX_SELECTED_COLUMNS = 1024
+_MAX_PREFIX_BYTES = 2 << 20
+
+
+class ChunkSchema:
+    """Dtypes and shapes of a chunk's columns. Equal small schemas are one shared object: compare with `is`.
+
+    Attributes:
+        headers: of each column's tensor.
+        dtypes_and_shapes: of each column, without the time dimension.
+        length: number of rows that all columns have. Valid items name no rows that only some columns have.
+        num_bytes: decoded size, without the characters of strings.
+        has_strings: whether a column has strings.
+        is_cacheable: whether the schema is small enough to be kept.
+        is_raw: whether each tensor's content decompresses to the memory of a column of `length` rows.
+        boolean_columns: indices of the columns of booleans.
+    """
+
+    def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
+        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors.
+
+        Raises:
+            FormatError: a tensor has no rows.
+        """
+        self._encoded_headers = encoded_headers
+        self._selections: dict[Sequence[int], ChunkSchema] = {}
+        self.headers = [tensors.parse_header(*header) for header in encoded_headers]
+        if not all(header.shape and header.shape[0] for header in self.headers):
+            raise FormatError("a tensor of a chunk has no rows.")
+        self.dtypes_and_shapes = [(header.dtype, header.shape[1:]) for header in self.headers]
+        self.length = min([header.shape[0] for header in self.headers])
+        self.num_bytes = sum([header.num_bytes for header in self.headers])
+        self.has_strings = any(header.dtype.kind == "O" for header in self.headers)
+        self.is_cacheable = _is_small(encoded_headers)
+        have_equal_lengths = all(header.shape[0] == self.length for header in self.headers)
+        self.is_raw = have_equal_lengths and not self.has_strings and sys.byteorder == "little"
+        self.boolean_columns = [number for number, header in enumerate(self.headers) if header.dtype.kind == "b"]
+
+    def select(self, indices: Sequence[int]) -> ChunkSchema:
+        """Return the schema of some of the columns."""
+        found = self._selections.get(indices)
+        if found is None:
+            if sum(map(len, self._selections)) + len(indices) > _MAX_SELECTED_COLUMNS:
+                self._selections.clear()
+            found = self._selections[indices] = schema_of(tuple([self._encoded_headers[index] for index in indices]))
+        return found
+
+    def expected_tensors(self) -> list[ExpectedTensor]:
+        """Return what `find_contents` needs to find the contents of such a chunk. At most 2 MB are kept in it."""
+        max_bytes = _MAX_PREFIX_BYTES // len(self.headers)
+        return [
+            ExpectedTensor(*encoded, header.length_prefix, header.min_block_bytes, max_bytes)
+            for encoded, header in zip(self._encoded_headers, self.headers, strict=True)
+        ]
+
+    def has_usual_sizes(self, contents: Sequence[bytes | memoryview]) -> bool:
+        """Return whether snappy blocks have the expected length prefixes, and may be as large as those say.
+
+        A block for which this is False may still be valid, because a length can be encoded in more than one way.
+        """
+        return all(
+            [  # noqa: C419  # twice as fast as a generator
+                content[: len(header.length_prefix)] == header.length_prefix and len(content) >= header.min_block_bytes
+                for content, header in zip(contents, self.headers, strict=True)
+            ]
+        )
+
+
+def schema_of(encoded_headers: tuple[EncodedHeader, ...]) -> ChunkSchema:
+    """Return the schema of a chunk with these tensors; the same object for equal headers, if they are small."""
+    return _cached_schema(encoded_headers) if _is_small(encoded_headers) else ChunkSchema(encoded_headers)
+
+
+def _is_small(encoded_headers: Sequence[EncodedHeader]) -> bool:
+    return (
+        len(encoded_headers) <= _MAX_COLUMNS and sum([len(shape) for _, shape in encoded_headers]) <= _MAX_SHAPE_BYTES
+    )
+
+
+_cached_schema = functools.lru_cache(maxsize=256)(ChunkSchema)

@@ -1,0 +1,155 @@
+"""A cache of the items of one layout: their decoded chunks, and the row ranges of each item in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from reverb_writer.decoding.chunk_ring import ChunkRing
+from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.errors import FormatError
+from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
+
+__all__ = ["ItemCache", "Partition", "RowRanges"]
+
+RowRanges = tuple[tuple[int, ...], ...]
+"""Row ranges of an item in each partition's ring: of slice after slice, the first row and the number of rows."""
+
+_ENTRY_BYTES, _INT_BYTES = 200, 40
+
+
+class Partition(NamedTuple):
+    """Columns that are cached in one ring.
+
+    Attributes:
+        group: index of the columns' group in the layout, whose slices they have.
+        columns: indices of the columns in the item.
+        tensors: for each column, the index of its tensor in the chunks.
+        ring: their decoded chunks.
+        max_rows: how many rows a sample may have.
+    """
+
+    group: int
+    columns: tuple[int, ...]
+    tensors: tuple[int, ...]
+    ring: ChunkRing
+    max_rows: int
+
+
+class ItemCache:
+    """Items of one layout. Not thread-safe.
+
+    Attributes:
+        layout: of the items.
+        partitions: every column is in exactly one.
+        items: row ranges by encoded trajectory. They are valid until a ring evicts a chunk; then call `clear_items`.
+    """
+
+    def __init__(self, layout: ItemLayout, partitions: Sequence[Partition], max_item_bytes: int) -> None:
+        """Start without items; `max_item_bytes` is the memory limit of `items`."""
+        self.layout, self.partitions = layout, partitions
+        self.items: dict[bytes, RowRanges] = {}
+        self._item_bytes, self._max_item_bytes = 0, max_item_bytes
+
+    def add_item(self, trajectory: bytes, ranges: RowRanges) -> None:
+        """Keep an item's row ranges."""
+        num_bytes = len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_partition) for of_partition in ranges])
+        if self._item_bytes + num_bytes > self._max_item_bytes:
+            self.clear_items()
+        self._item_bytes += num_bytes
+        self.items[trajectory] = ranges
+
+    def clear_items(self) -> None:
+        """Forget all row ranges, but no chunks."""
+        self.items.clear()
+        self._item_bytes = 0
+
+    def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
+        """Return the row ranges of an item.
+
+        Args:
+            slices_of: the item's slices, by group.
+
+        Returns:
+            None if a ring lacks one of its chunks, or the chunk lacks rows, or the item has too many rows.
+        """
+        ranges_of = []
+        for partition in self.partitions:
+            rows_of = partition.ring.rows_of
+            ranges: list[int] = []
+            num_rows = 0
+            for key, offset, length in slices_of[partition.group]:
+                rows = rows_of.get(key)
+                if rows is None or rows[0] + offset + length > rows[1]:
+                    return None
+                ranges += (rows[0] + offset, length)
+                num_rows += length
+            if num_rows > partition.max_rows:
+                return None
+            ranges_of.append(tuple(ranges))  # the garbage collector does not track tuples of integers
+        return tuple(ranges_of)
+
+    def missing_chunks(
+        self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
+    ) -> list[dict[int, EncodedChunk]] | None:
+        """Return the chunks of an item that are not in each partition's ring.
+
+        Args:
+            slices_of: the item's slices, by group.
+            chunks: those of its sample.
+
+        Returns:
+            For each partition, chunks by key. None if the dtypes or shapes of a chunk are not those of the ring.
+
+        Raises:
+            FormatError: a slice has rows that its chunk does not have.
+            UnsafeDataError: see `EncodedChunks.get`.
+        """
+        missing = []
+        for partition in self.partitions:
+            ring = partition.ring
+            of_partition: dict[int, EncodedChunk] = {}
+            for key, offset, length in slices_of[partition.group]:
+                rows = ring.rows_of.get(key)
+                if rows:
+                    chunk_length = rows[1] - rows[0]
+                else:
+                    chunk = of_partition.get(key)
+                    if chunk is None:
+                        chunk = of_partition[key] = chunks.get(key, partition.tensors)
+                        if not ring.accepts(chunk):
+                            return None
+                    chunk_length = chunk.length
+                if offset + length > chunk_length:
+                    raise FormatError(f"an item names rows {offset}+{length} of a chunk of {chunk_length}.")
+            missing.append(of_partition)
+        return missing
+
+    def fits(self, missing: Sequence[Mapping[int, EncodedChunk]]) -> bool:
+        """Return whether each missing chunk fits in its ring without enlarging it."""
+        for partition, of_partition in zip(self.partitions, missing, strict=True):
+            for chunk in of_partition.values():
+                if not partition.ring.fits(chunk):
+                    return False
+        return True
+
+    def partitions_to_reset(
+        self, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
+    ) -> list[tuple[int, list[EncodedChunk]]]:
+        """Return which rings must be reset so that all chunks of an item have room together.
+
+        These are the rings that lack one of the chunks, and those that are enlarged for another item: so only one item
+        at a time exceeds the memory limit.
+
+        Returns:
+            Indices of partitions, each with the item's chunks.
+
+        Raises:
+            FormatError, UnsafeDataError: see `EncodedChunks.get`.
+        """
+        found = []
+        for number, partition in enumerate(self.partitions):
+            keys = dict.fromkeys([key for key, _, _ in slices_of[partition.group]])
+            if partition.ring.is_enlarged or not keys.keys() <= partition.ring.rows_of.keys():
+                found.append((number, [chunks.get(key, partition.tensors) for key in keys]))
+        return found
