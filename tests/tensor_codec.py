@@ -13,7 +13,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def encode(array: Array) -> bytes:
     """Encode an array as a TensorProto."""
-    prefix, encode_content = tensors.layout(array.dtype, array.shape)
+    prefix, encode_content = tensors.encoder(array.dtype, array.shape)
     content = encode_content(array)
     encoded: bytes = prefix + tensors.varint(len(content)) + content
     return encoded

@@ -110,12 +110,12 @@ def encode_items(
         concatenation of rows and of the bytes of `encode_chunk` and `encode_keep_keys`, in any order, is a request.
     """
     n, m = slices.shape
-    layout = _layout(table, m, num_columns)
-    rows = np.empty((n, layout.template.size), np.uint8)
-    rows[:] = layout.template
-    rows[:, layout.key_at : layout.key_at + _KEY_WIDTH] = _varints(keys, _KEY_WIDTH)
-    rows[:, layout.priority_at : layout.priority_at + 8] = priorities.astype("<f8").view(np.uint8).reshape(n, 8)
-    for block in layout.blocks:
+    template = _item_template(table, m, num_columns)
+    rows = np.empty((n, template.item.size), np.uint8)
+    rows[:] = template.item
+    rows[:, template.key_at : template.key_at + _KEY_WIDTH] = _varints(keys, _KEY_WIDTH)
+    rows[:, template.priority_at : template.priority_at + 8] = priorities.astype("<f8").view(np.uint8).reshape(n, 8)
+    for block in template.blocks:
         strides = (rows.strides[0], block.column_size, block.slice_size)
         at = block.start + block.numbers_at
         np.ndarray((n, block.num_columns, m), slices.dtype, rows, at, strides)[:] = slices[:, None]
@@ -127,7 +127,7 @@ def encode_chunk(
     episode_id: int,
     start: int,
     columns: Sequence[npt.NDArray[Any]],
-    layouts: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
+    encoders: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
 ) -> bytes:
     """Encode a chunk that holds the same steps of every column.
 
@@ -136,17 +136,17 @@ def encode_chunk(
         episode_id: unsigned 64-bit; readers of a table count episodes by it.
         start: index of the first step in its episode, < 2**31.
         columns: arrays [length, ...], one for each leaf; not referenced after the call returns.
-        layouts: `tensors.layout` of each column, if the caller keeps them for many chunks; None to look them up.
+        encoders: `tensors.encoder` of each column, if the caller keeps them for many chunks; None to look them up.
 
     Returns:
         One `chunks` field of an InsertStreamRequest.
     """
     parts: list[bytes] = []
     size = 0
-    if layouts is None:
-        layouts = [tensors.layout(column.dtype, column.shape) for column in columns]
-    for column, (header, content_of) in zip(columns, layouts, strict=True):
-        content = content_of(column)
+    if encoders is None:
+        encoders = [tensors.encoder(column.dtype, column.shape) for column in columns]
+    for column, (header, encode_content) in zip(columns, encoders, strict=True):
+        content = encode_content(column)
         num_bytes = varint(len(content))
         parts += _DATA_TENSORS, varint(len(header) + len(num_bytes) + len(content)), header, num_bytes, content
         size += column.nbytes
@@ -200,17 +200,17 @@ class _Block(NamedTuple):
     slice_size: int
 
 
-class _Layout(NamedTuple):
+class _ItemTemplate(NamedTuple):
     """The encoding of items of one table with equally many slices; offsets are in the item."""
 
-    template: npt.NDArray[np.uint8]
+    item: npt.NDArray[np.uint8]
     key_at: int
     priority_at: int
     blocks: list[_Block]
 
 
 @functools.lru_cache(maxsize=256)
-def _layout(table: str, num_slices: int, num_columns: int) -> _Layout:
+def _item_template(table: str, num_slices: int, num_columns: int) -> _ItemTemplate:
     """Return the bytes of an item with zeros for numbers, and the offsets of the numbers."""
     columns = [_column(index, num_slices) for index in range(num_columns)]
     trajectory = b"".join([column for column, _, _ in columns])
@@ -227,4 +227,4 @@ def _layout(table: str, num_slices: int, num_columns: int) -> _Layout:
             column, numbers_at, slice_size = columns[first]
             blocks.append(_Block(at, last - first, len(column), numbers_at, slice_size))
             at += (last - first) * len(column)
-    return _Layout(np.frombuffer(item, np.uint8), base + len(_ITEM_KEY), base + len(head), blocks)
+    return _ItemTemplate(np.frombuffer(item, np.uint8), base + len(_ITEM_KEY), base + len(head), blocks)

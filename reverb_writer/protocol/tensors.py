@@ -1,8 +1,8 @@
 """Arrays to encoded tensors and back.
 
-    layout         what encodes arrays of one dtype and shape as the bytes of a TensorProto
-    parse_header   dtype and shape of an encoded tensor, if they are allowed
-    EncodedTensor  an encoded tensor, which is checked and then decoded into an array
+    encoder        encodes arrays of one dtype and shape
+    parse_header   returns dtype and shape of an encoded tensor, if they are allowed
+    EncodedTensor  checks an encoded tensor, and then decodes it into an array
 
 The content of a tensor is its elements in C order, little-endian, as one raw snappy block. The content of a tensor of
 strings is their lengths as varints, then all their bytes, uncompressed. Every writer of a Reverb server chooses bytes
@@ -42,7 +42,7 @@ __all__ = [
     "decompress_into",
     "dtype_number",
     "dtype_of",
-    "layout",
+    "encoder",
     "parse_header",
     "varint",
 ]
@@ -76,7 +76,7 @@ _DTYPES: Final[dict[int, np.dtype[Any]]] = {
     DataType.DT_STRING: np.dtype(np.object_),
 }
 _NUMBERS: Final = {dtype: number for number, dtype in _DTYPES.items()}
-_REFERENCE: Final = 100  # what TensorFlow 1 adds to the number of a dtype for a reference to it
+_REFERENCE: Final = 100  # TensorFlow 1 adds this to the number of a dtype for a reference to it
 _STRING_KINDS: Final = "SUOT"
 _ALLOWED: Final = ", ".join([dtype.name for dtype in _NUMBERS if dtype.kind != "O"] + ["bfloat16", "str", "bytes"])
 
@@ -145,7 +145,7 @@ def _name_of(number: int) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
+def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callable[[Array], Any]]:
     """Return the first bytes of a TensorProto of this dtype and shape, and a function that encodes an array's content.
 
     The first bytes, the length of the content as a varint, and the content together are a TensorProto, which Reverb's
@@ -176,26 +176,26 @@ def layout(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callabl
     for size in shape:
         header.tensor_shape.dim.add(size=size)
     if number == DataType.DT_STRING:
-        content_of = _string_content
+        encode_content = _encode_strings
     elif dtype == dtype.newbyteorder("<"):
-        content_of = _snappy_content
+        encode_content = _compress
     else:
-        content_of = _swapped_content
-    return header.SerializeToString() + _CONTENT_TAG, content_of
+        encode_content = _swap_and_compress
+    return header.SerializeToString() + _CONTENT_TAG, encode_content
 
 
-def _snappy_content(array: Array) -> Any:
+def _compress(array: Array) -> Any:
     if array.nbytes >= _MIN_VIEW_BYTES and array.flags.c_contiguous:
         return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8).data)
     # `tobytes` makes a copy, but supports every memory layout, 0-d arrays, and bfloat16, which cramjam refuses.
     return cramjam.snappy.compress_raw(array.tobytes())
 
 
-def _swapped_content(array: Array) -> Any:
-    return _snappy_content(array.astype(array.dtype.newbyteorder("<")))
+def _swap_and_compress(array: Array) -> Any:
+    return _compress(array.astype(array.dtype.newbyteorder("<")))
 
 
-def _string_content(array: Array) -> bytes:
+def _encode_strings(array: Array) -> bytes:
     try:
         elements = [_as_bytes(element) for element in array.flat]
     except UnicodeEncodeError as error:

@@ -49,15 +49,15 @@ class ChunkEncoder:
         """
         for dtype in dtypes:
             tensors.dtype_number(dtype)
-        self._layouts: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}
+        self._encoders: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}
 
     def encode(self, key: int, episode: int, start: int, columns: Sequence[npt.NDArray[Any]]) -> bytes:
         """Return a chunk of columns [T, ...] that begins at step `start` of its episode."""
         length = len(columns[0])
-        layouts = self._layouts.get(length)
-        if layouts is None:
-            layouts = self._layouts[length] = [tensors.layout(column.dtype, column.shape) for column in columns]
-        return encode_chunk(key, episode, start & 0x3FFFFFFF, columns, layouts)
+        encoders = self._encoders.get(length)
+        if encoders is None:
+            encoders = self._encoders[length] = [tensors.encoder(column.dtype, column.shape) for column in columns]
+        return encode_chunk(key, episode, start & 0x3FFFFFFF, columns, encoders)
 
 
 class Windows(NamedTuple):

@@ -1,4 +1,4 @@
-"""Bytes made from templates say, to the real protobuf parser, exactly what was asked for."""
+"""The protobuf parser reads from encoded items and chunks exactly the arguments of their encoding."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def parsed_slices(column: Any) -> list[tuple[int, int, int, int]]:
 @no_deadline
 @given(requests())
 @example(LARGEST)
-def test_items_are_read_as_they_were_asked_for(request: dict[str, Any]) -> None:
+def test_items_are_parsed_as_they_were_encoded(request: dict[str, Any]) -> None:
     rows = encode(**request)
     assert rows.dtype == np.uint8
     assert rows.shape[0] == len(request["keys"])
@@ -88,7 +88,9 @@ def test_items_are_read_as_they_were_asked_for(request: dict[str, Any]) -> None:
 
 @few
 @given(requests(), requests())
-def test_encoding_twice_gives_the_same_bytes_whatever_came_between(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_encoding_twice_gives_the_same_bytes_with_another_encoding_in_between(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     before = encode(**one).tobytes()
     encode(**{**other, "table": one["table"], "num_columns": one["num_columns"]})
     assert encode(**one).tobytes() == before
@@ -96,7 +98,7 @@ def test_encoding_twice_gives_the_same_bytes_whatever_came_between(one: dict[str
 
 @no_deadline
 @given(requests(), st.data())
-def test_rows_may_be_sent_one_by_one(request: dict[str, Any], data: st.DataObject) -> None:
+def test_rows_may_be_sent_in_separate_requests(request: dict[str, Any], data: st.DataObject) -> None:
     rows = encode(**request)
     kept = data.draw(st.lists(st.integers(0, len(rows) - 1), unique=True))
     message = InsertStreamRequest.FromString(rows[kept].tobytes())
@@ -105,7 +107,7 @@ def test_rows_may_be_sent_one_by_one(request: dict[str, Any], data: st.DataObjec
 
 @few
 @given(requests())
-def test_arguments_are_only_read(request: dict[str, Any]) -> None:
+def test_arguments_are_not_changed(request: dict[str, Any]) -> None:
     arrays = [value for value in request.values() if isinstance(value, np.ndarray)]
     copies = [array.copy() for array in arrays]
     for array in arrays:
@@ -128,7 +130,7 @@ def columns_of_one_length(draw: st.DrawFn) -> list[Any]:
 @given(KEYS, st.integers(0, 2**64 - 1), st.integers(0, 2**31 - 10), columns_of_one_length())
 @example(item_encoding.KEY_LIMIT - 1, 2**64 - 1, 0, [np.zeros((300, 300))] * 3)
 @example(0, 0, 0, [np.array([b"", b"\0"], object)] * 200)
-def test_chunk_is_read_as_it_was_asked_for(key: int, episode_id: int, start: int, columns: list[Any]) -> None:
+def test_chunk_is_parsed_as_it_was_encoded(key: int, episode_id: int, start: int, columns: list[Any]) -> None:
     message = InsertStreamRequest.FromString(item_encoding.encode_chunk(key, episode_id, start, columns))
     assert not message.items
     (chunk,) = message.chunks
@@ -151,7 +153,7 @@ def test_chunk_is_read_as_it_was_asked_for(key: int, episode_id: int, start: int
 @no_deadline
 @given(st.lists(KEYS, max_size=40))
 @example([item_encoding.KEY_LIMIT - 1] * 3000)
-def test_keys_to_keep_are_read_as_they_were_asked_for(keys: list[int]) -> None:
+def test_keys_to_keep_are_parsed_as_they_were_encoded(keys: list[int]) -> None:
     message = InsertStreamRequest.FromString(item_encoding.encode_keep_keys(keys))
     assert list(message.keep_chunk_keys) == keys
     assert not message.items

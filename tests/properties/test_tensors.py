@@ -1,4 +1,4 @@
-"""What goes in comes out: every dtype, byte order and memory layout; and no bytes make `decode` misbehave."""
+"""Arrays of all dtypes, byte orders and memory layouts are decoded as encoded; any other bytes are decoded or refused."""
 
 from __future__ import annotations
 

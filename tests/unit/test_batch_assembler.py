@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import tracemalloc
+import weakref
 from typing import Any
 
 import numpy as np
@@ -226,6 +228,19 @@ def test_chunk_layouts_take_a_limited_share_of_a_small_cache() -> None:
         assert tracemalloc.get_traced_memory()[0] < 1_300_000  # most of it for the rows of small chunks
     finally:
         tracemalloc.stop()
+
+
+def test_chunks_of_a_dropped_assembler_are_freed_without_the_garbage_collector() -> None:
+    gc.disable()
+    try:
+        assembler = BatchAssembler(1 << 20, 1 << 20)
+        assert assembler.add(samples_of(response((together(1, [1], [(0, 2)], 1), [chunk(1, [[5, 6, 7]])])))) == []
+        ring = weakref.ref(next(iter(assembler._caches.values())).partitions[0].ring)
+        assert ring() is not None
+        del assembler
+        assert ring() is None
+    finally:
+        gc.enable()
 
 
 def test_samples_of_different_shapes_are_in_different_arrays() -> None:

@@ -1,4 +1,4 @@
-"""The messages against bytes worked by hand from protobuf's encoding guide."""
+"""Messages compared with bytes worked out by hand from protobuf's encoding guide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_nested_message_has_the_bytes_of_its_fields() -> None:
     assert request.SerializeToString(deterministic=True).hex(" ") == "0a 06 2a 04 0a 02 08 0a 1a 02 01 02"
 
 
-def test_keys_of_64_bits_survive() -> None:
+def test_keys_of_64_bits_are_parsed_as_they_were_encoded() -> None:
     response = messages.InsertStreamResponse(keys=[2**64 - 1])
     assert messages.InsertStreamResponse.FromString(response.SerializeToString()).keys == [2**64 - 1]
 
@@ -59,7 +59,7 @@ def test_nested_messages_are_attributes_of_the_outer_one() -> None:
     assert messages.FlatTrajectory(columns=columns).SerializeToString().hex(" ") == "0a 02 10 01"
 
 
-def test_the_default_pool_is_left_alone() -> None:
+def test_the_default_descriptor_pool_is_not_changed() -> None:
     assert messages.ChunkData.DESCRIPTOR.file.pool is not descriptor_pool.Default()
     with pytest.raises(KeyError):
         descriptor_pool.Default().FindFileByName("deepmind.reverb")

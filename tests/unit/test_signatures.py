@@ -1,4 +1,4 @@
-"""Signatures there and back, and signatures that cannot be read."""
+"""Signatures are decoded as they were encoded; unreadable ones are ignored, with a warning."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def nested(depth: int) -> Any:
     ],
     ids=repr,
 )
-def test_a_nest_comes_back(nest: Any) -> None:
+def test_a_nest_is_decoded_as_it_was_encoded(nest: Any) -> None:
     result = reparsed(nest)
     assert result == nest
     tree.assert_same_structure(result, nest)
@@ -66,7 +66,7 @@ def test_a_signature_that_is_not_set_is_none() -> None:
     assert signatures.decode(StructuredValue()) is None
 
 
-def test_dicts_come_back_in_the_order_of_the_columns() -> None:
+def test_dicts_are_decoded_in_the_order_of_the_columns() -> None:
     nest = collections.OrderedDict(b=FLOAT, a=SCALAR)
     result = reparsed(nest)
     assert list(result) == ["a", "b"]
@@ -74,7 +74,7 @@ def test_dicts_come_back_in_the_order_of_the_columns() -> None:
     assert tree.flatten(result) == tree.flatten(nest) == [SCALAR, FLOAT]
 
 
-def test_a_named_tuple_comes_back_by_its_field_names() -> None:
+def test_a_named_tuple_is_decoded_with_its_field_names() -> None:
     result = reparsed(Row(reward=FLOAT, action=[SCALAR]))
     assert type(result).__name__ == "Row"
     assert result._asdict() == {"reward": FLOAT, "action": [SCALAR]}

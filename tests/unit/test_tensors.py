@@ -1,4 +1,4 @@
-"""Tensors against bytes worked by hand, and messages that lie about themselves.
+"""Tensors compared with bytes worked out by hand, and messages that contradict themselves.
 
 A snappy block is its uncompressed size as a varint, then elements; a literal of n <= 60 bytes is `(n - 1) << 2`, bytes.
 """
@@ -49,7 +49,7 @@ FLOATS = "08 01 12 08 12 02 08 02 12 02 08 02 22 12 10 3c 00 00 80 3f 00 00 00 4
     ],
     ids=["C", "big-endian", "Fortran", "big-endian Fortran", "negative strides", "big-endian strided"],
 )
-def test_layout_and_byte_order_do_not_show_in_the_bytes(array: np.ndarray[Any, Any]) -> None:
+def test_memory_layout_and_byte_order_do_not_change_the_bytes(array: np.ndarray[Any, Any]) -> None:
     assert tensor_codec.encode(array).hex(" ") == FLOATS
 
 
@@ -97,13 +97,13 @@ def test_strings_of_variable_width_are_strings() -> None:
     assert tensor_codec.encode(array) == tensor_codec.encode(np.array([b"ab", b"", b"c"]))
 
 
-def test_strings_come_back_as_bytes() -> None:
+def test_strings_are_decoded_as_bytes() -> None:
     array = decoded(np.array([["\u00e9", "x" * 300], ["", "y"]]))
     assert array.dtype == object
     assert array.tolist() == [[b"\xc3\xa9", b"x" * 300], [b"", b"y"]]
 
 
-def test_strings_in_the_other_field_are_read_too() -> None:
+def test_strings_in_the_other_field_are_decoded_too() -> None:
     array = tensor_codec.decode(proto(DataType.DT_STRING, (2, 1), strings=(b"a", b"bc")))
     assert array.tolist() == [[b"a"], [b"bc"]]
 
@@ -165,7 +165,7 @@ def test_bfloat16_without_its_package_says_what_to_install(monkeypatch: pytest.M
         tensor_codec.decode(proto(DataType.DT_BFLOAT16, (1,) * 9, block(b"\xc0\x3f")))  # a shape of no other test
 
 
-def test_a_decoded_array_belongs_to_its_receiver() -> None:
+def test_decoded_arrays_share_no_memory() -> None:
     for dtype in ("f4", "?", "S3"):
         message = TensorProto.FromString(tensor_codec.encode(np.ones((2, 3), dtype)))
         first, second = tensor_codec.decode(message), tensor_codec.decode(message)
@@ -223,7 +223,7 @@ def test_dtypes_off_the_list_are_never_decoded(number: int, name: str) -> None:
         tensor_codec.decode(proto(number, (1,), block(b"\x00")))
 
 
-def test_a_large_array_is_refused_before_it_is_made() -> None:
+def test_a_large_array_is_refused_before_it_is_allocated() -> None:
     message = proto(DataType.DT_DOUBLE, (3,), block(bytes(24)))
     assert tensor_codec.decode(message, max_bytes=24).tolist() == [0, 0, 0]
     with pytest.raises(UnsafeDataError, match=r"float64 \(3,\): 24 bytes, expected at most 23"):
@@ -272,12 +272,12 @@ def test_a_shape_of_unknown_rank_is_refused() -> None:
     ],
     ids=["short", "long", "huge", "overlong", "truncated", "only a size", "bad copy", "cut size", "none", "not snappy"],
 )
-def test_a_block_that_is_not_what_the_shape_says_is_refused(content: bytes, reason: str) -> None:
+def test_a_block_that_contradicts_the_shape_is_refused(content: bytes, reason: str) -> None:
     with pytest.raises(FormatError, match=reason):
         tensor_codec.decode(proto(DataType.DT_INT64, (1,), content))
 
 
-def test_a_few_bytes_cannot_ask_for_much_memory() -> None:
+def test_a_few_bytes_cannot_allocate_much_memory() -> None:
     size = 2**30
     announced = bytes.fromhex("80 80 80 80 04")  # 2**30
     with pytest.raises(FormatError, match="cannot hold the 1073741824 that its length prefix announces"):
@@ -319,6 +319,8 @@ def test_the_best_compressed_block_is_still_decoded() -> None:
         "three of two",
     ],
 )
-def test_strings_that_do_not_add_up_are_refused(shape: tuple[int, ...], content: bytes, strings: Any) -> None:
+def test_strings_that_contradict_their_lengths_are_refused(
+    shape: tuple[int, ...], content: bytes, strings: Any
+) -> None:
     with pytest.raises(FormatError):
         tensor_codec.decode(proto(DataType.DT_STRING, shape, content, strings))

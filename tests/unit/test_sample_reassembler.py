@@ -1,0 +1,55 @@
+"""Samples that a server has split over entries and messages are reassembled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from reverb_writer.protocol.sample_reassembler import SampleReassembler
+
+from reverb_writer.errors import FormatError
+from reverb_writer.protocol import messages, sample_reassembler
+
+
+def response(*entries: tuple[int | None, list[bytes], bool]) -> bytes:
+    """Encode entries, each with the key of its item, its chunks and whether it is the last of its sample."""
+    made = messages.SampledResponse()
+    for key, chunks, is_last in entries:
+        entry = made.entries.add(data=chunks, end_of_sequence=is_last)
+        if key is not None:
+            entry.info.item.key = key
+    encoded: bytes = made.SerializeToString()
+    return encoded
+
+
+def keys_and_chunks(samples: list[Any]) -> list[tuple[int, list[bytes]]]:
+    return [(sample.info.item.key, list(sample.data)) for sample in samples]
+
+
+def test_whole_samples_keep_their_order() -> None:
+    message = response((1, [b"a"], True), (2, [b"b", b"c"], True))
+    assert keys_and_chunks(SampleReassembler().feed(message)) == [(1, [b"a"]), (2, [b"b", b"c"])]
+
+
+def test_sample_split_over_entries_and_messages_is_reassembled() -> None:
+    reassembler = SampleReassembler()
+    first = response((1, [b"a"], True), (2, [b"b"], False), (None, [b"c"], False))
+    assert keys_and_chunks(reassembler.feed(first)) == [(1, [b"a"])]
+    assert reassembler.feed(response((None, [b"d"], False))) == []
+    last = response((None, [b"e"], True), (3, [b"f"], True))
+    assert keys_and_chunks(reassembler.feed(last)) == [(2, [b"b", b"c", b"d", b"e"]), (3, [b"f"])]
+
+
+def test_sample_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_reassembler, "_MAX_SPLIT_BYTES", 10)
+    reassembler = SampleReassembler()
+    for _ in range(2):
+        assert reassembler.feed(response((None, [b"12345"], False))) == []
+    reassembler.feed(response((None, [b"12345"], False)))
+    with pytest.raises(FormatError, match="more than 10 bytes that has no end"):
+        reassembler.feed(response((None, [b"1"], False)))
+
+
+def test_bytes_that_are_not_a_response_are_refused() -> None:
+    with pytest.raises(FormatError, match="3 bytes that are no SampleStreamResponse"):
+        SampleReassembler().feed(b"\xff\xff\xff")
