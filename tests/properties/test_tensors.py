@@ -1,4 +1,4 @@
-"""Arrays of all dtypes, byte orders and memory layouts are decoded as encoded; other bytes are decoded or refused."""
+"""Arrays of all dtypes, byte orders and layouts are decoded as encoded; other bytes are decoded or refused."""
 
 from __future__ import annotations
 

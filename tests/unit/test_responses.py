@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from reverb_writer.protocol.sample_reassembler import SampleReassembler
+from reverb_writer.protocol.responses import SampleReassembler
 
 from reverb_writer.errors import FormatError
-from reverb_writer.protocol import messages, sample_reassembler
+from reverb_writer.protocol import messages, responses
 
 
 def response(*entries: tuple[int | None, list[bytes], bool]) -> bytes:
@@ -41,7 +41,7 @@ def test_sample_split_over_entries_and_messages_is_reassembled() -> None:
 
 
 def test_sample_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_reassembler, "_MAX_SPLIT_BYTES", 10)
+    monkeypatch.setattr(responses, "_MAX_SPLIT_BYTES", 10)
     reassembler = SampleReassembler()
     for _ in range(2):
         assert reassembler.feed(response((None, [b"12345"], False))) == []
