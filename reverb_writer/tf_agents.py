@@ -23,10 +23,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import tree
-
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, StructureError
+from reverb_writer.nests import join_paths, named_leaves, packer
 from reverb_writer.writing.observer_base import Observer
 from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver
 from reverb_writer.writing.priorities import Priority
@@ -136,12 +135,12 @@ class _ReverbObserver(Observer):
                 f"a flattened trajectory of {len(leaves)} leaves, but which leaf is the step type is not known. Pass a "
                 "`Trajectory` first, or give the table a signature."
             )
-        if len(leaves) != len(tree.flatten(example)):
+        paths, _ = named_leaves(example, "first step")
+        if len(leaves) != len(paths):
             raise FlattenedTrajectoryError(
-                f"a flattened trajectory of {len(leaves)} leaves, expected {len(tree.flatten(example))}: "
-                f"{', '.join('/'.join(map(str, path)) for path, _ in tree.flatten_with_path(example))}."
+                f"a flattened trajectory of {len(leaves)} leaves, expected {len(paths)}: {join_paths(paths)}."
             )
-        return tree.unflatten_as(example, leaves)
+        return packer(example)(leaves)
 
 
 class ReverbAddTrajectoryObserver(_ReverbObserver, TrajectoryObserver):

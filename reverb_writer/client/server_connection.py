@@ -25,9 +25,10 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
+from reverb_writer.leaves import stored_dtype
+from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.table_specs import SPECS_TABLE, check_same, check_signature, packer, spec_key
-from reverb_writer.steps import stored_dtype
 from reverb_writer.transport.channel import Channel, describe
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.transport.server_info import (
@@ -95,7 +96,7 @@ class Shard:
         if not priorities:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
-        leaves = tree.flatten_with_path(data)
+        paths, leaves = named_leaves(data, "`data`")
         is_scalar = [False] * len(leaves) if squeeze is None else list(map(bool, tree.flatten(squeeze)))
         if len(is_scalar) != len(leaves):
             raise StructureError(
@@ -103,13 +104,13 @@ class Shard:
             )
         columns = [
             np.asarray(leaf)[None] if single else column(path, leaf)
-            for (path, leaf), single in zip(leaves, is_scalar, strict=True)
+            for path, leaf, single in zip(paths, leaves, is_scalar, strict=True)
         ]
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
         info = self.request_info(deadline.left_s())
         unknown_table(checked, info, self.address)
-        _check_signatures(info, checked, [path for path, _ in leaves], columns, is_scalar)
+        _check_signatures(info, checked, paths, columns, is_scalar)
         request = one_item(columns, is_scalar, checked)
         if spec is not None:
             self._store_spec(info, list(checked), spec, deadline)
@@ -258,7 +259,7 @@ class Shard:
 
 
 def _check_signatures(
-    info: ServerInfo, tables: Iterable[str], paths: Sequence[Any], columns: Sequence[Any], is_scalar: Sequence[bool]
+    info: ServerInfo, tables: Iterable[str], paths: Sequence[str], columns: Sequence[Any], is_scalar: Sequence[bool]
 ) -> None:
     for table in tables:
         signature = info.tables[table].signature
@@ -266,7 +267,7 @@ def _check_signatures(
             check_signature(
                 table,
                 signature,
-                ["/".join(map(str, path)) for path in paths],
+                paths,
                 [stored_dtype(column.dtype) for column in columns],
                 [column.shape[1:] for column in columns],
                 [() if single else column.shape[:1] for column, single in zip(columns, is_scalar, strict=True)],

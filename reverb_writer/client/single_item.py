@@ -38,13 +38,12 @@ _LOST = {
 }
 
 
-def column(path: Sequence[Any], leaf: Any) -> Any:
+def column(path: str, leaf: Any) -> Any:
     """Return a leaf as a column [T, ...], checked."""
     array = np.asarray(leaf)
     if array.ndim == 0 or array.shape[0] == 0:
-        name = "/".join(map(str, path))
         raise StructureError(
-            f"leaf `{name}`: shape {array.shape}, expected [T, ...] with T >= 1. For a single value pass `value[None]`."
+            f"leaf `{path}`: shape {array.shape}, expected [T, ...] with T >= 1. For a single value pass `value[None]`."
         )
     return array
 

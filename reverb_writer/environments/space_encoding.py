@@ -21,9 +21,9 @@ import numpy as np
 import tree
 from gymnasium import Space, spaces
 
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.errors import SpecError
+from reverb_writer.leaves import Fit, fit, zeros
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.steps import zeros
 
 __all__ = ["encoder", "space_spec", "zero_element"]
 
@@ -108,11 +108,9 @@ def _array_encoder(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> C
         array = np.asarray(element)
         if array.shape != shape and array.size == math.prod(shape) and max(array.ndim, len(shape)) == 1:
             array = array.reshape(shape)  # a number as [1], or the other way round
-        if array.shape == shape and array.dtype.kind in "biuf":
-            cast = array.astype(dtype)
-            if np.can_cast(array.dtype, dtype, "same_kind" if dtype.kind == "f" else "safe") or np.all(cast == array):
-                return cast
-        raise StructureError(f"`{name}`: {array.dtype} {array.shape}, expected {dtype} {shape} as its space says.")
+        policy = Fit.LOSSY if dtype.kind == "f" else Fit.LOSSLESS
+        advice = f"It must be {dtype} {shape}, as its space says."
+        return fit(array, dtype, shape, f"`{name}`", "as its space says", policy, advice)
 
     def encode(element: Any) -> Any:
         if type(element) is np.ndarray and element.dtype == dtype and element.shape == shape:

@@ -19,7 +19,7 @@ layout that `reverb_writer.environments` records, so both may write to one table
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,13 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.episodes.episode_data import EpisodeData
-from reverb_writer.episodes.growing_columns import packer
 from reverb_writer.errors import IncompleteError, StructureError
+from reverb_writer.leaves import as_bytes, padded_rows
+from reverb_writer.nests import join_paths, named_leaves, packer
 from reverb_writer.slices.markers import read_markers
-from reverb_writer.steps import zeros
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["columns", "of", "rows", "windows"]
+__all__ = ["columns", "of", "windows"]
 
 Array = npt.NDArray[Any]
 
@@ -54,7 +54,7 @@ def of(episode: EpisodeData) -> dict[str, Any]:
         raise IncompleteError("an episode without a step has no action: there is nothing to write of it yet.")
     last = np.arange(num + 1) == num
     steps = {
-        "observation": tree.map_structure(_as_bytes, episode.observations.to_arrays()),
+        "observation": tree.map_structure(_stored, episode.observations.to_arrays()),
         "action": tree.map_structure(_closed, episode.actions.to_arrays()),
         "reward": _closed(episode.rewards.to_arrays()).astype(np.float32),
         "discount": _closed(np.ones(num, np.float32)),
@@ -71,21 +71,13 @@ def of(episode: EpisodeData) -> dict[str, Any]:
     return steps
 
 
-def rows(steps: Any) -> Iterator[Any]:
-    """Yield the steps one by one, of leaves [T + 1, ...], without copying."""
-    pack = packer(steps)
-    for row in zip(*tree.flatten(steps), strict=True):
-        yield pack(row)
-
-
 def windows(steps: Any, spec: WindowSpec) -> list[Any]:
     """Return the windows of an episode's steps, each a nest with leaves [L, ...] of its own; padding is zeros."""
     leaves = tree.flatten(steps)
     num = len(leaves[0])
     cuts = spec.windows(num)
-    num_padding = max(0, *(stop - num for _, stop in cuts)) if cuts else 0
-    padded = [np.concatenate([leaf, *[zeros(leaf.dtype, (1, *leaf.shape[1:]))] * num_padding]) for leaf in leaves]
-    return [tree.unflatten_as(steps, [leaf[start:stop].copy() for leaf in padded]) for start, stop in cuts]
+    pack, padded = packer(steps), [padded_rows(leaf, max([num, *(stop for _, stop in cuts)])) for leaf in leaves]
+    return [pack([leaf[start:stop].copy() for leaf in padded]) for start, stop in cuts]
 
 
 def columns(data: Any, like: Any = None) -> dict[str, Any]:
@@ -129,22 +121,19 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
 
 def _closed(leaf: Array) -> Array:
     """Return a leaf with a row of zeros after its last."""
-    return np.concatenate([_as_bytes(leaf), zeros(leaf.dtype, (1, *leaf.shape[1:]))])
+    return padded_rows(_stored(leaf), len(leaf) + 1)
 
 
-def _as_bytes(leaf: Array) -> Array:
+def _stored(leaf: Array) -> Array:
     """Return strings as Reverb stores them; other leaves as they are."""
-    if leaf.dtype.kind == "O":
-        for index, string in np.ndenumerate(leaf):
-            leaf[index] = string.encode() if isinstance(string, str) else string
-    return leaf
+    return as_bytes(leaf, "episode", "as in its first step") if leaf.dtype.kind == "O" else leaf
 
 
 def _structured(data: Sequence[Any], like: Any) -> Any:
-    names = ", ".join("/".join(map(str, path)) for path, _ in tree.flatten_with_path(like))
-    if len(tree.flatten(like)) != len(data):
-        raise StructureError(f"{len(data)} columns do not make steps of {names}. Give a step as `like`.")
-    return tree.unflatten_as(like, data)
+    paths, _ = named_leaves(like, "`like`")
+    if len(paths) != len(data):
+        raise StructureError(f"{len(data)} columns do not make steps of {join_paths(paths)}. Give a step as `like`.")
+    return packer(like)(data)
 
 
 def _field(data: Any, name: str) -> Any:

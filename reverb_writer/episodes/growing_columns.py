@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import flattener, named_leaves
+from reverb_writer.leaves import Fit, as_array, convert, mismatch
+from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
 
-__all__ = ["Block", "Columns", "as_objects", "batched", "listed", "packer", "stacked"]
+__all__ = ["Block", "Columns", "as_objects", "batched", "listed", "stacked"]
 
 _CAPACITY = 64
 
@@ -63,10 +63,9 @@ def stacked(items: Sequence[Any], what: str) -> Block:
     columns: list[list[Array]] = [[leaf] for leaf in first]
     for index, item in enumerate(items[1:], 1):
         others, leaves = _leaves(item, what)
-        if others != paths:
-            raise StructureError(f"{what} {index}: its leaves are {_names(others)}, expected {_names(paths)}.")
+        check_same_leaves(f"{what} {index}", others, paths, "the first row")
         for path, column, leaf in zip(paths, columns, leaves, strict=True):
-            _check_leaf(leaf, column[0].dtype, column[0].shape, f"{what} {index}", path)
+            _check_leaf(leaf, column[0].dtype, column[0].shape, leaf.shape, f"{what} {index}{_at(path)}")
             column.append(leaf)
     return Block(items[0], paths, [np.stack(column) for column in columns])
 
@@ -78,10 +77,7 @@ def batched(nest: Any, what: str) -> Block:
         StructureError: there is no leaf, or their first dimensions differ.
     """
     paths, leaves = _leaves(nest, what, copy=True)
-    sizes = {leaf.shape[:1] for leaf in leaves}
-    if len(sizes) != 1 or () in sizes:
-        shapes = {path or "leaf": leaf.shape for path, leaf in zip(paths, leaves, strict=True)}
-        raise StructureError(f"{what}: leaves must be [T, ...] with one T for all, got shapes {shapes}.")
+    common_length(leaves, what)
     return Block(nest, paths, leaves)
 
 
@@ -183,10 +179,9 @@ class Columns:
             StructureError: they have other leaves, or other shapes.
         """
         if self._paths is not None:
-            if block.paths != self._paths:
-                raise StructureError(f"{what}: its leaves are {_names(block.paths)}, expected {_names(self._paths)}.")
+            check_same_leaves(what, block.paths, self._paths, "the first row")
             for path, array, leaf in zip(self._paths, self._arrays, block.leaves, strict=True):
-                _check_leaf(leaf, array.dtype, array.shape[1:], what, path, batch=True)
+                _check_leaf(leaf, array.dtype, array.shape[1:], leaf.shape[1:], what + _at(path))
         return block
 
     def put(self, block: Block) -> None:
@@ -264,7 +259,7 @@ class Columns:
 
     def _learn(self, block: Block) -> None:
         self._paths = block.paths
-        self._example = tree.map_structure(lambda _: None, block.example)
+        self._example = structure_of(block.example)
         self._flatten = flattener(self._example)
         self._pack = packer(self._example)
         self._install([np.empty((0, *leaf.shape[1:]), leaf.dtype) for leaf in block.leaves])
@@ -307,17 +302,6 @@ def _leaf(array: Array, index: int, plain: bool) -> Any:
     return leaf.item() if plain and array.dtype in _PYTHON_DTYPES else leaf
 
 
-def packer(example: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that puts leaves into a nest like `example`, faster than a walk for flat dicts."""
-    if not tree.is_nested(example):
-        return lambda leaves: leaves[0]
-    if type(example) is dict and not any(map(tree.is_nested, example.values())):
-        keys = sorted(example)
-        return lambda leaves: dict(zip(keys, leaves, strict=True))
-    form = tree.map_structure(lambda _: None, example)
-    return lambda leaves: tree.unflatten_as(form, leaves)
-
-
 def _leaves(nest: Any, what: str, *, copy: bool = False) -> tuple[tuple[str, ...], list[Array]]:
     paths, leaves = named_leaves(nest, what)
     if not leaves:
@@ -326,35 +310,20 @@ def _leaves(nest: Any, what: str, *, copy: bool = False) -> tuple[tuple[str, ...
 
 
 def _array(leaf: Any, what: str, path: str, *, copy: bool) -> Array:
-    array = np.array(leaf, object) if isinstance(leaf, str | bytes) else np.array(leaf) if copy else np.asarray(leaf)
-    if array.dtype.kind in "SUT":
-        array = array.astype(object)
-    if array.dtype.kind not in "biufcO" or not all(isinstance(item, str | bytes) for item in _objects(array)):
-        raise StructureError(
-            f"{what}{_at(path)}: {type(leaf).__name__} is no array, number or string. Turn it into an array, "
-            "or keep it in `infos`."
-        )
+    where, action = what + _at(path), "Turn it into an array, or keep it in `infos`."
+    array = as_array(leaf, where, action, copy=copy)
+    if array.dtype.kind not in "biufcO":
+        raise StructureError(f"{where}: {array.dtype} is no dtype of numbers or strings. {action}")
     return array
 
 
-def _objects(array: Array) -> Sequence[Any]:
-    return list(array.flat) if array.dtype.kind == "O" else ()
-
-
-def _check_leaf(
-    leaf: Array, dtype: np.dtype[Any], shape: tuple[int, ...], what: str, path: str, *, batch: bool = False
-) -> None:
-    got = leaf.shape[1:] if batch else leaf.shape
-    if got != shape or (leaf.dtype.kind == "O") != (dtype.kind == "O"):
-        raise StructureError(f"{what}{_at(path)}: {leaf.dtype} {got}, expected {dtype} {shape} as in the first one.")
+def _check_leaf(leaf: Array, dtype: np.dtype[Any], shape: tuple[int, ...], got: tuple[int, ...], where: str) -> None:
+    if got != shape or convert(leaf, dtype, where, Fit.PROMOTED) is None:
+        raise mismatch(where, leaf.dtype, got, dtype, shape, "as in the first row")
 
 
 def _at(path: str) -> str:
     return f", leaf `{path}`" if path else ""
-
-
-def _names(paths: Sequence[str]) -> str:
-    return ", ".join(f"`{path}`" for path in paths) if list(paths) != [""] else "a lone array"
 
 
 @functools.cache

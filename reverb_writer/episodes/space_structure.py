@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import named_leaves
+from reverb_writer.nests import named_leaves
 
 __all__ = ["Leaf", "Parts", "check", "struct_of"]
 

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.files.manifest import End, Leaf, Manifest
-from reverb_writer.files.nest_json import decode_nest, pack
+from reverb_writer.files.nest_json import decode_nest
 from reverb_writer.files.trajectory_folder import TrajectoryFolder
+from reverb_writer.nests import packer
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.steps import LAST
 
@@ -107,7 +108,7 @@ class Lane:
             folder = None if self._is_lost else self._folder
             if folder is None:
                 return None
-            last_rows = pack(decode_nest(self._layout.structure), self._tail)
+            last_rows = packer(decode_nest(self._layout.structure))(self._tail)
             boundary_step = boundary_step or (end is End.STEP and _is_boundary_step(last_rows))
             terminated, truncated = _outcome(last_rows, end, outcome)
             layout = self._layout

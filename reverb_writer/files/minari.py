@@ -21,6 +21,7 @@ from reverb_writer.extras import needs
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory
 from reverb_writer.files.transition_fields import TransitionFields
+from reverb_writer.leaves import padded_rows
 
 __all__ = ["from_minari", "to_minari"]
 
@@ -153,5 +154,4 @@ def _space(nest: Any) -> Any:
 
 def _one_more(column: Any) -> Any:
     """Return a column with a row of zeros after it, for the boundary step."""
-    array = np.asarray(column)
-    return np.concatenate([array, np.zeros_like(array[:1])])
+    return padded_rows(np.asarray(column), len(column) + 1)

@@ -13,17 +13,17 @@ is imported or run to make one.
 
 from __future__ import annotations
 
-import collections
-import functools
 import itertools
-import keyword
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tree
+
 from reverb_writer.errors import FormatError, StructureError
+from reverb_writer.nests import join_path, named_tuple
 from reverb_writer.steps import Trajectory
 
-__all__ = ["decode_nest", "encode_nest", "pack", "rows"]
+__all__ = ["decode_nest", "encode_nest"]
 
 _MAX_DEPTH = 32
 
@@ -46,8 +46,9 @@ def _encode(nest: Any, numbers: Iterator[int], path: tuple[Any, ...]) -> Any:
     if isinstance(nest, Mapping):
         for key in nest:
             if not isinstance(key, str):
-                where = "/".join(map(str, (*path, key)))
-                raise StructureError(f"leaf `{where}`: key {key!r} of type {type(key).__name__}, expected str.")
+                raise StructureError(
+                    f"leaf `{join_path((*path, key))}`: key {key!r} of type {type(key).__name__}, expected str."
+                )
         return {"dict": {key: _encode(nest[key], numbers, (*path, key)) for key in sorted(nest)}}
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
         fields = {key: _encode(value, numbers, (*path, key)) for key, value in zip(nest._fields, nest, strict=True)}
@@ -72,9 +73,12 @@ def decode_nest(value: Any) -> Any:
         FormatError: it is none.
     """
     try:
-        return _decode(value, 0)
+        nest = _decode(value, 0)
     except (AttributeError, TypeError, ValueError) as error:
         raise FormatError(f"`structure` describes no nest: {error}") from error
+    if tree.flatten(nest) != list(range(len(tree.flatten(nest)))):
+        raise FormatError("`structure` describes no nest: its leaves are not numbered in dm-tree's order.")
+    return nest
 
 
 def _decode(value: Any, depth: int) -> Any:
@@ -90,54 +94,9 @@ def _decode(value: Any, depth: int) -> Any:
         return parts if kind == "list" else tuple(parts)
     if kind == "named_tuple" and isinstance(value.get("fields"), dict):
         fields = value["fields"]
-        return _named_tuple(str(value[kind]), tuple(fields))(*(_decode(part, depth + 1) for part in fields.values()))
+        return _class_of(str(value[kind]), tuple(fields))(*(_decode(part, depth + 1) for part in fields.values()))
     raise ValueError(f"expected a leaf's number, dict, list, tuple or named tuple, got {str(value)[:80]!r}.")
 
 
-@functools.lru_cache(maxsize=256)
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    if fields == Trajectory._fields:
-        return Trajectory
-    usable = name.isidentifier() and not keyword.iskeyword(name)
-    return collections.namedtuple(name if usable else "NamedTuple", fields, rename=True)  # noqa: PYI024  # made at run time
-
-
-def pack(nest: Any, leaves: Sequence[Any]) -> Any:
-    """Return the nest with these leaves for their numbers.
-
-    >>> pack(decode_nest({"dict": {"a": 0, "b": {"list": [1]}}}), ["x", "y"])
-    {'a': 'x', 'b': ['y']}
-    """
-    if isinstance(nest, int):
-        return leaves[nest]
-    return _maker(nest)([pack(part, leaves) for part in _parts(nest)])
-
-
-def rows(nest: Any, columns: Sequence[Iterable[Any]]) -> Iterator[Any]:
-    """Yield the nest of each row of some columns, one for each number.
-
-    Iterators of C within iterators of C: a step costs a quarter of what it does if it is packed by itself.
-
-    >>> list(rows(decode_nest({"dict": {"a": 0, "b": {"tuple": []}}}), [[1, 2]]))
-    [{'a': 1, 'b': ()}, {'a': 2, 'b': ()}]
-    """
-    if isinstance(nest, int):
-        return iter(columns[nest])
-    parts, make = _parts(nest), _maker(nest)
-    if not parts:
-        return itertools.repeat(make(()))
-    return map(make, zip(*(rows(part, columns) for part in parts), strict=False))  # empty nests have no end
-
-
-def _parts(nest: Any) -> list[Any]:
-    return list(nest.values() if isinstance(nest, Mapping) else nest)
-
-
-def _maker(nest: Any) -> Callable[[Iterable[Any]], Any]:
-    if isinstance(nest, Mapping):
-        keys = tuple(nest)
-        return lambda values: dict(zip(keys, values, strict=True))
-    if hasattr(nest, "_make"):
-        make: Callable[[Iterable[Any]], Any] = nest._make
-        return make
-    return list if isinstance(nest, list) else tuple
+def _class_of(name: str, fields: tuple[str, ...]) -> Any:
+    return Trajectory if fields == Trajectory._fields else named_tuple(name, fields)

@@ -28,7 +28,7 @@ from reverb_writer.files.rollout_file_base import RolloutFileBase
 from reverb_writer.files.trajectory_folder import list_trajectories
 from reverb_writer.files.trajectory_pool import TrajectoryPool
 from reverb_writer.files.transition_fields import Transition, TransitionFields, concatenate_components
-from reverb_writer.steps import zeros
+from reverb_writer.leaves import zeros
 
 __all__ = ["RolloutDataset"]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from reverb_writer.errors import FormatError
 from reverb_writer.files import column_encoding as codec
 from reverb_writer.files.manifest import Leaf, Manifest, Part
-from reverb_writer.files.nest_json import pack, rows
+from reverb_writer.nests import packer, rows
 
 __all__ = ["MANIFEST", "PARTIAL", "PREFIX", "StoredTrajectory", "TrajectoryFolder", "list_trajectories"]
 
@@ -111,7 +111,7 @@ class StoredTrajectory:
 
     def pack(self, columns: Sequence[Any]) -> Any:
         """Return the nest of steps with these leaves, in the order of `columns`."""
-        return pack(self.manifest.structure, columns)
+        return packer(self.manifest.structure)(columns)
 
     def load(self) -> Any:
         """Return all steps, as a nest with leaves [T, ...], owned by the caller.

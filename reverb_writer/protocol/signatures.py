@@ -19,9 +19,7 @@ Source: Reverb 0.14 (`signature.cc`), TensorFlow 2.15 (`struct.proto`, `nested_s
 
 from __future__ import annotations
 
-import collections
 import functools
-import keyword
 import logging
 import operator
 from collections.abc import Mapping
@@ -31,6 +29,7 @@ from typing import Any, Final
 import numpy as np
 
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
+from reverb_writer.nests import named_tuple
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.messages import StructuredValue
 
@@ -107,7 +106,7 @@ def _decode(value: Any, path: tuple[object, ...]) -> Any:
         return dict(sorted(pairs.items()))
     if kind == "named_tuple_value":
         pairs = value.named_tuple_value.values
-        row = _named_tuple(value.named_tuple_value.name, tuple(pair.key for pair in pairs))
+        row = named_tuple(value.named_tuple_value.name, tuple(pair.key for pair in pairs))
         return row(*(_decode(pair.value, (*path, pair.key)) for pair in pairs))
     raise FormatError(f"signature{_at(path)}: expected a tensor spec, list, tuple, dict, named tuple or None.")
 
@@ -122,15 +121,6 @@ def _decode_spec(spec: Any, path: tuple[object, ...]) -> ArraySpec:
         raise FormatError(f"signature{_at(path)}: shape {sizes}, expected sizes >= 0, or -1 for an unknown one.")
     shape = None if spec.shape.unknown_rank else tuple(None if size == -1 else size for size in sizes)
     return ArraySpec(shape, dtype, spec.name)
-
-
-@functools.lru_cache(maxsize=256)
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    # Invalid Python names are replaced. A dict would accept them, but would change the order of the columns.
-    usable = name.isidentifier() and not keyword.iskeyword(name)
-    return collections.namedtuple(  # noqa: PYI024  (`typing.NamedTuple` cannot replace names)
-        name if usable else "NamedTuple", fields, rename=True
-    )
 
 
 def encode(nest: Any) -> Any:

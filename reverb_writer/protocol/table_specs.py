@@ -6,16 +6,17 @@ A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signatu
 from __future__ import annotations
 
 import hashlib
-import itertools
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tree
 from google.protobuf.message import DecodeError
 
+from reverb_writer import nests
 from reverb_writer.errors import StructureError
+from reverb_writer.leaves import mismatch
+from reverb_writer.nests import check_same_leaves, named_leaves
 from reverb_writer.protocol import signatures
 from reverb_writer.protocol.messages import StructuredValue
 from reverb_writer.steps import Trajectory
@@ -78,19 +79,13 @@ def check_same(table: str, stored: Any, own: Any) -> None:
     Raises:
         StructureError: names the leaf, what it is, and what the table has.
     """
-    theirs, ours = _leaves(stored), _leaves(own)
-    for path, (dtype, shape) in ours.items():
-        if path not in theirs:
-            has = ", ".join(f"`{name}`" for name in theirs)
-            raise StructureError(f"leaf `{path}`: table `{table}` was first written with {has}. {_ACTION}")
-        if (dtype, shape) != theirs[path]:
-            expected = "{} {}".format(*theirs[path])
-            raise StructureError(
-                f"leaf `{path}`: {dtype} {shape}, but table `{table}` was first written with {expected}. {_ACTION}"
-            )
-    missing = ", ".join(f"`{path}`" for path in theirs if path not in ours)
-    if missing:
-        raise StructureError(f"leaf {missing}: is missing, but table `{table}` was first written with it. {_ACTION}")
+    theirs, ours = _specs(stored), _specs(own)
+    like = f"the data that table `{table}` was first written with"
+    check_same_leaves(f"data for table `{table}`", [*ours], [*theirs], like, _ACTION)
+    for path, spec in ours.items():
+        if spec != theirs[path]:
+            where = f"data for table `{table}`, leaf `{path}`"
+            raise mismatch(where, *spec, *theirs[path], f"as in {like}", _ACTION)
 
 
 def check_signature(
@@ -114,7 +109,7 @@ def check_signature(
     Raises:
         StructureError: names the leaf, what it is, and what the table holds.
     """
-    expected = [("/".join(map(str, path)), spec) for path, spec in tree.flatten_with_path(signature) if spec]
+    expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
     if len(expected) != len(paths):
         names = ", ".join(name for name, _ in expected)
         raise StructureError(
@@ -142,7 +137,7 @@ def _covers(signature: tuple[int | None, ...] | None, shape: tuple[int | None, .
 
 
 def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return what makes a nest of columns; a tuple of them where they do not fit the spec, or where it is None.
+    """Return a function that puts columns into the nest of a spec; into a tuple if they do not fit it, or it is None.
 
     >>> from reverb_writer.protocol.signatures import ArraySpec
     >>> packer({"a": ArraySpec((), "int64"), "b": [ArraySpec((), "int64")]})([1, 2])
@@ -151,24 +146,11 @@ def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
     if spec is None:
         return tuple
     num_leaves = len(tree.flatten(spec))
-    pack = _packer(spec, itertools.count())
+    pack = nests.packer(spec)
     return lambda columns: pack(columns) if len(columns) == num_leaves else tuple(columns)
 
 
-def _packer(nest: Any, numbers: Iterator[int]) -> Callable[[Sequence[Any]], Any]:
-    """Return what makes a nest of its leaves, which are numbered as dm-tree does; ten times as fast as dm-tree."""
-    if isinstance(nest, Mapping):
-        packers = {key: _packer(nest[key], numbers) for key in sorted(nest)}
-        ordered = [(key, packers[key]) for key in nest]
-        return lambda leaves: {key: pack(leaves) for key, pack in ordered}
-    if isinstance(nest, list | tuple):
-        elements = [_packer(element, numbers) for element in nest]
-        if isinstance(nest, list):
-            return lambda leaves: [pack(leaves) for pack in elements]
-        make = getattr(type(nest), "_make", tuple)
-        return lambda leaves: make([pack(leaves) for pack in elements])
-    return operator.itemgetter(next(numbers))
-
-
-def _leaves(nest: Any) -> dict[str, tuple[Any, Any]]:
-    return {"/".join(map(str, path)): (leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest) if leaf}
+def _specs(nest: Any) -> dict[str, tuple[Any, Any]]:
+    """Return dtype and shape of each leaf by its name."""
+    paths, specs = named_leaves(nest, "spec")
+    return {path: (spec.dtype, spec.shape) for path, spec in zip(paths, specs, strict=True) if spec}

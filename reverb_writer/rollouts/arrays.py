@@ -17,8 +17,9 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.extras import needs
+from reverb_writer.leaves import mismatch, zeros
+from reverb_writer.nests import check_same_leaves, named_leaves, packer
 from reverb_writer.returns.recursion import Array
-from reverb_writer.steps import zeros
 
 __all__ = ["Arrays", "flat_rows", "map_present", "stated", "write_row"]
 
@@ -123,23 +124,22 @@ class Arrays:
             StructureError: another structure, shape, or kind of dtype; names the leaf.
         """
         given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(column) else given
-        paths = [tree.flatten_with_path(nest) for nest in (given, column)]
-        if len({tuple(path for path, _ in nest) for nest in paths}) > 1:
-            names = (", ".join("/".join(map(str, path)) or "one array" for path, _ in nest) for nest in paths)
-            raise StructureError(f"`{name}` is a nest of {next(names)}; expected {next(names)}, as the storage has it.")
+        (paths, values), (expected_paths, columns) = (named_leaves(nest, f"`{name}`") for nest in (given, column))
+        check_same_leaves(f"`{name}`", paths, expected_paths, "the storage")
         leaves = []
-        for (_, leaf), (path, expected) in zip(*paths, strict=True):
-            where = "/".join([name, *map(str, path)])
+        for path, leaf, expected in zip(paths, values, columns, strict=True):
+            where = f"`{name}/{path}`" if path else f"`{name}`"
             x, sizes = self.asarray(leaf), (*rows, *expected.shape[num_axes:])
             lacking = sizes[x.ndim :]
             if tuple(x.shape) != sizes[: x.ndim] or x.ndim < len(rows) or any(size != 1 for size in lacking):
-                raise StructureError(f"`{where}`: shape {tuple(x.shape)}, expected {sizes}.")
-            if not self._fits(x.dtype, expected.dtype):
-                raise StructureError(f"`{where}`: {x.dtype} does not go into {expected.dtype} without loss of kind.")
+                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage")
+            if not self._can_cast(x.dtype, expected.dtype):
+                advice = "Cast it yourself."
+                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage", advice)
             leaves.append(self.xp.asarray(x, dtype=expected.dtype).reshape(sizes))
-        return tree.unflatten_as(column, leaves)
+        return packer(column)(leaves)
 
-    def _fits(self, dtype: Any, column: Any) -> bool:
+    def _can_cast(self, dtype: Any, column: Any) -> bool:
         if self.xp is np:
             return np.can_cast(dtype, column, "same_kind")
         return bool(self.xp.can_cast(dtype, column))

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import StructureError
+from reverb_writer.nests import named_leaves
 
 __all__ = ["as_arrays", "check_rows", "row_specs", "take_rows"]
 
@@ -33,11 +34,10 @@ def check_rows(nest: Any, shape: tuple[int, ...]) -> None:
     Traceback (most recent call last):
     reverb_writer.errors.StructureError: leaf `reward`: shape (4,), expected rows (5,), as all leaves must have.
     """
-    for path, leaf in tree.flatten_with_path(nest):
+    for path, leaf in zip(*named_leaves(nest, "steps"), strict=True):
         if np.shape(leaf)[: len(shape)] != shape:
-            name = "/".join(map(str, path))
             raise StructureError(
-                f"leaf `{name}`: shape {np.shape(leaf)}, expected rows {shape}, as all leaves must have."
+                f"leaf `{path}`: shape {np.shape(leaf)}, expected rows {shape}, as all leaves must have."
             )
 
 

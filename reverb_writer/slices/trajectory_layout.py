@@ -11,6 +11,8 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
+from reverb_writer.leaves import padded_rows
+from reverb_writer.nests import common_length
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
 from reverb_writer.slices.markers import Flags, Markers, read_markers
 from reverb_writer.slices.row_nests import as_arrays, check_rows, row_specs, take_rows
@@ -83,11 +85,7 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
     mask = np.arange(length) < np.array(lengths)[:, None]
 
     def stack(*leaves: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        shape = (len(leaves), length, *leaves[0].shape[1:])
-        stacked = np.full(shape, b"", object) if leaves[0].dtype.kind == "O" else np.zeros(shape, leaves[0].dtype)
-        for row, leaf in zip(stacked, leaves, strict=True):
-            row[: len(leaf)] = leaf
-        return stacked
+        return np.stack([padded_rows(leaf, length) for leaf in leaves])
 
     return PaddedTrajectories(tree.map_structure(stack, *(as_arrays(nest) for nest in trajectories)), mask)
 
@@ -211,15 +209,7 @@ def _lengths(trajectories: Sequence[Any]) -> list[int]:
         raise StructureError("expected one trajectory or more, got none.")
     lengths, expected = [], row_specs(as_arrays(trajectories[0]))
     for nest in map(as_arrays, trajectories):
-        lengths.append(_length(nest))
+        lengths.append(common_length(nest, "trajectory"))
         if row_specs(nest) != expected:
             raise StructureError(f"trajectories must be of one structure, {expected}, got {row_specs(nest)}.")
     return lengths
-
-
-def _length(nest: Any) -> int:
-    lengths = {leaf.shape[:1] for leaf in tree.flatten(nest)}
-    if len(lengths) != 1 or () in lengths:
-        shapes = tree.map_structure(np.shape, nest)
-        raise StructureError(f"all leaves must have the same number of rows, got shapes {shapes}.")
-    return int(lengths.pop()[0])

@@ -12,8 +12,8 @@ import tree
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.episodes import Episode
-from reverb_writer.episodes.episode_steps import rows
-from reverb_writer.errors import ReverbWriterError, SpecError, StructureError
+from reverb_writer.errors import ReverbWriterError, SpecError
+from reverb_writer.nests import common_length, rows
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
 from reverb_writer.writing.sequence_writer import SequenceWriter
@@ -141,13 +141,7 @@ class SingleObserver(Observer):
         """
         session = self._session
         leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
-        lengths = {leaf.shape[:1] for leaf in leaves}
-        if len(lengths) != 1 or () in lengths:
-            raise StructureError(
-                f"`steps` must have leaves [T, ...] of one length T, got shapes {[leaf.shape for leaf in leaves]}. For "
-                "a single step call the observer."
-            )
-        num_steps, at = len(leaves[0]), 0
+        num_steps, at = common_length(leaves, "`steps`"), 0
         if self._writer is None and num_steps:
             session.wait_for_room()
             self._start(tree.map_structure(lambda leaf: leaf[0], steps))
@@ -160,7 +154,7 @@ class SingleObserver(Observer):
                 if count is None:
                     break
                 at += count
-        for step in rows(tree.map_structure(lambda leaf: leaf[at:], steps)):
+        for step in rows(steps, [leaf[at:] for leaf in leaves]):
             self(step, end_of_episode=False)
 
     def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:

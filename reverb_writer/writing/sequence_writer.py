@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
+from reverb_writer.leaves import zeros
 from reverb_writer.protocol.item_encoding import KEY_BITS
-from reverb_writer.steps import step_bytes, zeros
+from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.writing.priorities import Ending, Priority, StepPlan, WindowPriorities

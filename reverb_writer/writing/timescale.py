@@ -5,7 +5,6 @@ A row is checked whole before any of it is written.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 from collections.abc import Sequence
@@ -17,13 +16,16 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import OutOfRangeError, StructureError
-from reverb_writer.steps import flattener, named_leaves
+from reverb_writer.leaves import Fit, convert, mismatch
+from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
 
 __all__ = ["Timescale"]
 
 Array = npt.NDArray[Any]
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
+_LIKE = "as in the example"
+_ADVICE = "Round it yourself, choose another dtype in the example, or pass lossy_casts=True."
 
 _dtype_and_shape = operator.attrgetter("dtype", "shape")
 
@@ -64,9 +66,9 @@ class Timescale:
         """
         self.name = name
         self.count = 0
-        self._lossy = lossy
+        self._policy = Fit.LOSSY if lossy else Fit.LOSSLESS
         self._paths, leaves = named_leaves(example, self._where())
-        self._example = tree.map_structure(lambda _: None, example)
+        self._pack = packer(structure_of(example))
         self._flatten = flattener(example)
         specs = [_spec(leaf, self._where(path)) for path, leaf in zip(self._paths, leaves, strict=True)]
         shapes = [shape for dtype, shape in specs if dtype is not None]
@@ -119,12 +121,12 @@ class Timescale:
 
     def pack(self, none: Any = None) -> Any:
         """Put the columns into the nest, `none` where it has None."""
-        return tree.unflatten_as(self._example, [none if column is None else column for column in self.columns])
+        return self._pack([none if column is None else column for column in self.columns])
 
     def squeezed(self) -> Any:
         """Return the nest with, for leaves, whether a learner gets them without a dimension of rows."""
         bare = self.single and any(column.shape[:1] != (1,) for column in self.columns if column is not None)
-        return tree.unflatten_as(self._example, [() if column is None else bare for column in self.columns])
+        return self._pack([() if column is None else bare for column in self.columns])
 
     def renew(self) -> None:
         """Let go of the columns, which are someone else's now."""
@@ -138,57 +140,27 @@ class Timescale:
                     column[... if self.single else slice(self.count, None)] = 0
 
     def _find_leaves(self, data: Any) -> list[Any]:
-        """Return the leaves of a nest that is not built of the very types of the example's."""
+        """Return the leaves of a nest whose containers are not of the example's types."""
         paths, leaves = named_leaves(data, self._where())
-        if paths != self._paths:
-            missing = ", ".join(f"`{path}`" for path in self._paths if path not in paths) or "none"
-            extra = ", ".join(f"`{path}`" for path in paths if path not in self._paths) or "none"
-            raise StructureError(
-                f"{self._where()}: its leaves are not those of the example. Missing: {missing}; unexpected: {extra}."
-            )
+        check_same_leaves(self._where(), paths, self._paths, "the example")
         return leaves
 
     def _convert(self, leaf: _Leaf, value: Any) -> Any:
-        """Return what can be assigned to a row without loss."""
+        """Return a value that NumPy can assign to a row of the leaf's column, or raise."""
         if value is None and leaf.dtype is None:
             return None
         if value is None or leaf.dtype is None or tree.is_nested(value):
-            expected = "None as in the example" if leaf.dtype is None else f"an array of {leaf.dtype} {leaf.shape}"
-            raise StructureError(f"{leaf.name}: {type(value).__name__}, expected {expected}.")
+            expected = "None" if leaf.dtype is None else f"an array of {leaf.dtype} {leaf.shape}"
+            raise StructureError(f"{leaf.name}: {type(value).__name__}, expected {expected} {_LIKE}.")
         array = np.asarray(value)
-        if array.dtype != leaf.dtype:
-            array = self._cast(leaf, array)
-        if array.shape == leaf.shape:
-            return array
-        # As NumPy assigns: to each size its equal or 1, and sizes of 1 in front are dropped.
+        found = convert(array, leaf.dtype, leaf.name, self._policy, _ADVICE)
+        if found is not None and array.shape == leaf.shape:
+            return found
+        # NumPy broadcasts each size of 1, and drops sizes of 1 in front.
         pairs = itertools.zip_longest(reversed(array.shape), reversed(leaf.shape))
-        if any(size not in (1, None, room) for size, room in pairs):
-            raise StructureError(
-                f"{leaf.name}: shape {array.shape}, expected {leaf.shape}, or one that broadcasts to it."
-            )
-        return array.reshape(array.shape[max(0, array.ndim - len(leaf.shape)) :])
-
-    def _cast(self, leaf: _Leaf, array: Array) -> Array:
-        """Return an array of the leaf's dtype, if that changes its values by no more than rounding."""
-        dtype = leaf.dtype
-        kind = array.dtype.kind
-        if kind in _NO_NUMBERS or dtype is None or (kind == "c" != dtype.kind):
-            raise StructureError(f"{leaf.name}: {array.dtype}, expected {dtype}.")
-        rounds = dtype.kind in "fcV"  # ml_dtypes' bfloat16 is of kind V
-        # If the sum of their squares fits, so do they: the fastest look at all of them.
-        small = rounds and kind in "fc" and float(abs(np.vdot(array, array))) < leaf.limits[1]
-        if small or _is_safe(array.dtype, dtype):
-            return array.astype(dtype)
-        with np.errstate(all="ignore"):
-            cast = array.astype(dtype)
-            kept = np.isfinite(cast) == np.isfinite(array) if rounds else cast == array
-        if not (self._lossy or np.all(kept)):
-            value = array[~kept].flat[0].item()
-            raise StructureError(
-                f"{leaf.name}: {value!r} ({array.dtype}) does not fit into {dtype}. Round it yourself, choose another "
-                "dtype in the example, or pass lossy_casts=True."
-            )
-        return cast
+        if found is None or any(size not in (1, None, expected) for size, expected in pairs):
+            raise mismatch(leaf.name, array.dtype, array.shape, leaf.dtype, leaf.shape, _LIKE)
+        return found.reshape(array.shape[max(0, array.ndim - len(leaf.shape)) :])
 
     def _where(self, path: str = "") -> str:
         return f"timescale '{self.name}'" + (path and f", leaf `{path}`")
@@ -226,8 +198,3 @@ def _leaf(name: str, column: Array, shape: tuple[int, ...]) -> _Leaf:
     if dtype.kind in "iu":
         return _Leaf(name, dtype, shape, frozenset({bool, int}), (np.iinfo(dtype).min, np.iinfo(dtype).max))
     return _Leaf(name, dtype, shape, frozenset({bool}) if dtype.kind == "b" else frozenset(), (0, 1))
-
-
-@functools.cache
-def _is_safe(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
-    return np.can_cast(source, target, "safe")

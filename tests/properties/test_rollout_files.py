@@ -16,7 +16,8 @@ from hypothesis.extra import numpy as arrays
 from rollout_steps import write_transitions
 
 import reverb_writer as rw
-from reverb_writer.files.nest_json import decode_nest, encode_nest, pack, rows
+from reverb_writer.files.nest_json import decode_nest, encode_nest
+from reverb_writer.nests import packer, rows
 from reverb_writer.rollouts import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("bool", "uint8", "int64", "float16", "float32", "complex128")])
@@ -53,7 +54,7 @@ def test_steps_come_back_bit_for_bit(steps: Any, part_length: int) -> None:
 @given(st.integers(1, 3).flatmap(columns))
 def test_nests_are_packed_as_dm_tree_packs_them(nest: Any) -> None:
     numbers, leaves = decode_nest(encode_nest(nest)), tree.flatten(nest)
-    tree.map_structure(np.testing.assert_array_equal, pack(numbers, leaves), nest)
+    tree.map_structure(np.testing.assert_array_equal, packer(numbers)(leaves), nest)
     for t, row in enumerate(rows(numbers, leaves)):
         tree.map_structure(lambda leaf, column, t=t: np.testing.assert_array_equal(leaf, column[t]), row, nest)
 

@@ -27,6 +27,7 @@ CLIENT = [
     "tables",
     "windows",
     "steps",
+    "leaves",
     "nests",
     "deadline",
     "arguments",

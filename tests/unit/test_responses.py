@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from reverb_writer.protocol.responses import SampleReassembler
 
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages, responses
+from reverb_writer.protocol.responses import SampleReassembler
 
 
 def response(*entries: tuple[int | None, list[bytes], bool]) -> bytes:

@@ -169,10 +169,14 @@ def test_clear_makes_room_for_the_next_rollout() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("observations", np.zeros((3, 1)), r"`observations`: shape \(3, 1\), expected \(2, 1\)"),
-        ("observations", {"a": np.zeros((2, 1))}, r"`observations` is a nest of a; expected one array"),
-        ("rewards", np.zeros(3), r"`rewards`: shape \(3,\), expected \(2, 1\)"),
-        ("actions", np.zeros((2, 1)), r"`actions`: float64 does not go into int64"),
+        ("observations", np.zeros((3, 1)), r"`observations`: float64 \(3, 1\), expected float32 \(2, 1\)"),
+        (
+            "observations",
+            {"a": np.zeros((2, 1))},
+            r"`observations`: .* Missing: an array without a nest; unexpected: `a`",
+        ),
+        ("rewards", np.zeros(3), r"`rewards`: float64 \(3,\), expected float32 \(2, 1\)"),
+        ("actions", np.zeros((2, 1)), r"`actions`: float64 \(2, 1\), expected int64 \(2, 1\)"),
         ("dones", None, r"a transition needs .*; this one lacks dones"),
         ("values", None, r"all transitions of a rollout bring the same fields: values came in some rows"),
         ("hidden_states", np.zeros((1, 3, 5)), r"`hidden_states` must be \[layers, 2, ...\], got \(1, 3, 5\)"),

@@ -137,9 +137,9 @@ def test_a_refused_first_chunk_leaves_its_structure_open() -> None:
         (
             lambda: concatenate_trajectories([{"a": np.zeros(3), "b": np.zeros(2)}]),
             StructureError,
-            "same number of rows",
+            "one T for all",
         ),
-        (lambda: concatenate_trajectories([np.float64(1)]), StructureError, "same number of rows"),
+        (lambda: concatenate_trajectories([np.float64(1)]), StructureError, "one T for all"),
         (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "do not say where trajectories end"),
         (
             lambda: unpad_trajectories(np.zeros((2, 3)), [[0, 1, 1], [1, 1, 1]]),

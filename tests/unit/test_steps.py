@@ -175,7 +175,7 @@ STRUCTURES = [
     ({"a": 1, "b": 2, "c": {}}, {"a": 1, "b": 2, "c": 3}, "Missing: none; unexpected: `c`."),
     ([1, 2], [1], "Missing: `1`; unexpected: none."),
     ([1, 2], [1, 2, 3], "Missing: none; unexpected: `2`."),
-    (1, [1], "Missing: ``; unexpected: `0`."),
+    (1, [1], "Missing: an array without a nest; unexpected: `0`."),
     (Pair(1, 2), {"left": 1}, "Missing: `right`; unexpected: none."),
     ({"a": 1}, {}, "Missing: `a`; unexpected: none."),
 ]

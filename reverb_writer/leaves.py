@@ -1,0 +1,216 @@
+"""Whether a value fits a leaf of a known dtype and shape, and that value in the leaf's dtype.
+
+Callers differ in which conversions of dtype they accept, so that is an argument:
+
+    `Fit`        numbers of another dtype                            Python numbers              used by
+    -----------  --------------------------------------------------  --------------------------  --------------------
+    EXACT        refused, but for another byte order                 those that the dtype holds  steps of observers
+    PROMOTED     accepted: the caller's array changes its dtype      likewise                    episodes
+    LOSSLESS     if values change by rounding to a float at most     likewise                    accumulators, spaces
+    LOSSY        any number                                          likewise                    accumulators, spaces
+
+Strings fit leaves of strings, whose dtype is `object`, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.errors import StructureError
+
+__all__ = ["Fit", "as_array", "as_bytes", "convert", "fit", "mismatch", "padded_rows", "stored_dtype", "zeros"]
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+class Fit(enum.Enum):
+    """Which conversions of dtype are accepted; see the top of the module."""
+
+    EXACT = enum.auto()
+    PROMOTED = enum.auto()
+    LOSSLESS = enum.auto()
+    LOSSY = enum.auto()
+
+
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype as which a leaf is stored: `object` for strings, else the same in native byte order."""
+    if dtype.kind in "SUT":
+        return np.dtype(object)
+    return dtype if dtype.isnative else dtype.newbyteorder("=")  # an identical object is compared faster
+
+
+def zeros(dtype: np.dtype[Any], shape: Shape) -> Any:
+    """Return a leaf of zeros, or of empty strings if the dtype is `object`."""
+    return np.full(shape, b"", object)[()] if dtype.kind == "O" else np.zeros(shape, dtype)
+
+
+def padded_rows(leaf: Array, num_rows: int) -> Array:
+    """Return a copy of a leaf [T, ...] with zeros after its rows, [num_rows, ...]; num_rows >= T."""
+    padded: Array = np.asarray(zeros(leaf.dtype, (num_rows, *leaf.shape[1:])))
+    padded[: len(leaf)] = leaf
+    return padded
+
+
+def mismatch(
+    where: str, got: Any, got_shape: Any, dtype: Any, shape: Any, like: str, action: str = ""
+) -> StructureError:
+    """Return the error of a value that does not fit.
+
+    Args:
+        where: what holds the value, such as `step 3, leaf `reward``.
+        got: dtype or type of the value.
+        got_shape: its shape.
+        dtype: dtype that it must have.
+        shape: shape that it must have.
+        like: why, such as `as in the first step`.
+        action: a sentence on what to do, if there is more to say.
+    """
+    expected = "strings" if dtype == np.dtype(object) else dtype
+    return StructureError(f"{where}: {got} {got_shape}, expected {expected} {shape} {like}.{action and ' ' + action}")
+
+
+def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Array:
+    """Return an array, number or string as an array; strings have dtype `object`.
+
+    Args:
+        value: what may be one of these.
+        where: begins the message.
+        action: ends the message.
+        copy: whether the array must not share memory with the value.
+
+    Raises:
+        StructureError: it is none of these.
+    """
+    # NumPy's fixed-width strings drop NUL characters at the end.
+    array = (
+        np.array(value, object) if isinstance(value, str | bytes) else np.array(value) if copy else np.asarray(value)
+    )
+    if array.dtype.kind in "SUT":
+        return array.astype(object)
+    if array.dtype.kind == "O" and not all(isinstance(item, str | bytes) for item in array.flat):
+        raise StructureError(f"{where}: {type(value).__name__} is no array, number or string. {action}")
+    return array
+
+
+def as_bytes(strings: Array, where: str, like: str) -> Any:
+    """Return strings as Reverb stores them: an object array of `bytes`, or `bytes` if the array has no dimensions.
+
+    Raises:
+        StructureError: one is no string, or cannot be encoded as UTF-8.
+    """
+    result = np.empty(strings.shape, object)
+    for index in np.ndindex(strings.shape):
+        string = strings[index]
+        if not isinstance(string, str | bytes):
+            raise StructureError(f"{where}: {type(string).__name__} is no string, expected strings {like}.")
+        try:
+            result[index] = string.encode() if isinstance(string, str) else bytes(string)
+        except UnicodeEncodeError as error:
+            raise StructureError(f"{where}: {string!r} is not Unicode: {error.reason}. Pass it as bytes.") from None
+    return result[()]
+
+
+def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, policy: Fit, advice: str = "") -> Any:
+    """Return a value as an array of this dtype and shape; with `PROMOTED`, of its own dtype.
+
+    Args:
+        value: an array, or anything that NumPy makes one of.
+        dtype: of the leaf; `object` for strings.
+        shape: of the leaf.
+        where: what holds the value, such as `step 3, leaf `reward``; begins the message.
+        like: why it must fit, such as `as in the first step`.
+        policy: which conversions of dtype are accepted.
+        advice: what to do about a number that the dtype cannot hold.
+
+    Raises:
+        StructureError: it does not fit; says what it is and what is expected.
+    """
+    array = np.array(value, object) if isinstance(value, str | bytes) else np.asarray(value)
+    if array.shape == shape:
+        found = convert(array, dtype, where, policy, advice)
+        if found is None and policy is Fit.EXACT and type(value) in (bool, int, float):
+            found = _number(value, dtype)
+        if found is not None:
+            return as_bytes(found, where, like) if policy is Fit.EXACT and dtype.kind == "O" else found
+    raise mismatch(
+        where, type(value).__name__ if array.dtype == object else array.dtype, array.shape, dtype, shape, like
+    )
+
+
+def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice: str = "") -> Array | None:
+    """Return an array in this dtype, or None if the policy does not accept the array's dtype.
+
+    Args:
+        array: of any shape.
+        dtype: of the leaf.
+        where: begins the message.
+        policy: which conversions are accepted.
+        advice: what to do about a number that the dtype cannot hold.
+
+    Raises:
+        StructureError: a number that the dtype cannot hold; only with `LOSSLESS`.
+    """
+    if array.dtype == dtype:
+        return array
+    relation, limit = _relation(array.dtype, dtype)
+    if relation == _SAME:
+        return array.astype(dtype)
+    if policy is Fit.PROMOTED:
+        return array if (array.dtype.kind == "O") == (dtype.kind == "O") else None
+    if policy is Fit.EXACT or relation == _NONE:
+        return None
+    # If the sum of the squares is below the limit, so is each number: the fastest check of all of them.
+    if relation == _SAFE or (limit and float(abs(np.vdot(array, array))) < limit):
+        return array.astype(dtype)
+    cast, kept = _cast(array, dtype)
+    if policy is Fit.LOSSLESS and not kept.all():
+        number = array[~kept].flat[0].item()
+        raise StructureError(f"{where}: {number!r} ({array.dtype}) does not fit into {dtype}.{advice and ' ' + advice}")
+    return cast
+
+
+def _number(value: float, dtype: np.dtype[Any]) -> Array | None:
+    """Return a Python number as an array if the dtype holds it: 0 may be a float32, 0.5 cannot be an int32."""
+    if dtype.kind in "bO" or (dtype.kind in "iu" and type(value) is float):
+        return None
+    try:
+        array = np.asarray(value if dtype.kind in "iu" else float(value))
+    except OverflowError:
+        return None
+    if _relation(array.dtype, dtype)[0] == _NONE:
+        return None
+    cast, kept = _cast(array, dtype)
+    return cast if kept.all() else None
+
+
+_SAME, _SAFE, _NUMBERS, _NONE = range(4)
+
+
+@functools.lru_cache(maxsize=1024)
+def _relation(source: np.dtype[Any], target: np.dtype[Any]) -> tuple[int, float]:
+    """Return what a dtype is to the one that it is cast to, and the largest number if both are floats, else 0.
+
+    `_SAME` but for the byte order; `_SAFE` if the target holds all values; `_NUMBERS` if both are of numbers and no
+    imaginary part is lost; else `_NONE`.
+    """
+    if stored_dtype(source) == target:
+        return _SAME, 0
+    if {source.kind, target.kind} & {*"OSUTMm"} or (source.kind == "c" != target.kind):
+        return _NONE, 0
+    if np.can_cast(source, target, "safe"):
+        return _SAFE, 0
+    return _NUMBERS, float(np.finfo(target).max) if {source.kind, target.kind} <= {*"fc"} else 0
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> tuple[Array, npt.NDArray[np.bool_]]:
+    """Return an array in another dtype, and which numbers are kept, but for rounding to the nearest float."""
+    with np.errstate(all="ignore"):
+        cast = array.astype(dtype)
+        is_float = dtype.kind in "fcV"  # the kind of ml_dtypes' bfloat16 is V
+        return cast, np.asarray(np.isfinite(cast) == np.isfinite(array) if is_float else cast == array)
