@@ -26,11 +26,13 @@ __all__ = [
     "flattener",
     "join_path",
     "join_paths",
+    "map_present",
     "named_leaves",
     "named_tuple",
     "packer",
     "rows",
     "structure_of",
+    "write_row",
 ]
 
 
@@ -212,6 +214,22 @@ def _rows(nest: Any, columns: Iterator[Iterable[Any]]) -> Iterator[Any]:
         return map(packer(nest), zip(*(next(columns) for _ in tree.flatten(nest)), strict=False))
     make = list if type(nest) is list else getattr(type(nest), "_make", tuple)
     return map(make, zip(*(_rows(part, columns) for part in nest), strict=False))  # empty nests have no end
+
+
+def write_row(column: Any, row: int, nest: Any) -> None:
+    """Copy a nest of the same structure into a row of leaves [T, ...], in place; None stays None."""
+    for leaf, value in zip(tree.flatten(column), tree.flatten(nest), strict=True):
+        if leaf is not None:
+            leaf[row] = value
+
+
+def map_present(function: Callable[..., Any], *nests: Any) -> Any:
+    """Return a nest with the results of a function of the leaves of nests of one structure; None stays None.
+
+    >>> map_present(lambda x: -x, (1, None))
+    (-1, None)
+    """
+    return tree.map_structure(lambda *leaves: None if leaves[0] is None else function(*leaves), *nests)
 
 
 @functools.lru_cache(maxsize=256)

@@ -5,10 +5,10 @@
     Box, Discrete, MultiBinary,             array of the space's dtype and shape
     MultiDiscrete
     Text                                    string
-    Dict, Tuple                             dict, tuple of what is in them
-    Graph, Sequence, OneOf, any other       refused: from step to step it has other leaves or shapes
+    Dict, Tuple                             dict, tuple of the leaves of their parts
+    Graph, Sequence, OneOf, any other       refused: leaves or shapes differ from step to step
 
-What a vector environment gives is the same, with N in front of each shape.
+Leaves of a vector environment of N environments are [N, ...].
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 import tree
-from gymnasium import Space, spaces
+from gymnasium import Space
 
+from reverb_writer.episodes.space_structure import SpaceLeaf, kinds_of, parts_of
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import Fit, fit, zeros
 from reverb_writer.protocol.signatures import ArraySpec
@@ -32,6 +33,7 @@ _REASONS = {
     "Sequence": "its length differs from step to step",
     "OneOf": "its leaves differ from step to step",
 }
+_WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 
 
 def space_of(env: Any, name: str) -> Space[Any]:
@@ -48,28 +50,28 @@ def space_of(env: Any, name: str) -> Space[Any]:
 
 
 def space_spec(space: Space[Any], name: str) -> Any:
-    """Return what elements of a space look like in a step, as a nest of `ArraySpec`.
+    """Return the dtypes and shapes of a space's elements in a step, as a nest of `ArraySpec`.
 
     Args:
         space: of one environment.
-        name: what it is of, for messages, such as `observation`.
+        name: of the leaf, for messages, such as `observation`.
 
     Raises:
-        SpecError: it cannot be written; names the part of the space that is to blame, and why.
+        SpecError: it cannot be written; names the part of the space that is the cause, and the reason.
     """
-    if isinstance(space, spaces.Dict):
-        return {key: space_spec(part, f"{name}/{key}") for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(space_spec(part, f"{name}/{index}") for index, part in enumerate(space.spaces))
-    if isinstance(space, spaces.Text):
-        return ArraySpec((), np.dtype(object), name)
-    if isinstance(space, spaces.Box | spaces.Discrete | spaces.MultiBinary | spaces.MultiDiscrete):
-        return ArraySpec(space.shape, np.dtype(space.dtype), name)
+    kinds, parts = kinds_of(space), parts_of(space)
+    if parts is not None and kinds & {"Dict", "Tuple"}:
+        if isinstance(parts, dict):
+            return {key: space_spec(part, f"{name}/{key}") for key, part in parts.items()}
+        return tuple(space_spec(part, f"{name}/{index}") for index, part in enumerate(parts))
+    if kinds & _WRITABLE:
+        leaf = SpaceLeaf(space)
+        return ArraySpec(leaf.shape, leaf.dtype, name)
     kind = type(space).__name__
-    reason = _REASONS.get(kind, "what its elements are made of is not known")
+    reason = _REASONS.get(kind, "the structure of its elements is not known")
     raise SpecError(
-        f"`{name}`: a space of kind {kind} cannot be written: {reason}, and a column of a table has one shape. Turn it "
-        "into arrays of one shape with a wrapper, padded if need be, and their true sizes beside them."
+        f"`{name}`: a space of type {kind} cannot be written: {reason}, and a column of a table has one shape. Turn it "
+        "into arrays of one shape with a wrapper: pad them, and store their true sizes beside them."
     )
 
 
@@ -82,11 +84,11 @@ def zero_element(spec: Any, num_envs: int | None = None) -> Any:
 def encoder(spec: Any, num_envs: int | None = None) -> Callable[[Any], Any]:
     """Return a function that copies elements of a space into leaves of a step.
 
-    What it returns shares no memory with the environment, which may use its arrays again.
+    Its results share no memory with the environment, which may reuse its arrays.
 
     Args:
         spec: what `space_spec` returned.
-        num_envs: N if the elements are those of N environments, as a vector environment gives them.
+        num_envs: N if elements are [N, ...], from a vector environment; None for one environment.
     """
     if isinstance(spec, dict):
         parts = {key: encoder(part, num_envs) for key, part in spec.items()}
@@ -102,12 +104,12 @@ def encoder(spec: Any, num_envs: int | None = None) -> Callable[[Any], Any]:
 
 def _array_encoder(dtype: np.dtype[Any], shape: tuple[int, ...], name: str) -> Callable[[Any], Any]:
     scalar = dtype.type
-    native = scalar if dtype == np.int64 else None  # what holds any int that an environment takes
+    native = scalar if dtype == np.int64 else None  # it holds any int that an environment accepts
 
     def convert(element: Any) -> Any:
         array = np.asarray(element)
         if array.shape != shape and array.size == math.prod(shape) and max(array.ndim, len(shape)) == 1:
-            array = array.reshape(shape)  # a number as [1], or the other way round
+            array = array.reshape(shape)  # a number as [1], or [1] as a number
         policy = Fit.LOSSY if dtype.kind == "f" else Fit.LOSSLESS
         advice = f"It must be {dtype} {shape}, as its space says."
         return fit(array, dtype, shape, f"`{name}`", "as its space says", policy, advice)

@@ -1,12 +1,12 @@
-"""Gymnasium's vector environments that record themselves, whichever way they reset.
+"""Gymnasium's vector environments that record themselves, in every autoreset mode.
 
-    autoreset    a lane's terminal observation is        so its last step is written
+    autoreset    the terminal observation is             the last step of the episode is written
     ---------    ------------------------------------    ---------------------------------------------------
-    next step    what `step` returns when it is over     with the others' next step, which resets that lane
+    next step    returned by the `step` that ends it     with the next step of the others, which resets that environment
     same step    in `infos["final_obs"]`                 by itself, at once
-    disabled     what `step` returns when it is over     by itself, at once
+    disabled     returned by the `step` that ends it     by itself, at once
 
-Source: Gymnasium 1.4, `vector/sync_vector_env.py` and `AutoresetMode`.
+See `reverb_writer.episodes.autoreset` for the modes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import tree
 from gymnasium.error import ResetNeeded
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import VectorEnv, VectorWrapper
 
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.episodes.autoreset import AutoresetMode, final_observation
+from reverb_writer.nests import write_row
 
 __all__ = ["VectorRecorder"]
 
@@ -35,17 +36,12 @@ class VectorRecorder(VectorWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any], observer: Any, *, seeds: bool = False) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         n = env.num_envs
-        mode = env.metadata.get("autoreset_mode")
-        if mode is None:
-            raise SpecError(
-                '`env` does not say when its environments are reset. Set `env.metadata["autoreset_mode"]` to a '
-                "`gymnasium.vector.AutoresetMode`."
-            )
+        mode = AutoresetMode.parse(env.metadata.get("autoreset_mode"))
         observation = space_spec(space_of(env, "single_observation_space"), "observation")
         action = space_spec(space_of(env, "single_action_space"), "action")
-        # Only now: some versions of Gymnasium close at garbage collection what has begun to exist.
+        # After the checks: at garbage collection, some versions of Gymnasium close an environment that was half made.
         super().__init__(env)
-        self._mode = AutoresetMode(mode)
+        self._mode = mode
         self._observer = observer
         self._encode_observations = encoder(observation, n)
         self._encode_observation = encoder(observation)
@@ -54,29 +50,29 @@ class VectorRecorder(VectorWrapper):
         self._zeros, self._false, self._true = np.zeros(n, np.float32), np.zeros(n, bool), np.ones(n, bool)
         self._seeds = np.full(n, -1, np.int64) if seeds else None
         self._observations: Any = None
-        self._num_steps = np.zeros(n, np.int64)  # of each lane's episode
-        # Why lanes ended whose last step is still to be written, and which were not reset since.
+        self._num_steps = np.zeros(n, np.int64)  # of the ongoing episode of each environment
+        # Environments whose last step is not yet written, by how they ended; and those that wait for a reset.
         self._terminated, self._truncated, self._over = (self._false.copy() for _ in range(3))
         self._needs_reset = True
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Take a step in every lane and record it; the terminal observations of lanes that end, too.
+        """Take a step in every environment and record it, and the terminal observations of episodes that end.
 
         Raises:
-            gymnasium.error.ResetNeeded: there are no episodes, a lane that is over was not reset, or recording failed:
-                steps would be missing.
+            gymnasium.error.ResetNeeded: before the first `reset`, while an environment waits for a reset, or after
+                recording failed: steps would be missing.
             StructureError: the actions are not of their space; nothing changed.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. What was written of the episodes is
-                ended at the next `reset` of all lanes.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
+                written; the next `reset` of all environments ends their episodes.
         """
         if self._needs_reset or self._over.any():
-            which = "before `step`" if self._needs_reset else f"in lanes {np.flatnonzero(self._over).tolist()}"
+            which = "before `step`" if self._needs_reset else f"of environments {np.flatnonzero(self._over).tolist()}"
             raise ResetNeeded(f"Call `reset` {which}: no episode is being recorded, or a step of it was not.")
         action = self._encode_actions(actions)
         result = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
         self._needs_reset = True
-        ending = self._terminated | self._truncated  # these lanes have just been reset
+        ending = self._terminated | self._truncated  # these environments are reset by this step
         if ending.any():
             action = tree.map_structure(lambda taken, none: _choose(ending, none, taken), action, self._no_actions)
         step = {
@@ -109,20 +105,20 @@ class VectorRecorder(VectorWrapper):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes, in the lanes of `options["reset_mask"]` or in all.
+        """Begin episodes, in the environments of `options["reset_mask"]` or in all.
 
-        Those that were not over are recorded as truncated, with the last observation there is.
+        Episodes that were not over are recorded as truncated, with their last observation.
         """
-        lanes = (options or {}).get("reset_mask", self._true)  # the environment takes it out
-        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]  # it takes lists
+        env_mask = (options or {}).get("reset_mask", self._true)  # before the environment removes it
+        observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]  # lists are accepted too
         needs_reset, self._needs_reset = self._needs_reset, True
-        self._end_episodes(lanes & (self._num_steps > 0))
+        self._end_episodes(env_mask & (self._num_steps > 0))
         self._observations = self._encode_observations(observations)
         if self._seeds is not None:
             seeds = range(seed, seed + self.num_envs) if isinstance(seed, int) else seed or [None] * self.num_envs
-            self._seeds[lanes] = np.array([-1 if one is None else one for one in seeds], np.int64)[lanes]
-        self._over = self._over & ~lanes
-        self._needs_reset = needs_reset and not lanes.all()
+            self._seeds[env_mask] = np.array([-1 if one is None else one for one in seeds], np.int64)[env_mask]
+        self._over = self._over & ~env_mask
+        self._needs_reset = needs_reset and not env_mask.all()
         return observations, infos
 
     def close(self, **kwargs: Any) -> None:
@@ -133,9 +129,9 @@ class VectorRecorder(VectorWrapper):
         finally:
             self.env.close(**kwargs)
 
-    def _end_episodes(self, lanes: Any) -> None:
-        """Write the last step of some lanes, with the observations that there are."""
-        if not lanes.any():
+    def _end_episodes(self, env_mask: Any) -> None:
+        """Write the last step of some environments, with the observations of now."""
+        if not env_mask.any():
             return
         step = {
             "observation": self._observations,
@@ -147,40 +143,31 @@ class VectorRecorder(VectorWrapper):
             "terminated": self._terminated,
             "truncated": self._truncated | ~self._terminated,
         }
-        self._observer(self._with_seeds(step), lanes=lanes)
-        self._forget(lanes)
+        self._observer(self._with_seeds(step), env_mask=env_mask)
+        self._forget(env_mask)
 
-    def _forget(self, lanes: Any) -> None:
-        """Begin new episodes in lanes whose last step is written."""
-        self._num_steps[lanes] = 0
-        self._terminated, self._truncated = self._terminated & ~lanes, self._truncated & ~lanes
+    def _forget(self, env_mask: Any) -> None:
+        """Begin new episodes in environments whose last step is written."""
+        self._num_steps[env_mask] = 0
+        self._terminated, self._truncated = self._terminated & ~env_mask, self._truncated & ~env_mask
         if self._seeds is not None:
-            self._seeds[lanes] = -1
+            self._seeds[env_mask] = -1
 
     def _with_seeds(self, step: dict[str, Any]) -> dict[str, Any]:
         if self._seeds is not None:
             step["seed"] = self._seeds.copy()
         return step
 
-    def _with_final(self, observations: Any, infos: dict[str, Any], lanes: Any) -> Any:
-        """Return the observations, those of some lanes replaced by their final ones."""
-        if "final_obs" not in infos:
-            raise StructureError(
-                'the environment resets in the same step, but its infos have no "final_obs": terminal observations '
-                f"would be lost. They have {sorted(infos)}. Use another autoreset mode."
-            )
-        final = infos["final_obs"]
+    def _with_final(self, observations: Any, infos: dict[str, Any], env_mask: Any) -> Any:
+        """Return the observations, with the terminal ones in the environments of the mask."""
         replaced = tree.map_structure(np.copy, observations)
-        for lane in np.flatnonzero(lanes):
-            for leaf, value in zip(
-                tree.flatten(replaced), tree.flatten(self._encode_observation(final[lane])), strict=True
-            ):
-                leaf[lane] = value
+        for env_id in np.flatnonzero(env_mask).tolist():
+            write_row(replaced, env_id, self._encode_observation(final_observation(infos, env_id)))
         return replaced
 
 
-def _choose(lanes: Any, where: Any, elsewhere: Any) -> Any:
-    """Return an array with the rows of `where` in some lanes."""
+def _choose(env_mask: Any, where: Any, elsewhere: Any) -> Any:
+    """Return an array with the rows of `where` in the environments of the mask."""
     chosen = elsewhere.copy()
-    chosen[lanes] = where[lanes]
+    chosen[env_mask] = where[env_mask]
     return chosen

@@ -16,8 +16,9 @@ episode    `Episode`: how it grows
 
 from __future__ import annotations
 
+from reverb_writer.episodes.autoreset import AutoresetMode
 from reverb_writer.episodes.episode import Episode
-from reverb_writer.episodes.episode_batch import AutoresetMode, EpisodeBatch
+from reverb_writer.episodes.episode_batch import EpisodeBatch
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = ["AutoresetMode", "Episode", "EpisodeBatch", "InfiniteLookbackBuffer"]

@@ -1,23 +1,13 @@
 """The episodes of environments that step together, as `gymnasium.vector` has them.
 
-What an environment returns at the end of an episode depends on the autoreset mode. `o5` is the terminal observation,
-`o0` that of the next reset:
-
-    mode       call   observation  terminated  infos          becomes
-    ---------  -----  -----------  ----------  -------------  ------------------------------------------------------
-    NEXT_STEP  step   o5           True                       the last step
-               step   o0           False                      a new episode's reset; the action did nothing
-    SAME_STEP  step   o0           True        final_obs: o5  the last step, with o5, and a new episode's reset
-    DISABLED   step   o5           True                       the last step
-               reset  o0                                      a new episode's reset, in the lanes of the mask
-
-Source: Gymnasium 1.x, `gymnasium.vector.AutoresetMode`.
+What an environment returns at the end of an episode depends on the autoreset mode, which
+`reverb_writer.episodes.autoreset` draws. A terminal observation belongs to the last step of its episode, the one after
+it to the reset of the next episode.
 """
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -25,27 +15,19 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
+from reverb_writer.episodes.autoreset import AutoresetMode, env_infos, final_infos, final_observation
 from reverb_writer.episodes.episode import Episode
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.episodes.space_structure import parts_of
+from reverb_writer.errors import StructureError
 
-__all__ = ["AutoresetMode", "EpisodeBatch"]
-
-_FINAL_OBSERVATIONS = ("final_obs", "final_observation")
-
-
-class AutoresetMode(enum.Enum):
-    """When a vector environment resets an environment whose episode is over; the values are Gymnasium's."""
-
-    NEXT_STEP = "NextStep"
-    SAME_STEP = "SameStep"
-    DISABLED = "Disabled"
+__all__ = ["EpisodeBatch"]
 
 
 class EpisodeBatch:
-    """N lanes, each with an ongoing `Episode` of its own.
+    """The ongoing `Episode` of each of N environments.
 
-    It takes what a vector environment returns, and gives back each episode when it is over, its terminal observation
-    included. A call that raises has changed nothing. Not thread-safe.
+    Takes what a vector environment returns, and returns each episode when it is over, with its terminal observation. A
+    call that raises has changed nothing. Not thread-safe.
 
     Example:
         batch = rw.EpisodeBatch.of(envs)
@@ -57,7 +39,7 @@ class EpisodeBatch:
                 observer.write_episode(episode)
 
     Attributes:
-        episodes: that of each lane; of a lane that waits for its reset, the one that is over.
+        episodes: that of each environment; until an environment is reset, the episode that is over.
         autoreset_mode: when environments reset themselves.
     """
 
@@ -81,11 +63,7 @@ class EpisodeBatch:
             SpecError: there is no such mode, or `num_envs` is no integer >= 1.
         """
         self._num_envs = integer("num_envs", num_envs, minimum=1)
-        try:
-            self.autoreset_mode = AutoresetMode(getattr(autoreset_mode, "value", autoreset_mode))
-        except ValueError:
-            names = ", ".join(repr(mode.value) for mode in AutoresetMode)
-            raise SpecError(f"`autoreset_mode` must be one of {names}, got {autoreset_mode!r}.") from None
+        self.autoreset_mode = AutoresetMode.parse(autoreset_mode)
         self._spaces = {"observation_space": observation_space, "action_space": action_space}
         self.episodes = [self._new() for _ in range(self._num_envs)]
 
@@ -115,20 +93,20 @@ class EpisodeBatch:
         Args:
             observations: [N, ...].
             infos: as the vector environment has them.
-            reset_mask: [N] booleans, which lanes were reset; None for all.
+            reset_mask: [N] booleans, which environments were reset; None for all.
 
         Returns:
-            The episodes that were cut off by it: ongoing, with steps, and neither terminated nor truncated.
+            The episodes that the reset interrupts: those with steps that are neither terminated nor truncated.
 
         Raises:
             StructureError: an observation is not in its space, or the mask has not N booleans.
         """
         mask = self._flags("reset_mask", np.ones(self._num_envs, bool) if reset_mask is None else reset_mask)
-        started = {int(lane): self._started(observations, infos, int(lane)) for lane in np.flatnonzero(mask)}
-        cut_off = [self.episodes[lane] for lane in started]
-        for lane, episode in started.items():
-            self.episodes[lane] = episode
-        return [episode for episode in cut_off if len(episode) and not episode.is_done]
+        started = {env_id: self._started(observations, infos, env_id) for env_id in np.flatnonzero(mask).tolist()}
+        interrupted = [self.episodes[env_id] for env_id in started]
+        for env_id, episode in started.items():
+            self.episodes[env_id] = episode
+        return [episode for episode in interrupted if len(episode) and not episode.is_done]
 
     def add_env_step(
         self,
@@ -150,72 +128,73 @@ class EpisodeBatch:
             terminateds: [N] booleans.
             truncateds: [N] booleans.
             infos: as the vector environment has them.
-            extra_model_outputs: what the model said besides, leaves [N, ...], by name.
+            extra_model_outputs: further outputs of the model by name, leaves [N, ...].
 
         Returns:
-            The episodes that this step has ended, in the order of the lanes.
+            The episodes that this step has ended, in the order of the environments.
 
         Raises:
             IncompleteError: there was no reset.
-            ClosedError: a lane waits for its reset (DISABLED).
-            StructureError: something is not as in the first step, or a terminal observation is missing (SAME_STEP).
+            ClosedError: an environment was not reset after the end of its episode (DISABLED).
+            StructureError: a structure or shape differs from that of the first step, or a terminal observation is
+                missing (SAME_STEP).
         """
         terminateds, truncateds = self._flags("terminateds", terminateds), self._flags("truncateds", truncateds)
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         added: list[Episode] = []
         started: dict[int, Episode] = {}
         try:
-            for lane, episode in enumerate(self.episodes):
+            for env_id, episode in enumerate(self.episodes):
                 if episode.is_done and self.autoreset_mode is AutoresetMode.NEXT_STEP:
-                    started[lane] = self._started(observations, infos, lane)
+                    started[env_id] = self._started(observations, infos, env_id)
                     continue
-                over = bool(terminateds[lane] or truncateds[lane])
+                over = bool(terminateds[env_id] or truncateds[env_id])
                 if over and same_step:
-                    observation, info = _final(infos, lane)
-                    started[lane] = self._started(observations, infos, lane)
+                    observation, info = final_observation(infos, env_id), final_infos(infos, env_id)
+                    started[env_id] = self._started(observations, infos, env_id)
                 else:
-                    observation, info = self._observation(observations, lane), lane_infos(infos, lane)
+                    observation, info = self._observation(observations, env_id), env_infos(infos, env_id)
                 episode.add_env_step(
                     observation,
-                    _lane(actions, lane, self._spaces["action_space"]),
-                    rewards[lane],
+                    _part(actions, env_id, self._spaces["action_space"]),
+                    rewards[env_id],
                     info,
-                    terminated=terminateds[lane],
-                    truncated=truncateds[lane],
-                    extra_model_outputs=tree.map_structure(lambda leaf: leaf[lane], dict(extra_model_outputs or {})),  # noqa: B023
+                    terminated=terminateds[env_id],
+                    truncated=truncateds[env_id],
+                    extra_model_outputs=_part(dict(extra_model_outputs or {}), env_id, None),
                 )
                 added.append(episode)
         except Exception:
             for episode in added:
                 episode.forget_last_step()
             raise
-        for lane, episode in started.items():
-            self.episodes[lane] = episode
+        for env_id, episode in started.items():
+            self.episodes[env_id] = episode
         return [episode for episode in added if episode.is_done]
 
     def cut(self, len_lookback_buffer: int = 0) -> list[Episode]:
-        """Return the ongoing episodes that have steps, as chunks; the lanes go on with what follows them.
+        """Return the ongoing episodes that have steps, as chunks; later steps go into the chunks that follow them.
 
         Args:
             len_lookback_buffer: see `Episode.cut`.
         """
         chunks = []
-        for lane, episode in enumerate(self.episodes):
+        for env_id, episode in enumerate(self.episodes):
             if len(episode) and not episode.is_done:
-                self.episodes[lane] = episode.cut(len_lookback_buffer)
+                self.episodes[env_id] = episode.cut(len_lookback_buffer)
                 chunks.append(episode)
         return chunks
 
     def _new(self) -> Episode:
         return Episode(**self._spaces)
 
-    def _started(self, observations: Any, infos: Mapping[str, Any] | None, lane: int) -> Episode:
+    def _started(self, observations: Any, infos: Mapping[str, Any] | None, env_id: int) -> Episode:
         episode = self._new()
-        episode.add_env_reset(self._observation(observations, lane), lane_infos(infos, lane))
+        episode.add_env_reset(self._observation(observations, env_id), env_infos(infos, env_id))
         return episode
 
-    def _observation(self, observations: Any, lane: int) -> Any:
-        return _lane(observations, lane, self._spaces["observation_space"])
+    def _observation(self, observations: Any, env_id: int) -> Any:
+        return _part(observations, env_id, self._spaces["observation_space"])
 
     def _flags(self, name: str, flags: Any) -> npt.NDArray[np.bool_]:
         array = np.asarray(flags)
@@ -224,40 +203,11 @@ class EpisodeBatch:
         return array
 
 
-def lane_infos(infos: Mapping[str, Any] | None, lane: int) -> dict[str, Any]:
-    """Return the infos of one environment: those that its mask `_key` says it has; all where there is no mask.
-
-    >>> infos = {"lives": [3, 2], "_lives": [True, False]}
-    >>> lane_infos(infos, 0), lane_infos(infos, 1)
-    ({'lives': 3}, {})
-    """
-    own = {}
-    for key, values in (infos or {}).items():
-        mask = (infos or {}).get(f"_{key}")
-        if key in (*_FINAL_OBSERVATIONS, "final_info") or (key.startswith("_") and key[1:] in (infos or {})):
-            continue
-        if mask is None or mask[lane]:
-            own[key] = lane_infos(values, lane) if isinstance(values, Mapping) else values[lane]
-    return own
-
-
-def _final(infos: Mapping[str, Any] | None, lane: int) -> tuple[Any, dict[str, Any]]:
-    """Return the terminal observation of a lane, and its infos."""
-    found = [infos[key][lane] for key in _FINAL_OBSERVATIONS if infos and infos.get(key) is not None]
-    if not found or found[0] is None:
-        raise StructureError(
-            f"lane {lane} has ended, and `infos` have no `final_obs` for it: its terminal observation would be lost. "
-            "Pass the infos of the step, or the environment's own `autoreset_mode`."
-        )
-    final = (infos or {}).get("final_info", {})
-    return found[0], lane_infos(final, lane) if isinstance(final, Mapping) else dict(final[lane] or {})
-
-
-def _lane(batch: Any, lane: int, space: Any) -> Any:
-    """Return the part of one environment."""
-    parts = getattr(space, "spaces", None)
-    if isinstance(parts, Mapping):
-        return {key: _lane(batch[key], lane, part) for key, part in parts.items()}
-    if isinstance(parts, Sequence):
-        return tuple(_lane(item, lane, part) for item, part in zip(batch, parts, strict=True))
-    return batch[lane] if space is not None else tree.map_structure(lambda leaf: leaf[lane], batch)
+def _part(batch: Any, env_id: int, space: Any) -> Any:
+    """Return what a batch has of one environment; `space` is that of a single environment, or None."""
+    parts = parts_of(space)
+    if isinstance(parts, dict):
+        return {key: _part(batch[key], env_id, part) for key, part in parts.items()}
+    if parts is not None:
+        return tuple(_part(item, env_id, part) for item, part in zip(batch, parts, strict=True))
+    return batch[env_id] if space is not None else tree.map_structure(lambda leaf: leaf[env_id], batch)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.episodes.space_structure import Leaf
+from reverb_writer.episodes.space_structure import SpaceLeaf
 from reverb_writer.errors import SpecError
 
 __all__ = ["cast", "holding", "per_leaf", "place"]
@@ -53,7 +53,7 @@ def holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype
     return np.result_type(value.dtype, dtype)
 
 
-def cast(fill: Any, part: Leaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
+def cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
     """Return the fill in the dtype of a leaf of a space, and that dtype, which is float32 for one-hot vectors.
 
     As RLlib casts: 0.5 is 0 in a Discrete space; a one-hot vector of 0 is zero-hot.

@@ -1,6 +1,6 @@
-"""What an episode must know of a Gymnasium space: its parts, and one-hot vectors.
+"""A Gymnasium space as its leaves: their dtypes and shapes, and one-hot vectors.
 
-Spaces are known by the names of their classes, so that nothing is imported for them: those of Gymnasium and of Gym do.
+Spaces are recognised by the names of their classes, so that nothing is imported: spaces of Gym work too.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy.typing as npt
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves
 
-__all__ = ["Leaf", "Parts", "check", "struct_of"]
+__all__ = ["Parts", "SpaceLeaf", "check", "kinds_of", "parts_of", "struct_of"]
 
 Array = npt.NDArray[Any]
 
 
-class Leaf:
-    """A space without others in it.
+class SpaceLeaf:
+    """A space that is not made of other spaces.
 
     Attributes:
         space: the space.
@@ -31,14 +31,14 @@ class Leaf:
     """
 
     def __init__(self, space: Any) -> None:
-        """Learn from a space."""
+        """Read the dtype, the shape and the numbers of values of a space."""
         self.space = space
         dtype = np.dtype(object if space.dtype is None or space.shape is None else space.dtype)
         self.dtype = np.dtype(object) if dtype.kind in "SU" else dtype
         self.shape = () if self.dtype.kind == "O" else tuple(space.shape)
-        names = {kind.__name__ for kind in type(space).__mro__}
+        kinds = kinds_of(space)
         self.sizes = (
-            np.array([space.n]) if "Discrete" in names else np.ravel(space.nvec) if "MultiDiscrete" in names else None
+            np.array([space.n]) if "Discrete" in kinds else np.ravel(space.nvec) if "MultiDiscrete" in kinds else None
         )
         self.starts = np.ravel(getattr(space, "start", 0))
 
@@ -50,7 +50,7 @@ class Leaf:
         """Return the one-hot vectors of samples, or the samples if their space is neither Discrete nor MultiDiscrete.
 
         Args:
-            leaf: [m, *shape] integers. The `start` of a discrete space is taken off, which RLlib forgets.
+            leaf: [m, *shape] integers. The `start` of a discrete space is subtracted, which RLlib does not do.
 
         Returns:
             float32 [m, n], or [m, sum(nvec)]: the vectors of all components, one after the other.
@@ -71,29 +71,40 @@ class Leaf:
 
 
 class Parts:
-    """A space taken apart.
+    """The leaves of a space.
 
     Attributes:
-        struct: its leaves' spaces, as a nest in the form that its samples have.
+        struct: the spaces of its leaves, as a nest in the structure of its samples.
         paths: the names of the leaves.
-        leaves: what is known of them, in the order of the leaves of a sample.
+        leaves: the leaves of a sample, in their order.
     """
 
     def __init__(self, space: Any) -> None:
-        """Take a space apart."""
+        """Find the leaves of a space."""
         self.struct = struct_of(space)
         self.paths, leaves = named_leaves(self.struct, "space")
-        self.leaves = [Leaf(leaf) for leaf in leaves]
+        self.leaves = [SpaceLeaf(leaf) for leaf in leaves]
 
 
 def struct_of(space: Any) -> Any:
     """Return the spaces within Dict and Tuple spaces, as a nest."""
+    parts = parts_of(space)
+    if isinstance(parts, dict):
+        return {key: struct_of(part) for key, part in parts.items()}
+    return space if parts is None else tuple(map(struct_of, parts))
+
+
+def parts_of(space: Any) -> dict[Any, Any] | tuple[Any, ...] | None:
+    """Return the spaces directly within a Dict or Tuple space; None if it is another one, or None."""
     inner = getattr(space, "spaces", None)
     if isinstance(inner, Mapping):
-        return {key: struct_of(part) for key, part in inner.items()}
-    if isinstance(inner, tuple | list):
-        return tuple(struct_of(part) for part in inner)
-    return space
+        return dict(inner)
+    return tuple(inner) if isinstance(inner, tuple | list) else None
+
+
+def kinds_of(space: Any) -> set[str]:
+    """Return the names of the class of a space and of its bases."""
+    return {kind.__name__ for kind in type(space).__mro__}
 
 
 def check(space: Any, item: Any, what: str) -> None:

@@ -68,10 +68,10 @@ class RolloutTee:
             self.observer(step, end_of_episode=end_of_episode)
         self.writer.write(planned)
 
-    def reset(self, write_cached_steps: bool = True, **lanes: Any) -> None:
+    def reset(self, write_cached_steps: bool = True, **env_ids: Any) -> None:
         """End the episode here, for both; see the observer's `reset`."""
-        self.observer.reset(write_cached_steps, **lanes)
-        self.writer.end_episode(end=End.RESET if write_cached_steps else End.CUT, **lanes)
+        self.observer.reset(write_cached_steps, **env_ids)
+        self.writer.end_episode(end=End.RESET if write_cached_steps else End.CUT, **env_ids)
 
     def open(self) -> None:
         """Open both again."""

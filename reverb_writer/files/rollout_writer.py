@@ -196,11 +196,13 @@ class RolloutWriter:
                 lane.advance()
             self._finish(lane, End.STEP, outcome, boundary_step=planned.final is not None)
 
-    def end_episode(self, *, end: End | str = End.CUT, lanes: Sequence[int] | None = None) -> None:
+    def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here, all by default, as if their observer were reset."""
         last = max(len(self._lanes) - 1, 0)
         chosen = (
-            range(len(self._lanes)) if lanes is None else [integer("lanes", n, minimum=0, maximum=last) for n in lanes]
+            range(len(self._lanes))
+            if env_ids is None
+            else [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
         )
         for index in chosen:
             self._finish(self._lanes[index], End(end), Outcome(None, None))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from reverb_writer.extras import needs
-from reverb_writer.rollouts.arrays import map_present
+from reverb_writer.nests import map_present
 
 __all__ = ["as_torch", "to_torch"]
 

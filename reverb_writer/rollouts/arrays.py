@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ import tree
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.extras import needs
 from reverb_writer.leaves import mismatch, zeros
-from reverb_writer.nests import check_same_leaves, named_leaves, packer
+from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
 from reverb_writer.returns.recursion import Array
 
-__all__ = ["Arrays", "flat_rows", "map_present", "stated", "write_row"]
+__all__ = ["Arrays", "flat_rows", "stated"]
 
 
 class Arrays:
@@ -174,22 +174,6 @@ def stated(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
         return _Shape(shapes, dtype)
     parts = [stated(f"{name}/{key}", shape, dtype) for key, shape in enumerate(shapes)]
     return type(shapes)(*parts) if hasattr(shapes, "_fields") else tuple(parts)
-
-
-def write_row(column: Any, row: int, nest: Any) -> None:
-    """Copy a nest into a row of leaves [T, ...], in place; None stays None."""
-    for whole, part in zip(tree.flatten(column), tree.flatten(nest), strict=True):
-        if whole is not None:
-            whole[row] = part
-
-
-def map_present(function: Callable[..., Any], *nests: Any) -> Any:
-    """Apply a function to the leaves of nests of one structure; None stays None.
-
-    >>> map_present(lambda x: -x, (1, None))
-    (-1, None)
-    """
-    return tree.map_structure(lambda *leaves: None if leaves[0] is None else function(*leaves), *nests)
 
 
 def flat_rows(nest: Any) -> Any:

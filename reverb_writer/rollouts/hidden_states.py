@@ -10,7 +10,8 @@ from typing import Any
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.rollouts.arrays import Arrays, map_present, write_row
+from reverb_writer.nests import map_present, write_row
+from reverb_writer.rollouts.arrays import Arrays
 
 __all__ = ["read", "write", "zeros"]
 

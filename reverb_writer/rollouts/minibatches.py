@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.rollouts.arrays import Arrays, flat_rows, map_present
+from reverb_writer.nests import map_present
+from reverb_writer.rollouts.arrays import Arrays, flat_rows
 from reverb_writer.rollouts.storage_records import ContiguousMiniBatch
 from reverb_writer.rollouts.trajectory_padding import pad
 from reverb_writer.slices import Trajectories
@@ -102,7 +103,7 @@ class MiniBatches:
     def _parts(self, trajectories: Trajectories) -> Iterator[_Part]:
         """Divide the environments, epoch by epoch; each brings its trajectories, which are ordered by environment."""
         num_environments = trajectories.storage_shape[1]
-        edges = np.searchsorted(trajectories.lanes, np.arange(num_environments + 1))
+        edges = np.searchsorted(trajectories.env_ids, np.arange(num_environments + 1))
         for _ in range(self.num_epochs):
             if self.rng is None:
                 for part in np.array_split(np.arange(num_environments), self.num_parts):
@@ -124,11 +125,11 @@ class MiniBatches:
         nest = self.columns["hidden_states"]
         if nest is None:
             return None
-        starts, lanes = trajectories.starts[part.trajectories], trajectories.lanes[part.trajectories]
+        starts, env_ids = trajectories.starts[part.trajectories], trajectories.env_ids[part.trajectories]
 
         def take(leaf: Any) -> Any:
             num_layers, num_environments = leaf.shape[1:3]
-            rows = (starts * num_layers + np.arange(num_layers)[:, None]) * num_environments + lanes
+            rows = (starts * num_layers + np.arange(num_layers)[:, None]) * num_environments + env_ids
             found = self.arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), self.arrays.asarray(rows.ravel()), axis=0)
             return found.reshape((num_layers, len(starts), *leaf.shape[3:]))
 

@@ -7,8 +7,8 @@ from typing import Any
 import tree
 
 from reverb_writer.errors import IncompleteError
+from reverb_writer.nests import write_row
 from reverb_writer.rollouts import storage_records
-from reverb_writer.rollouts.arrays import write_row
 from reverb_writer.rollouts.storage import RolloutStorage
 
 __all__ = ["SarsaRolloutStorage"]

@@ -1,11 +1,11 @@
 """Where trajectories begin and end, recovered from markers: integers only.
 
-Rows are those of a ring: `num_steps` T of them in time, one after the other, in each of the lanes of a storage
-[T, ...] (a flat one, [N], has one lane). Whatever the markers are, one rule finds the ends:
+A storage is a ring of T time steps for each of its environments: [T, B, ...] of B environments, [N] of one. One rule
+finds the ends, whatever the markers are:
 
     row t is the last of its trajectory if it is marked as an end, or row t + 1 as a start, or row t + 1 has another id
 
-The row after the last one is the first one of the same lane, as in a ring that is full and has wrapped.
+The row after the last one is the first one of the same environment, as in a ring that is full.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Trajectories:
 
     Attributes:
         starts: [n] first time step of each trajectory.
-        lengths: [n] rows of each, >= 1; a trajectory runs on at time step 0 where it passes the last one.
-        lanes: [n] lane of each.
-        storage_shape: (N,), or (T, ...) of a storage of several lanes.
+        lengths: [n] rows of each, >= 1; after the last time step, a trajectory continues at time step 0.
+        env_ids: [n] environment of each.
+        storage_shape: (N,), or (T, ...) of a storage of several environments.
     """
 
     starts: Integers
     lengths: Integers
-    lanes: Integers
+    env_ids: Integers
     storage_shape: tuple[int, ...]
 
     @classmethod
@@ -59,7 +59,7 @@ class Trajectories:
 
     def choose(self, which: Integers) -> Trajectories:
         """Return some of the trajectories, by their numbers, of the same storage."""
-        return Trajectories(self.starts[which], self.lengths[which], self.lanes[which], self.storage_shape)
+        return Trajectories(self.starts[which], self.lengths[which], self.env_ids[which], self.storage_shape)
 
     def __len__(self) -> int:
         """Return the number of trajectories."""
@@ -86,7 +86,7 @@ class Trajectories:
             lengths: [m] rows of each part; None for the rest of the trajectory.
 
         Returns:
-            Indices into the storage, flat: time step times number of lanes, plus lane.
+            Flat indices into the storage: time step times number of environments, plus environment.
 
         >>> Trajectories.from_lengths([3, 6]).rows(np.array([1]), np.array([2]), np.array([3])).tolist()
         [5, 6, 7]
@@ -95,18 +95,18 @@ class Trajectories:
         begin = np.zeros_like(which) if begin is None else begin
         lengths = self.lengths[which] - begin if lengths is None else lengths
         steps = np.repeat(self.starts[which] + begin, lengths) + positions(lengths)
-        num_lanes = math.prod(self.storage_shape[1:])
-        return steps % self.num_steps * num_lanes + np.repeat(self.lanes[which], lengths)
+        num_envs = math.prod(self.storage_shape[1:])
+        return steps % self.num_steps * num_envs + np.repeat(self.env_ids[which], lengths)
 
     def preview(self) -> str:
-        """Draw which trajectory each row belongs to, for storages of one lane; `>` and `<` mark first and last rows.
+        """Draw the trajectory of each row of a storage of one environment; `>` and `<` mark first and last rows.
 
         >>> print(Trajectories.from_lengths([3, 1, 2]).preview())
         row          0  1  2  3  4  5
         trajectory  >0  0 <0 >1 >2 <2
         """
         if len(self.storage_shape) > 1:
-            raise SpecError(f"only a storage of one lane can be drawn, got shape {self.storage_shape}.")
+            raise SpecError(f"only a storage of one environment can be drawn, got shape {self.storage_shape}.")
         labels = [""] * self.num_steps
         for number in range(len(self)):
             rows = self.rows(np.array([number]))
@@ -119,25 +119,25 @@ class Trajectories:
 
 
 def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | None = None) -> Trajectories:
-    """Recover which rows belong together. Markers that a storage does not have are best left out; one is enough.
+    """Recover which rows belong together. One kind of marker is enough.
 
     Args:
         markers: of all rows that have been written, in the order of the storage.
-        is_full: whether this is a ring that is full: a trajectory may then run on from the last row to the first one.
-        cursor: the row that was written last, if it is full: no trajectory runs across it. None if that is not known.
+        is_full: whether this is a ring that is full: then a trajectory may continue from the last row to the first one.
+        cursor: the row that was written last, if the ring is full: no trajectory continues across it. None if unknown.
 
     Returns:
-        All trajectories, lane by lane, in the order of their ends.
-        Without an end or start at its edges, a ring that is not full begins and ends with one; in a full one whose
-        lane has no boundary at all, one trajectory begins at row 0.
+        All trajectories, environment by environment, in the order of their ends.
+        The edges of a ring that is not full are boundaries. In a full ring, an environment without any boundary has
+        one trajectory that begins at row 0.
 
     Raises:
-        SpecError: a cursor that is no row, or of a ring that is not full.
-        StructureError: the markers say nothing of boundaries.
+        SpecError: the cursor is no row, or the ring is not full.
+        StructureError: the markers have no boundaries.
         IncompleteError: there are no rows.
 
-    Source: TorchRL `SliceSampler` (behaviour, 4.2). Starts and several kinds of markers at once are ours: an end
-    that nobody marked is known by the next start, and two writers' ids that are alike by the end between them.
+    Source: TorchRL `SliceSampler`. Beyond it, starts count as markers and several kinds of markers may be given at
+    once: a start marks the end before it, and an end separates trajectories that have the same id.
 
     >>> ends = np.isin(np.arange(10), [2, 7])
     >>> found = find_trajectories(Markers(done=ends), is_full=True, cursor=4)
@@ -145,24 +145,24 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     ([8, 3, 5], [2, 4, 7], [5, 2, 3])
     """
     is_end = _ends(markers)
-    num_steps, *lanes_shape = is_end.shape
+    num_steps, *envs_shape = is_end.shape
     if cursor is not None:
         cursor = integer("cursor", cursor, minimum=0, maximum=num_steps - 1)
         if not is_full:
-            raise SpecError(f"`cursor` is for a ring that is full, got {cursor}. Leave it out, or pass `is_full=True`.")
-    by_lane = is_end.reshape(num_steps, -1).T.copy()
+            raise SpecError(f"`cursor` needs a ring that is full, got {cursor}. Omit it, or pass `is_full=True`.")
+    by_env = is_end.reshape(num_steps, -1).T.copy()
     if not is_full:
-        by_lane[:, -1] = True
+        by_env[:, -1] = True
     elif cursor is not None:
-        by_lane[:, cursor] = True
-    by_lane[~by_lane.any(axis=1), -1] = True
-    lanes, stops = (found.astype(np.int64) for found in np.nonzero(by_lane))
-    last_of_lane = np.cumsum(by_lane.sum(axis=1)) - 1
-    # Each trajectory begins after the one before it in its lane; the first, after the last one.
+        by_env[:, cursor] = True
+    by_env[~by_env.any(axis=1), -1] = True
+    env_ids, stops = (found.astype(np.int64) for found in np.nonzero(by_env))
+    last_of_env = np.cumsum(by_env.sum(axis=1)) - 1
+    # Each trajectory begins after the one before it in its environment; the first, after the last one.
     before = np.roll(stops, 1)
-    before[np.r_[0, last_of_lane[:-1] + 1]] = stops[last_of_lane]
+    before[np.r_[0, last_of_env[:-1] + 1]] = stops[last_of_env]
     starts = (before + 1) % num_steps
-    return Trajectories(starts, (stops - starts) % num_steps + 1, lanes, (num_steps, *lanes_shape))
+    return Trajectories(starts, (stops - starts) % num_steps + 1, env_ids, (num_steps, *envs_shape))
 
 
 def positions(lengths: Integers) -> Integers:

@@ -72,15 +72,15 @@ class VectorObserver(Observer):
         """N, the environments that step together."""
         return self._num_envs
 
-    def __call__(self, step: Any, *, end_of_episode: Any = None, lanes: Any = None) -> None:
+    def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
         """Write a step of every environment, or of some.
 
         Args:
             step: a `Trajectory`, or any nest, with leaves [N, ...]; copied.
             end_of_episode: [N] booleans, which of them are the last of their episode; None to read `step_type` or
                 `is_last`.
-            lanes: [N] booleans, which environments have a step here; the rows of the others are not looked at. None
-                for all.
+            env_mask: [N] booleans, which environments have a step here; the rows of the others are not read. None for
+                all.
 
         Raises:
             StructureError: a leaf differs from the first step's; named by path. Nothing changed.
@@ -90,7 +90,7 @@ class VectorObserver(Observer):
         session = self._session
         session.wait_for_room()
         last = None if end_of_episode is None else self._one_each("end_of_episode", end_of_episode)
-        chosen = self._all if lanes is None else np.flatnonzero(self._one_each("lanes", lanes))
+        chosen = self._all if env_mask is None else np.flatnonzero(self._one_each("env_mask", env_mask))
         structure, writer = self._structure, self._lanes
         if structure is None or writer is None:
             structure, writer = self._start(step)
@@ -101,16 +101,17 @@ class VectorObserver(Observer):
             leaves = [*leaves, np.ones(self._num_envs, bool)]
         session.tell(writer.append(leaves, last, chosen))
 
-    def reset(self, write_cached_steps: bool = True, lanes: Sequence[int] | None = None) -> None:
+    def reset(self, write_cached_steps: bool = True, env_ids: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here.
 
         Args:
-            write_cached_steps: as for `TrajectoryObserver.reset`; a lane with too few steps drops and counts them.
-            lanes: numbers of the environments, 0..N-1; None for all.
+            write_cached_steps: as for `TrajectoryObserver.reset`; fewer steps than a window are dropped and counted.
+            env_ids: numbers of the environments, 0..N-1; None for all.
         """
         self._session.stream.check()
         last = self._num_envs - 1
-        chosen = [integer("lanes", n, minimum=0, maximum=last) for n in (range(last + 1) if lanes is None else lanes)]
+        env_ids = range(last + 1) if env_ids is None else env_ids
+        chosen = [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
         if self._lanes is not None:
             self._session.wait_for_room()
             ended = self._lanes.end_episodes(chosen, align=write_cached_steps, discard=not write_cached_steps)

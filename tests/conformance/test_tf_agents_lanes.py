@@ -86,9 +86,9 @@ def test_lanes_are_reset_one_by_one(peer: Any) -> None:
     with closing(observer):
         for t, steps in enumerate(zip(first, second, strict=True)):
             if t == 2:
-                observer.reset(lanes=[1])
+                observer.reset(env_ids=[1])
             if t == 6:
-                observer.reset(write_cached_steps=False, lanes=[0])
+                observer.reset(write_cached_steps=False, env_ids=[0])
             observer(tree.map_structure(lambda *leaves: np.stack(leaves), *steps))
     found = {lane: labels(items) for lane, items in by_lane(take(peer, "ours")).items()}
     assert found == {

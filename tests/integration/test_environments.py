@@ -84,13 +84,13 @@ def test_lanes_that_take_no_step_stay_as_they_are(place: Place) -> None:
 
     with rw.VectorObserver(place.client, "a", sequence_length=2, stride_length=2, num_envs=3) as observer:
         observer(step(1))
-        observer(step(2), lanes=[True, False, True], end_of_episode=[False, True, True])
-        observer(step(3), lanes=[False, True, False], end_of_episode=[True, True, True])
-        observer(step(4), lanes=[False, False, False])
+        observer(step(2), env_mask=[True, False, True], end_of_episode=[False, True, True])
+        observer(step(3), env_mask=[False, True, False], end_of_episode=[True, True, True])
+        observer(step(4), env_mask=[False, False, False])
         observer(step(5))
         observer(step(6), end_of_episode=[True, True, True])
-        with pytest.raises(rw.StructureError, match=r"`lanes` has shape \(2,\), expected \(3,\)"):
-            observer(step(7), lanes=[True, False])
+        with pytest.raises(rw.StructureError, match=r"`env_mask` has shape \(2,\), expected \(3,\)"):
+            observer(step(7), env_mask=[True, False])
         assert observer.stats().steps == 3 + 2 + 1 + 0 + 3 + 3
     windows = sorted(read_column(place.client, "a"))
     assert windows == [[1, 2], [5, 6], [11, 13], [15, 16], [21, 22], [25, 26]]

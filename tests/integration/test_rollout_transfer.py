@@ -85,7 +85,7 @@ def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Pa
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
         for t in range(4):
             tee({"n": np.array([t, 10 + t])}, end_of_episode=[t == 2, False])
-        tee.reset(True, lanes=[1])
+        tee.reset(True, env_ids=[1])
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
     assert sorted(place.column("a")) == sorted(place.column("b"))
     assert len(list_trajectories(tmp_path)) == 3

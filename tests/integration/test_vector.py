@@ -332,11 +332,11 @@ def test_reset_ends_the_episodes_of_some_lanes(place: Place, priority: Any) -> N
         for number in range(1, 8):
             observer(step_of(number, 4))
             if number == 4:
-                observer.reset(lanes=[0])
-                observer.reset(write_cached_steps=False, lanes=(1,))
-                observer.reset(lanes=np.array([], int))
-                observer.reset(lanes=np.array([0]))  # of nothing
-        observer.reset(lanes=[3, 2])
+                observer.reset(env_ids=[0])
+                observer.reset(write_cached_steps=False, env_ids=(1,))
+                observer.reset(env_ids=np.array([], int))
+                observer.reset(env_ids=np.array([0]))  # of nothing
+        observer.reset(env_ids=[3, 2])
         assert observer.stats().dropped_steps == {"reset": 1}
         assert observer.stats().episodes == 4
     assert lanes_of(place) == {
@@ -357,12 +357,12 @@ def test_reset_of_all_lanes_drops_and_counts_those_that_are_too_short(place: Pla
     assert lanes_of(place) == {2: [[1, 2, 3]]}
 
 
-@pytest.mark.parametrize("lanes", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
-def test_lanes_that_are_none_are_refused(place: Place, lanes: Any) -> None:
+@pytest.mark.parametrize("env_ids", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
+def test_environment_numbers_out_of_range_are_refused(place: Place, env_ids: Any) -> None:
     with rw.VectorObserver(place.client, "a", 2, end_of_episode="pad", num_envs=2) as observer:
         observer(step_of(1, 2))
-        with pytest.raises(rw.SpecError, match="`lanes` must be"):
-            observer.reset(lanes=lanes)
+        with pytest.raises(rw.SpecError, match="`env_ids` must be"):
+            observer.reset(env_ids=env_ids)
         observer(step_of(2, 2))
     assert lanes_of(place) == {1: [[1, 2]], 2: [[1, 2]]}
 

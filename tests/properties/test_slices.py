@@ -69,9 +69,9 @@ def test_each_trajectory_is_one_episode_from_its_first_row_to_its_last(
 
 @no_deadline
 @given(st.integers(1, 30), st.integers(1, 3), st.booleans(), seeds)
-def test_every_row_is_in_one_trajectory(num_steps: int, num_lanes: int, is_full: bool, seed: int) -> None:
+def test_every_row_is_in_one_trajectory(num_steps: int, num_envs: int, is_full: bool, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    shape = (num_steps, num_lanes)
+    shape = (num_steps, num_envs)
     markers = Markers(
         done=rng.random(shape) < 0.2,
         is_init=rng.random(shape) < 0.1,
@@ -80,7 +80,7 @@ def test_every_row_is_in_one_trajectory(num_steps: int, num_lanes: int, is_full:
     cursor = int(rng.integers(num_steps)) if is_full else None
     trajectories = find_trajectories(markers, is_full=is_full, cursor=cursor)
     rows = trajectories.rows()
-    assert sorted(rows.tolist()) == list(range(num_steps * num_lanes))
+    assert sorted(rows.tolist()) == list(range(num_steps * num_envs))
     assert markers.done is not None
     assert markers.is_init is not None
     last = np.cumsum(trajectories.lengths) - 1
@@ -91,7 +91,7 @@ def test_every_row_is_in_one_trajectory(num_steps: int, num_lanes: int, is_full:
     ids = markers.traj_ids.ravel()[rows]
     assert (ids[inside] == ids[inside + 1]).all()
     if cursor is not None:  # no trajectory runs across it
-        assert not np.isin(rows[inside] // num_lanes, [cursor]).any()
+        assert not np.isin(rows[inside] // num_envs, [cursor]).any()
 
 
 @no_deadline

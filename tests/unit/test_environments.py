@@ -223,12 +223,12 @@ def plain(element: Any, space: Any) -> Any:
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Graph(spaces.Box(0, 1, (2,)), None), "`observation`: a space of kind Graph .* nodes and edges"),
-        (spaces.Sequence(spaces.Discrete(3)), "`observation`: a space of kind Sequence .* its length differs"),
-        (spaces.OneOf([spaces.Discrete(3), spaces.Text(3)]), "`observation`: a space of kind OneOf"),
+        (spaces.Graph(spaces.Box(0, 1, (2,)), None), "`observation`: a space of type Graph .* nodes and edges"),
+        (spaces.Sequence(spaces.Discrete(3)), "`observation`: a space of type Sequence .* its length differs"),
+        (spaces.OneOf([spaces.Discrete(3), spaces.Text(3)]), "`observation`: a space of type OneOf"),
         (
             spaces.Dict(a=spaces.Tuple((spaces.Discrete(2), spaces.Sequence(spaces.Discrete(3))))),
-            "`observation/a/1`: a space of kind Sequence",
+            "`observation/a/1`: a space of type Sequence",
         ),
     ],
 )

@@ -57,15 +57,15 @@ def test_boundaries_are_recovered(
     assert found(markers, **ring) == expected
 
 
-def test_lanes_of_a_storage_are_searched_each_for_itself() -> None:
+def test_environments_of_a_storage_are_searched_separately() -> None:
     ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
     trajectories = find_trajectories(Markers(traj_ids=ids))
-    assert np.stack([trajectories.starts, trajectories.lanes], axis=1).tolist() == [[0, 0], [2, 0], [0, 1], [3, 1]]
+    assert np.stack([trajectories.starts, trajectories.env_ids], axis=1).tolist() == [[0, 0], [2, 0], [0, 1], [3, 1]]
     assert trajectories.lengths.tolist() == [2, 3, 3, 2]
     assert trajectories.rows().tolist() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
 
 
-def test_a_lane_without_an_end_gets_one_at_its_last_row() -> None:
+def test_an_environment_without_an_end_gets_one_at_its_last_row() -> None:
     ends = np.array([[0, 0], [1, 0], [0, 0]])
     trajectories = find_trajectories(Markers(done=ends), is_full=True)
     assert (trajectories.starts.tolist(), trajectories.lengths.tolist()) == ([2, 0], [3, 3])
@@ -90,7 +90,7 @@ def test_markers_are_not_changed() -> None:
         (Markers(), {}, StructureError, "the steps do not say where trajectories end"),
         (Markers(done=flags(0)), {}, IncompleteError, "no rows yet"),
         (Markers(done=np.True_), {}, IncompleteError, "no rows yet"),  # type: ignore[arg-type]
-        (Markers(done=flags(3)), {"cursor": 1}, SpecError, "`cursor` is for a ring that is full, got 1"),
+        (Markers(done=flags(3)), {"cursor": 1}, SpecError, "`cursor` needs a ring that is full, got 1"),
         (Markers(done=flags(3)), {"is_full": True, "cursor": 3}, SpecError, "`cursor` must be <= 2, got 3"),
     ],
 )
@@ -190,12 +190,12 @@ def test_padding_after_a_boundary_step_is_not_terminated() -> None:
     assert read_markers(steps).terminated.tolist() == [False] * 4  # type: ignore[union-attr]
 
 
-def test_markers_of_a_storage_of_lanes_have_its_dimensions() -> None:
+def test_markers_of_a_storage_of_environments_have_its_dimensions() -> None:
     markers = read_markers({"done": np.zeros((5, 2, 1)), "reward": np.zeros((5, 2))}, ndim=2)
     assert markers.done is not None
     assert markers.done.shape == (5, 2)
 
 
-def test_only_a_storage_of_one_lane_is_drawn() -> None:
-    with pytest.raises(SpecError, match=r"one lane can be drawn, got shape \(5, 2\)"):
+def test_only_a_storage_of_one_environment_is_drawn() -> None:
+    with pytest.raises(SpecError, match=r"one environment can be drawn, got shape \(5, 2\)"):
         find_trajectories(Markers(done=np.zeros((5, 2), bool))).preview()

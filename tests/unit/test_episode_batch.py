@@ -72,7 +72,7 @@ def run(envs: Any, num_calls: int) -> tuple[EpisodeBatch, list[Episode]]:
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 @pytest.mark.parametrize("kind", [vector.SyncVectorEnv, vector.AsyncVectorEnv])
-def test_lanes_hold_what_each_environment_did(mode: Any, kind: Any) -> None:
+def test_environments_hold_what_each_environment_did(mode: Any, kind: Any) -> None:
     lengths = (3, 5)
     envs = kind([lambda n=n: Counting(n, truncates=n == 5) for n in lengths], autoreset_mode=mode)
     batch, finished = run(envs, 12)
@@ -100,7 +100,7 @@ def test_texts_stay_texts(mode: Any) -> None:
     assert [episode.get_observations() for episode in finished] == [["reset", "middle", "end"]] * 2
 
 
-def test_cartpole_lanes_are_those_of_single_environments() -> None:
+def test_cartpole_environments_are_those_of_single_environments() -> None:
     seeds: Any = [3, 4]
     num_calls = 60
     envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync")
@@ -112,10 +112,10 @@ def test_cartpole_lanes_are_those_of_single_environments() -> None:
         outcome = envs.step(action)
         finished += batch.add_env_step(outcome[0], action, *outcome[1:])
     assert finished
-    for lane, seed in enumerate(seeds):
+    for env_id, seed in enumerate(seeds):
         env, expected = gymnasium.make("CartPole-v1"), Episode()
         expected.add_env_reset(*env.reset(seed=seed))
-        for action in actions[:, lane]:
+        for action in actions[:, env_id]:
             observation, reward, terminated, truncated, info = env.step(action)
             expected.add_env_step(observation, action, reward, info, terminated=terminated, truncated=truncated)
             if expected.is_done:
@@ -133,7 +133,7 @@ def step(batch: EpisodeBatch, over: tuple[bool, bool] = (False, False), **change
     return batch.add_env_step(**{**given, "terminateds": np.array(over), "truncateds": zeros, **changes})
 
 
-def test_model_outputs_go_to_their_lanes() -> None:
+def test_model_outputs_go_to_their_envs() -> None:
     batch = EpisodeBatch(2)
     batch.add_env_reset(np.zeros((2, 3)))
     step(batch, extra_model_outputs={"logp": np.array([0.5, 0.25]), "state": {"h": np.eye(2)}})
@@ -145,7 +145,7 @@ def test_model_outputs_go_to_their_lanes() -> None:
 def test_terminal_observation_that_is_missing_is_an_error_and_changes_nothing() -> None:
     batch = EpisodeBatch(2, "SameStep")
     batch.add_env_reset(np.zeros((2, 3)))
-    with pytest.raises(StructureError, match="lane 1 has ended, and `infos` have no `final_obs` for it"):
+    with pytest.raises(StructureError, match=r"environment 1: .* `infos` have no `final_obs` for it"):
         step(batch, over=(False, True))
     assert [len(episode) for episode in batch.episodes] == [0, 0]
     (over,) = step(batch, over=(False, True), infos={"final_obs": [None, np.ones(3)], "final_info": {}})
@@ -153,7 +153,7 @@ def test_terminal_observation_that_is_missing_is_an_error_and_changes_nothing() 
     assert [len(episode) for episode in batch.episodes] == [1, 0]
 
 
-def test_refused_step_changes_no_lane() -> None:
+def test_refused_step_changes_no_env() -> None:
     batch = EpisodeBatch(2)
     with pytest.raises(IncompleteError):
         step(batch)
@@ -176,7 +176,7 @@ def test_first_step_that_is_refused_leaves_no_names_of_model_outputs() -> None:
     assert [[*episode.extra_model_outputs] for episode in batch.episodes] == [["b"], ["b"]]
 
 
-def test_lane_that_waits_for_its_reset_takes_no_step() -> None:
+def test_environment_that_waits_for_its_reset_takes_no_step() -> None:
     batch = EpisodeBatch(2, "Disabled")
     batch.add_env_reset(np.zeros((2, 3)))
     (over,) = step(batch, over=(True, False))

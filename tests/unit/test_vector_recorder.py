@@ -1,4 +1,4 @@
-"""What Gymnasium's vector environments are recorded as, lane by lane, whichever way they reset."""
+"""What Gymnasium's vector environments are recorded as, environment by environment, whichever way they reset."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv  # noq
 from worlds import Sampling, counting, told  # noqa: E402
 
 MODES = [*AutoresetMode]
-LANES = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
+ENVS = [[(2, "terminated"), (1, "truncated")], [(3, "both"), (9, "terminated")]]
 
-# Whatever the mode, the lanes live through this. An action is the number of the call to `step`, from 1 on; where the
-# environment resets by a step, that step's action means nothing and is not recorded.
+# What the environments do in every mode. An action is the number of the call to `step`, from 1 on; the action of a
+# step that resets an environment has no effect and is not recorded.
 SAME_STEP = [
     ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt", "100 3 1 1 F", "101 0 0 0 Lr", "200 4 1 1 F", "201 5 2 0", "202 0 0 0 Lt"],
     ["1000 1 1 1 F", "1001 2 2 1", "1002 3 3 0", "1003 0 0 0 Ltr", "1100 4 1 1 F", "1101 5 2 1"],
@@ -31,25 +31,25 @@ NEXT_STEP = [
 ]
 
 
-class Lanes:
-    """Stands for a `VectorObserver`: keeps what each lane is given, spelled out, and the steps as they came."""
+class PerEnv:
+    """Stands for a `VectorObserver`: keeps what each environment is given, spelled out, and the steps as they came."""
 
     def __init__(self, num_envs: int = 2, refused: tuple[int, ...] = ()) -> None:
-        self.lanes: list[list[str]] = [[] for _ in range(num_envs)]
+        self.by_env: list[list[str]] = [[] for _ in range(num_envs)]
         self.steps: list[Any] = []
         self.seeds: list[list[int]] = [[] for _ in range(num_envs)]
         self._refused, self._calls = refused, 0
 
-    def __call__(self, step: Any, *, lanes: Any = None) -> None:
+    def __call__(self, step: Any, *, env_mask: Any = None) -> None:
         self._calls += 1
         if self._calls in self._refused:
             raise rw.ReplayTimeoutError("full")
         self.steps.append(step)
-        for lane in range(len(self.lanes)) if lanes is None else np.flatnonzero(lanes):
+        for env_id in range(len(self.by_env)) if env_mask is None else np.flatnonzero(env_mask):
             if "seed" in step:
-                self.seeds[lane].append(int(step["seed"][lane]))
+                self.seeds[env_id].append(int(step["seed"][env_id]))
             if np.asarray(step["observation"]).dtype == np.float32:
-                self.lanes[lane].append(told(step, lane))
+                self.by_env[env_id].append(told(step, env_id))
 
 
 @pytest.fixture(params=["sync", "async", "async without shared memory", "sync without copies"])
@@ -72,7 +72,7 @@ def make(request: Any) -> Iterator[Any]:
 
 
 def counters() -> list[Any]:
-    return [counting(LANES[0]), counting(LANES[1], offset=1000)]
+    return [counting(ENVS[0]), counting(ENVS[1], offset=1000)]
 
 
 def play(env: Any, mode: AutoresetMode, num_steps: int, *, first: int = 1) -> None:
@@ -83,12 +83,12 @@ def play(env: Any, mode: AutoresetMode, num_steps: int, *, first: int = 1) -> No
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_observation_of_a_lane_is_a_step_of_it(make: Any, mode: AutoresetMode) -> None:
-    observer = Lanes()
+def test_every_observation_of_a_environment_is_a_step_of_it(make: Any, mode: AutoresetMode) -> None:
+    observer = PerEnv()
     env = rw.environments.record(make(counters(), mode), observer)
     env.reset()
     play(env, mode, 5)
-    assert observer.lanes == (NEXT_STEP if mode is AutoresetMode.NEXT_STEP else SAME_STEP)
+    assert observer.by_env == (NEXT_STEP if mode is AutoresetMode.NEXT_STEP else SAME_STEP)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -96,12 +96,12 @@ def test_every_observation_of_a_lane_is_a_step_of_it(make: Any, mode: AutoresetM
 def test_episodes_that_the_actor_leaves_are_truncated_and_terminal_observations_kept(
     make: Any, mode: AutoresetMode, leave: str
 ) -> None:
-    observer = Lanes()
+    observer = PerEnv()
     env = rw.environments.record(make(counters(), mode), observer)
     env.reset()
     play(env, mode, 2)
     getattr(env, leave)()
-    assert observer.lanes == [
+    assert observer.by_env == [
         ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"],
         ["1000 1 1 1 F", "1001 2 2 1", "1002 0 0 0 Lr"],
     ]
@@ -109,7 +109,7 @@ def test_episodes_that_the_actor_leaves_are_truncated_and_terminal_observations_
 
 def test_the_environment_is_otherwise_the_same(make: Any) -> None:
     mode = AutoresetMode.NEXT_STEP
-    env, bare = rw.environments.record(make(counters(), mode), Lanes()), make(counters(), mode)
+    env, bare = rw.environments.record(make(counters(), mode), PerEnv()), make(counters(), mode)
     assert isinstance(env, gymnasium.vector.VectorWrapper)
     np.testing.assert_array_equal(env.reset(seed=3)[0], bare.reset(seed=3)[0])
     for _ in range(4):
@@ -118,8 +118,8 @@ def test_the_environment_is_otherwise_the_same(make: Any) -> None:
 
 
 @pytest.mark.parametrize(("seed", "seeds"), [(5, [5, 6]), ([8, None], [8, -1]), (None, [-1, -1])])
-def test_seeds_are_those_of_each_lanes_reset(seed: Any, seeds: list[int]) -> None:
-    observer = Lanes()
+def test_seeds_are_those_of_each_environments_reset(seed: Any, seeds: list[int]) -> None:
+    observer = PerEnv()
     mode = AutoresetMode.SAME_STEP
     env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer, seeds=True)
     env.reset(seed=seed)
@@ -127,33 +127,33 @@ def test_seeds_are_those_of_each_lanes_reset(seed: Any, seeds: list[int]) -> Non
     assert observer.seeds == [[seeds[0]] * 3 + [-1] * 2, [seeds[1]] * 4]
 
 
-def test_a_part_of_the_lanes_may_be_reset_in_mid_episode() -> None:
-    observer = Lanes()
+def test_a_part_of_the_environments_may_be_reset_in_mid_episode() -> None:
+    observer = PerEnv()
     mode = AutoresetMode.DISABLED
     env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
     env.reset()
     play(env, mode, 1)
     env.reset(options={"reset_mask": np.array([False, True])})
     play(env, mode, 1, first=2)
-    assert observer.lanes == [
+    assert observer.by_env == [
         ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"],
         ["1000 1 1 1 F", "1001 0 0 0 Lr", "1100 2 1 1 F"],
     ]
 
 
-def test_a_lane_that_is_over_must_be_reset() -> None:
-    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=AutoresetMode.DISABLED), Lanes())
+def test_an_environment_that_is_over_must_be_reset() -> None:
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=AutoresetMode.DISABLED), PerEnv())
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(np.zeros(2, int))
     env.reset()
     env.step(np.zeros(2, int))
     env.step(np.zeros(2, int))
-    with pytest.raises(gymnasium.error.ResetNeeded, match=r"lanes \[0\]"):
+    with pytest.raises(gymnasium.error.ResetNeeded, match=r"environments \[0\]"):
         env.step(np.zeros(2, int))
 
 
 def test_steps_that_the_observer_refused_end_the_episodes_before_them() -> None:
-    observer = Lanes(refused=(2,))
+    observer = PerEnv(refused=(2,))
     mode = AutoresetMode.SAME_STEP
     env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
     env.reset()
@@ -162,18 +162,18 @@ def test_steps_that_the_observer_refused_end_the_episodes_before_them() -> None:
     with pytest.raises(gymnasium.error.ResetNeeded):
         play(env, mode, 1)
     env.reset()
-    assert observer.lanes == [["0 1 1 1 F", "1 0 0 0 Lr"], ["1000 1 1 1 F", "1001 0 0 0 Lr"]]
+    assert observer.by_env == [["0 1 1 1 F", "1 0 0 0 Lr"], ["1000 1 1 1 F", "1001 0 0 0 Lr"]]
 
 
 def test_terminal_observations_that_the_observer_refused_are_written_at_the_next_reset() -> None:
-    observer = Lanes(refused=(3,))
+    observer = PerEnv(refused=(3,))
     mode = AutoresetMode.SAME_STEP
     env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), observer)
     env.reset()
     with pytest.raises(rw.ReplayTimeoutError):
         play(env, mode, 2)
     env.reset()
-    assert observer.lanes == [
+    assert observer.by_env == [
         ["0 1 1 1 F", "1 2 2 0", "2 0 0 0 Lt"],
         ["1000 1 1 1 F", "1001 2 2 1", "1002 0 0 0 Lr"],
     ]
@@ -188,11 +188,11 @@ NEST = spaces.Dict(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_nested_spaces_are_recorded_lane_by_lane(mode: AutoresetMode, kind: str) -> None:
+def test_nested_spaces_are_recorded_environment_by_environment(mode: AutoresetMode, kind: str) -> None:
     envs = [Sampling(NEST, NEST) for _ in range(2)]
-    for lane, env in enumerate(envs):
-        env.observation_space.seed(lane)
-    observer = Lanes()
+    for env_id, env in enumerate(envs):
+        env.observation_space.seed(env_id)
+    observer = PerEnv()
     fns = [lambda: envs[0], lambda: envs[1]]
     vector = {"sync": SyncVectorEnv, "async": AsyncVectorEnv}[kind](fns, autoreset_mode=mode)
     env = rw.environments.record(vector, observer)
@@ -213,11 +213,11 @@ def test_nested_spaces_are_recorded_lane_by_lane(mode: AutoresetMode, kind: str)
     assert last["is_last"].tolist() == [True, True]
     assert last["terminated"].tolist() == [True, True]
     if kind == "sync":
-        for lane, single in enumerate(envs):
+        for env_id, single in enumerate(envs):
             final = single.observed[3]
-            np.testing.assert_array_equal(last["observation"]["box"][lane], final["box"])
-            assert last["observation"]["text"][lane] == final["text"]
-            np.testing.assert_array_equal(last["observation"]["parts"][1][lane], final["parts"][1])
+            np.testing.assert_array_equal(last["observation"]["box"][env_id], final["box"])
+            assert last["observation"]["text"][env_id] == final["text"]
+            np.testing.assert_array_equal(last["observation"]["parts"][1][env_id], final["parts"][1])
     structure = rw.steps.StepStructure(observer.steps[0], batch_size=2)
     assert all(structure.flatten(step, 0) for step in observer.steps)
     env.close()
@@ -227,10 +227,10 @@ def test_an_environment_that_does_not_say_when_it_resets_is_refused() -> None:
     env = SyncVectorEnv(counters())
     del env.metadata["autoreset_mode"]
     with pytest.raises(rw.SpecError, match="autoreset_mode"):
-        rw.environments.record(env, Lanes())
+        rw.environments.record(env, PerEnv())
 
 
-def test_n_step_transitions_of_many_lanes_are_refused() -> None:
+def test_n_step_transitions_of_many_environments_are_refused() -> None:
     with pytest.raises(rw.SpecError, match="`NStepTransform` takes steps of one environment"):
         rw.environments.record(SyncVectorEnv(counters()), rw.environments.NStepTransform(print, 3, 0.9))
 
@@ -241,8 +241,8 @@ def test_an_environment_that_hides_its_terminal_observations_is_refused() -> Non
             *result, infos = super().step(actions)
             return *result, {name: info for name, info in infos.items() if name != "final_obs"}
 
-    env = rw.environments.record(Hiding(counters(), autoreset_mode=AutoresetMode.SAME_STEP), Lanes())
+    env = rw.environments.record(Hiding(counters(), autoreset_mode=AutoresetMode.SAME_STEP), PerEnv())
     env.reset()
     env.step(np.zeros(2, int))
-    with pytest.raises(rw.StructureError, match='its infos have no "final_obs"'):
+    with pytest.raises(rw.StructureError, match="`infos` have no `final_obs`"):
         env.step(np.zeros(2, int))
