@@ -44,7 +44,7 @@ from reverb_writer.slices import (
 __all__ = ["ContiguousBatch", "ContiguousDataset"]
 
 _LEAST_S = 0.05  # for what a call asks of a server, although its time-out has been spent on others
-_MARKERS = ("is_init", "done", "terminated", "truncated", "cut", "traj_ids", "mask")
+_MARKERS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "traj_ids", "mask")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ import numpy as np
 
 from reverb_writer.arguments import number
 from reverb_writer.errors import SpecError
-from reverb_writer.rollouts import hidden_states
 from reverb_writer.nests import map_present
-from reverb_writer.rollouts.arrays import 
+from reverb_writer.rollouts import hidden_states
 from reverb_writer.rollouts.storage import RolloutStorage
 
 __all__ = ["QueueRolloutStorage"]

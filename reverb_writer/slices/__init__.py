@@ -17,8 +17,8 @@ from reverb_writer.slices.trajectory_layout import (
     TrajectoryAssembler,
     concatenate_trajectories,
     pad_trajectories,
+    split_padded_trajectories,
     split_trajectories,
-    unpad_trajectories,
 )
 
 __all__ = [
@@ -39,6 +39,6 @@ __all__ = [
     "pad_trajectories",
     "read_markers",
     "sample_members",
+    "split_padded_trajectories",
     "split_trajectories",
-    "unpad_trajectories",
 ]

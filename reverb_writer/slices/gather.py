@@ -36,7 +36,7 @@ class SliceBatch:
         terminated: [N] as stored; False if it was not.
         truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True as well,
             nothing follows: do not bootstrap.
-        cut: [N] True on the last row of each slice that ends before its trajectory: of the truncated ones, those that
+        cut_by_sampler: [N] True on the last row of each slice that ends before its trajectory: of the truncated ones, those that
             the environment did not end.
         traj_ids: [N] as stored; the number of the trajectory if there are none. Two slices may be of one trajectory.
         mask: [N] True on real rows; None if short slices are not padded.
@@ -49,7 +49,7 @@ class SliceBatch:
     done: Flags
     terminated: Flags
     truncated: Flags
-    cut: Flags
+    cut_by_sampler: Flags
     traj_ids: npt.NDArray[np.integer[Any]]
     mask: Flags | None
     slices: Slices
@@ -66,17 +66,24 @@ class SliceBatch:
         >>> trajectories = Trajectories.from_lengths([3, 2])
         >>> slices = SliceSampler(2, 2).each(trajectories, np.random.default_rng(0))
         >>> print(gather(steps, slices).preview())
-        row            1   2 |   3   4
-        traj_ids       0   0 |   1   1
-        is_init        T   . |   T   .
-        done           .   T |   .   T
-        terminated     .   . |   .   .
-        truncated      .   T |   .   T
-        cut            .   . |   .   .
+        row                1   2 |   3   4
+        traj_ids           0   0 |   1   1
+        is_init            T   . |   T   .
+        done               .   T |   .   T
+        terminated         .   . |   .   .
+        truncated          .   T |   .   T
+        cut_by_sampler     .   . |   .   .
         """
         real = self.slices.mask
         width = max(3, *(len(str(number)) for number in [*self.slices.rows.tolist(), *self.traj_ids.tolist()]))
-        names = ["is_init", "done", "terminated", "truncated", "cut", *(["mask"] if self.mask is not None else [])]
+        names = [
+            "is_init",
+            "done",
+            "terminated",
+            "truncated",
+            "cut_by_sampler",
+            *(["mask"] if self.mask is not None else []),
+        ]
         lines = {"row": [str(row) for row in self.slices.rows], "traj_ids": [str(number) for number in self.traj_ids]}
         if self.members is not None:
             lines = {"members": [str(number) for number in self.members], **lines}
@@ -89,7 +96,7 @@ class SliceBatch:
         drawn = []
         for name, labels in lines.items():
             cells = ((" |" if at in bars else "") + label.rjust(width + 1) for at, label in enumerate(labels))
-            drawn.append(f"{name:12}{''.join(cells)}")
+            drawn.append(f"{name:16}{''.join(cells)}")
         return "\n".join(drawn)
 
 
@@ -125,7 +132,7 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
         done=truncated | stored(markers.ends),
         terminated=stored(markers.terminated),
         truncated=truncated,
-        cut=truncated & slices.by_row(slices.cut),
+        cut_by_sampler=truncated & slices.by_row(slices.cut_by_sampler),
         traj_ids=slices.by_row(slices.trajectories) if markers.traj_ids is None else markers.traj_ids,
         mask=mask if slices.is_padded else None,
         slices=slices,

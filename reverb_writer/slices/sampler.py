@@ -66,7 +66,7 @@ class Slices:
         lengths: [S] real rows of each slice.
         widths: [S] rows of each slice with its padding.
         trajectories: [S] number of the trajectory of each slice.
-        cut: [S] whether the trajectory goes on after the slice.
+        cut_by_sampler: [S] whether the trajectory continues after the slice.
         probabilities: [S] that one draw gives this slice.
         is_padded: whether there is a mask, even if no slice needs padding.
         storage_shape: as `Trajectories.storage_shape`.
@@ -76,7 +76,7 @@ class Slices:
     lengths: Integers
     widths: Integers
     trajectories: Integers
-    cut: Flags
+    cut_by_sampler: Flags
     probabilities: npt.NDArray[np.float64]
     is_padded: bool
     storage_shape: tuple[int, ...]
@@ -119,7 +119,7 @@ class Slices:
             lengths=self.lengths[chosen],
             widths=self.widths[chosen],
             trajectories=self.trajectories[chosen],
-            cut=self.cut[chosen],
+            cut_by_sampler=self.cut_by_sampler[chosen],
             probabilities=self.probabilities[chosen],
             is_padded=self.is_padded,
             storage_shape=self.storage_shape,

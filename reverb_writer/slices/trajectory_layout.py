@@ -22,8 +22,8 @@ __all__ = [
     "TrajectoryAssembler",
     "concatenate_trajectories",
     "pad_trajectories",
+    "split_padded_trajectories",
     "split_trajectories",
-    "unpad_trajectories",
 ]
 
 
@@ -90,7 +90,7 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
     return PaddedTrajectories(tree.map_structure(stack, *(as_arrays(nest) for nest in trajectories)), mask)
 
 
-def unpad_trajectories(padded: Any, mask: npt.ArrayLike) -> list[Any]:
+def split_padded_trajectories(padded: Any, mask: npt.ArrayLike) -> list[Any]:
     """Take padded trajectories apart again: the inverse of `pad_trajectories`.
 
     Args:
@@ -103,7 +103,7 @@ def unpad_trajectories(padded: Any, mask: npt.ArrayLike) -> list[Any]:
     Raises:
         StructureError: a leaf or the mask has another shape, or a real row comes after padding.
 
-    >>> [part.tolist() for part in unpad_trajectories(np.array([[1, 2], [3, 0]]), [[1, 1], [1, 0]])]
+    >>> [part.tolist() for part in split_padded_trajectories(np.array([[1, 2], [3, 0]]), [[1, 1], [1, 0]])]
     [[1, 2], [3]]
     """
     is_real = np.asarray(mask) != 0

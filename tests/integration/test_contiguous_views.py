@@ -11,7 +11,7 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 
-MARKERS = ("is_init", "done", "terminated", "truncated", "cut", "mask")
+MARKERS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "mask")
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_too_long_an_episode_and_other_steps_are_refused_as_by_a_call(place: Pla
 @pytest.mark.parametrize("steps", [{"n": np.arange(3), "x": np.arange(2)}, {"n": np.int64(1), "x": np.arange(2)}, {}])
 def test_steps_of_different_lengths_are_refused_before_any_is_written(place: Place, steps: Any) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-        with pytest.raises(rw.StructureError, match=r"leaves \[T, ...\] of one length T, got shapes"):
+        with pytest.raises(rw.StructureError, match=r"leaves must be \[T, ...\] with one T for all, got shapes"):
             observer.extend(steps)
         assert observer.stats().steps == 0
         observer({"n": 1})

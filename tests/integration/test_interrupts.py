@@ -155,7 +155,7 @@ def test_interrupt_at_any_line_of_many_environments_loses_and_doubles_no_window(
                 number += 1
                 step, last = {"n": number + np.array([0, 1_000_000, 2_000_000])}, np.full(3, i == _NUM_STEPS - 1)
                 left = write_surely(
-                    observer, lambda step=step, last=last: observer(step, end_of_episode=last, lanes=lanes), left
+                    observer, lambda step=step, last=last: observer(step, end_of_episode=last, env_mask=lanes), left
                 )
             for lane in np.flatnonzero(lanes):
                 expected += [[n + lane * 1_000_000, n + 1 + lane * 1_000_000] for n in range(first, number)]

@@ -24,8 +24,8 @@ from reverb_writer.slices import (
     gather,
     pad_trajectories,
     read_markers,
+    split_padded_trajectories,
     split_trajectories,
-    unpad_trajectories,
 )
 
 no_deadline = settings(deadline=None)  # the machine may be busy
@@ -116,7 +116,7 @@ def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
         assert (np.diff(time) == 1).all()
         assert min(size, sampler.slice_len - max(sampler.span)) <= length <= min(size, sampler.slice_len)
         assert (batch.data["time"][first + length : stop] == time[-1]).all()
-        assert batch.cut[first + length - 1] == (time[-1] < size - 1)
+        assert batch.cut_by_sampler[first + length - 1] == (time[-1] < size - 1)
         if batch.mask is not None:
             assert batch.mask[first:stop].tolist() == [True] * length + [False] * (stop - first - length)
             assert stop - first == sampler.slice_len
@@ -269,7 +269,7 @@ def test_padded_then_unpadded_are_the_same_trajectories(steps: dict[str, Any], e
     longest = max(len(part["done"]) for part in trajectories)
     padded = pad_trajectories(trajectories, longest + extra)
     assert not padded.data["nested"]["row"][~padded.mask].any()
-    found = unpad_trajectories(*padded)
+    found = split_padded_trajectories(*padded)
     assert len(found) == len(trajectories)
     for one, other in zip(found, trajectories, strict=True):
         assert_same(one, other)

@@ -60,7 +60,7 @@ def test_short_trajectories_give_shorter_slices() -> None:
     assert batch.data["reward"].tolist()[8:] == [9, 10]
     assert true_rows(batch.truncated) == [2, 7, 9]
     assert true_rows(batch.is_init) == [0, 3, 8]
-    assert true_rows(batch.cut) == ([] if batch.data["reward"][7] == 8 else [7])
+    assert true_rows(batch.cut_by_sampler) == ([] if batch.data["reward"][7] == 8 else [7])
     assert batch.mask is None
     assert batch.traj_ids.tolist() == [0] * 3 + [1] * 5 + [2] * 2
 
@@ -145,7 +145,7 @@ def test_slices_that_a_span_cut_short_are_padded_too() -> None:
     slices = SliceSampler(8, 3, short="pad", span=2).sample(Trajectories.from_lengths([9]), rng())
     assert len(slices.rows) == 24
     assert slices.lengths.min() < 3
-    assert slices.cut[slices.rows[slices.first_rows + 2] < 8].all()
+    assert slices.cut_by_sampler[slices.rows[slices.first_rows + 2] < 8].all()
 
 
 # By trajectory, by row, by priority; with and without replacement.
@@ -228,9 +228,9 @@ def test_real_time_limits_can_be_told_from_cuts() -> None:
     slices = SliceSampler(1, 5).sample(THREE, rng(3), [0, 1, 0])
     batch = gather(steps, slices)
     assert batch.data["reward"].tolist() == [3, 4, 5, 6, 7]
-    assert (true_rows(batch.truncated), true_rows(batch.cut)) == ([4], [4])
+    assert (true_rows(batch.truncated), true_rows(batch.cut_by_sampler)) == ([4], [4])
     batch = gather(steps, SliceSampler(1, 6).sample(THREE, rng(), [0, 1, 0]))
-    assert (true_rows(batch.truncated), true_rows(batch.cut)) == ([5], [])
+    assert (true_rows(batch.truncated), true_rows(batch.cut_by_sampler)) == ([5], [])
     assert true_rows(batch.data["truncated"]) == [5]
 
 

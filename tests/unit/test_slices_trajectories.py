@@ -14,8 +14,8 @@ from reverb_writer.slices import (
     concatenate_trajectories,
     find_trajectories,
     pad_trajectories,
+    split_padded_trajectories,
     split_trajectories,
-    unpad_trajectories,
 )
 
 
@@ -54,7 +54,7 @@ def test_padding_of_lengths_four_and_two() -> None:
     padded = pad_trajectories(trajectories)
     assert padded.mask.tolist() == [[True] * 4, [True, True, False, False]]
     assert concatenate_trajectories(trajectories).tolist() == [0, 1, 2, 3, 0, 1]
-    assert [part.tolist() for part in unpad_trajectories(*padded)] == [[0, 1, 2, 3], [0, 1]]
+    assert [part.tolist() for part in split_padded_trajectories(*padded)] == [[0, 1, 2, 3], [0, 1]]
     assert pad_trajectories(trajectories, 6).data.shape == (2, 6)
 
 
@@ -142,12 +142,16 @@ def test_a_refused_first_chunk_leaves_its_structure_open() -> None:
         (lambda: concatenate_trajectories([np.float64(1)]), StructureError, "one T for all"),
         (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "do not say where trajectories end"),
         (
-            lambda: unpad_trajectories(np.zeros((2, 3)), [[0, 1, 1], [1, 1, 1]]),
+            lambda: split_padded_trajectories(np.zeros((2, 3)), [[0, 1, 1], [1, 1, 1]]),
             StructureError,
             "real rows before padding",
         ),
-        (lambda: unpad_trajectories(np.zeros((2, 3)), [1, 1]), StructureError, r"must be \[n, T\]"),
-        (lambda: unpad_trajectories(np.zeros((2, 3)), np.ones((2, 2))), StructureError, r"expected rows \(2, 2\)"),
+        (lambda: split_padded_trajectories(np.zeros((2, 3)), [1, 1]), StructureError, r"must be \[n, T\]"),
+        (
+            lambda: split_padded_trajectories(np.zeros((2, 3)), np.ones((2, 2))),
+            StructureError,
+            r"expected rows \(2, 2\)",
+        ),
     ],
 )
 def test_bad_trajectories_are_named(call: Any, error: type[Exception], message: str) -> None:
