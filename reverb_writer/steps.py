@@ -1,7 +1,7 @@
-"""What must be known of a step: its leaves, whether it ends the episode, what a padding step of its kind looks like.
+"""The structure of a step: its leaves, the leaf that marks the end of an episode, and its padding step.
 
-A step is any nest of dicts, lists, tuples and named tuples; its leaves are arrays, numbers or strings, in the order of
-dm-tree, which Reverb's own client uses too. What the first step looks like, all others must look like.
+A step is any nest of dicts, lists, tuples and named tuples. Its leaves are arrays, numbers or strings. All steps of an
+observer must have the structure, dtypes and shapes of the first one.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _dtype_and_shape = operator.attrgetter("dtype", "shape")
 class Trajectory(NamedTuple):
     """One step in TF-Agents' form: the fields of its `Trajectory`, without TensorFlow.
 
-    `observation` and `action` are those of time t, `reward` and `discount` what the action led to. An episode of E
-    environment steps has E + 1 steps: the last, the boundary step, has `step_type` LAST and holds the final
+    `observation` and `action` are those of time t; `reward` and `discount` are the results of the action. An episode of
+    E environment steps has E + 1 steps: the last one, the boundary step, has `step_type` LAST and holds the final
     observation.
     """
 
@@ -49,22 +49,23 @@ class StepStructure:
 
     Attributes:
         example: a nest of the same structure, with None for leaves.
+        pack: a function that puts leaves, one for each path, into the nest.
         paths: name of each leaf, such as `observation/rgb`.
         dtypes: NumPy dtype of each leaf, native byte order; `object` for strings.
         shapes: shape of each leaf, without time.
     """
 
     def __init__(self, example: Any, *, batch_size: int | None = None, is_spec: bool = False) -> None:
-        """Learn from the first step, or from a nest of anything with `dtype` and `shape` (array specs).
+        """Take the structure from the first step, or from a nest of array specs: anything with `dtype` and `shape`.
 
         Args:
             example: a step, or its spec.
-            batch_size: N if the leaves of steps are [N, ...]; `shapes` go without N.
-            is_spec: whether the leaves of `example` go without N, too.
+            batch_size: N if the leaves of steps are [N, ...]; `shapes` do not contain N.
+            is_spec: whether the shapes of `example` do not contain N either.
 
         Raises:
-            StructureError: there is no leaf; a leaf is no array, number or string, or has no batch of `batch_size`; or
-                `step_type` or `is_last` is no integer or boolean.
+            StructureError: there is no leaf; a leaf is no array, number or string, or its first dimension is not
+                `batch_size`; or `step_type` or `is_last` is no integer or boolean.
         """
         self.paths, leaves = named_leaves(example, "first step")
         if not leaves:
@@ -80,11 +81,12 @@ class StepStructure:
             for path, shape in zip(self.paths, self.shapes, strict=True):
                 if shape[:1] != batch:
                     raise StructureError(
-                        f"first step, leaf `{path}`: shape {shape}, expected ({batch_size}, ...), a row an environment."
+                        f"first step, leaf `{path}`: shape {shape}, expected ({batch_size}, ...), one row for "
+                        "each environment."
                     )
             self.shapes = tuple(shape[1:] for shape in self.shapes)
         self._expected = [(dtype, batch + shape) for dtype, shape in zip(self.dtypes, self.shapes, strict=True)]
-        # What is in an object array must be looked at, so strings never go the fast way.
+        # The elements of an object array must be checked one by one, so strings never take the fast path.
         self._fast = None if np.dtype(object) in self.dtypes else self._expected
         self._flatten = flattener(example)
         self._boundary = self._find_boundary()
@@ -97,11 +99,11 @@ class StepStructure:
             index: its number, for the message.
 
         Returns:
-            Arrays, or what NumPy assigns as one, of the dtypes and shapes expected, in the order of `paths`. They may
-            be the step's own. Strings are `bytes`.
+            Arrays, or scalars that NumPy assigns to one, with the expected dtypes and shapes, in the order of `paths`.
+            They may be the arrays of the step itself. Strings are `bytes`.
 
         Raises:
-            StructureError: names the first leaf that differs from the first step, what it is and what is expected.
+            StructureError: a leaf differs from the first step; names it, what it is and what is expected.
         """
         try:
             leaves = self._flatten(step)
@@ -112,9 +114,9 @@ class StepStructure:
         return self._convert(step, index)
 
     def ends_episode(self, leaves: Sequence[Any]) -> Any:
-        """Return whether these leaves are those of a boundary step: `step_type` is LAST, or `is_last` is set.
+        """Return whether this is a boundary step: `step_type` is LAST, or `is_last` is true.
 
-        [N] booleans if the structure is batched. False where a step has neither.
+        [N] booleans if `batch_size` is given. False if the step has neither of the two leaves.
         """
         if self._boundary is None:
             return False if self.batch_size is None else np.zeros(self.batch_size, bool)
@@ -124,9 +126,9 @@ class StepStructure:
         return np.asarray(leaves[index]) == last
 
     def padding_step(self) -> list[Any]:
-        """Return the leaves of a padding step: zeros, but LAST -> FIRST in the step types of a trajectory.
+        """Return the leaves of a padding step: zeros; in a trajectory, `step_type` LAST and `next_step_type` FIRST.
 
-        Source: TF-Agents `trajectory.boundary` as its observers pad (behaviour, A.1).
+        So do the observers of TF-Agents, which pad with `trajectory.boundary`.
         """
         leaves = list(map(zeros, self.dtypes, self.shapes))
         if "next_step_type" in self.paths and "step_type" in self.paths:
@@ -134,7 +136,7 @@ class StepStructure:
         return leaves
 
     def _convert(self, step: Any, index: int) -> list[Any]:
-        """Take the slow way: name what is wrong, or convert numbers, strings, foreign tensors and byte orders."""
+        """Convert Python numbers, strings, tensors of other libraries and byte orders, or raise what is wrong."""
         paths, leaves = named_leaves(step, f"step {index}")
         check_same_leaves(f"step {index}", paths, self.paths, "the first step")
         return [
@@ -143,7 +145,7 @@ class StepStructure:
         ]
 
     def _find_boundary(self) -> tuple[int, int] | None:
-        """Return which leaf tells a boundary step, and its value there."""
+        """Return the number of the leaf that marks a boundary step, and its value there."""
         for name, last in (("step_type", LAST), ("is_last", 1)):
             if name in self.paths:
                 index = self.paths.index(name)
@@ -151,14 +153,14 @@ class StepStructure:
                 if shape or dtype.kind not in "biu":
                     raise StructureError(
                         f"first step, leaf `{name}`: {dtype} {shape}, expected an integer or a boolean, shape (): it "
-                        "tells the end of an episode. Take off a batch dimension, or rename the leaf."
+                        "marks the end of an episode. Remove a batch dimension, or rename the leaf."
                     )
                 return index, last
         return None
 
 
 def step_bytes(dtypes: Sequence[np.dtype[Any]], shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the size of a step, all leaves together; a string counts as a pointer."""
+    """Return the bytes of all leaves of a step; a string counts as a pointer."""
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in zip(dtypes, shapes, strict=True))
 
 
@@ -167,7 +169,8 @@ def _spec(leaf: Any, path: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
         dtype, sizes = leaf.dtype, leaf.shape
         if sizes is None or None in tuple(sizes):
             raise StructureError(
-                f"spec, leaf `{path}`: shape {sizes}, expected one without unknown sizes, time left out."
+                f"spec, leaf `{path}`: shape {sizes}, expected one without unknown sizes and without "
+                "the time dimension."
             )
         return stored_dtype(np.dtype(getattr(dtype, "as_numpy_dtype", dtype))), tuple(sizes)
     array = as_array(leaf, f"first step, leaf `{path}`", "Take it out of the step, or turn it into an array.")

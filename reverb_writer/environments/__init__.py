@@ -1,11 +1,11 @@
-"""Environments that record themselves: each reset and step becomes steps of an observer, the terminal observation too.
+"""Wrappers that pass every step of an environment to an observer, terminal observations included.
 
     env = rw.environments.record(env, observer)     gymnasium.Env, gymnasium.vector.VectorEnv, dm_env.Environment
 
-An observer is a `TrajectoryObserver` or any of its kind, for a vector environment a `VectorObserver`; or anything that
-is called with a step. What a step holds is drawn in `reverb_writer.environments.recorded_steps`.
+An observer is a `TrajectoryObserver` or another observer of this package, for a vector environment a `VectorObserver`;
+or any function of a step. `reverb_writer.environments.recorded_steps` draws what a step holds.
 
-Neither gymnasium nor dm_env is loaded unless an environment of theirs is given.
+Neither gymnasium nor dm_env is imported before an environment of theirs is given.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ __all__ = ["RecordedEnvironment"]
 
 
 class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
-    """A dm_env environment that passes every step to an observer; in all else it is the one that it wraps."""
+    """A dm_env environment that passes every step to an observer, and otherwise behaves like the one it wraps."""
 
     def __init__(self, env: dm_env.Environment, observer: Callable[[Any], Any]) -> None:
         """Wrap an environment; arguments as for `record`."""
@@ -21,13 +21,13 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
         self._recorder = TimeStepRecorder(observer)
 
     def reset(self) -> dm_env.TimeStep:
-        """Begin an episode. One that was not over is recorded as truncated."""
+        """Begin an episode. An episode that was not over is recorded as truncated."""
         timestep = self._env.reset()
         self._recorder.observe_first(timestep)
         return timestep
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Take a step and record it; after the last one of an episode, or before the first, begin a new one."""
+        """Take a step and record it; after the last step of an episode, or before the first, begin a new episode."""
         timestep = self._env.step(action)
         if timestep.first():
             self._recorder.observe_first(timestep)
@@ -36,19 +36,19 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
         return timestep
 
     def observation_spec(self) -> Any:
-        """Return the wrapped environment's."""
+        """Return the spec of the wrapped environment."""
         return self._env.observation_spec()
 
     def action_spec(self) -> Any:
-        """Return the wrapped environment's."""
+        """Return the spec of the wrapped environment."""
         return self._env.action_spec()
 
     def reward_spec(self) -> Any:
-        """Return the wrapped environment's."""
+        """Return the spec of the wrapped environment."""
         return self._env.reward_spec()
 
     def discount_spec(self) -> Any:
-        """Return the wrapped environment's."""
+        """Return the spec of the wrapped environment."""
         return self._env.discount_spec()
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
             self._env.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return whatever else the wrapped environment has."""
-        if name.startswith("_"):  # also while `__init__` has not run, as in a copy
+        """Return any other attribute of the wrapped environment."""
+        if name.startswith("_"):  # `__init__` may not have run, as in a copy
             raise AttributeError(name)
         return getattr(self._env, name)

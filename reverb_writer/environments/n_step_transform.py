@@ -1,6 +1,6 @@
-"""Transitions over n steps, made of an environment's steps on their way to an observer.
+"""Fold the steps of an environment into transitions over n steps, for an observer.
 
-    gamma = 0.5, discounts 1, n = 3           each line a transition, in the order in which they are passed on
+    gamma = 0.5, discounts 1, n = 3           each line is a transition; they are passed on in this order
 
     observation   s0    s1    s2    s3   s4   from   to   reward                    discount
     reward           2     3     5     7      s0     s1   2                         1
@@ -8,12 +8,12 @@
                   |-----------|               s0     s3   2 + 3/2 + 5/4             1/4
                   |-----------------|         s1     s4   3 + 5/2 + 7/4             1/4
                         |----------------|    s2     s4   5 + 7/2                   1/2     the episode is over:
-                              |----------|    s3     s4   7                         1       what is left
+                              |----------|    s3     s4   7                         1       all that remain
                                     |----|
 
-The value of `next_observation` counts gamma times `discount`: the learner applies the last gamma.
+The learner multiplies the value of `next_observation` by gamma times `discount`: the last gamma is not in `discount`.
 
-Source: Acme, `NStepTransitionAdder` (behaviour, 6.3).
+Source: Acme, `NStepTransitionAdder`; docs/compatibility.md lists the differences.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_
 
 
 class _Start(NamedTuple):
-    """A step that transitions begin with, and what has come of it so far: a number or an array for each leaf."""
+    """The first step of transitions, with the rewards and discounts so far: a number or an array for each leaf."""
 
     step: Mapping[str, Any]
     rewards: list[Any]
@@ -45,10 +45,11 @@ class _Start(NamedTuple):
 class NStepTransform:
     """Fold steps into transitions over n of them, and pass those on to an observer.
 
-    Takes steps as `reverb_writer.environments` makes them, or any dict or named tuple with `observation`, `action`,
-    `reward` and `discount` (a `Trajectory`, say), where reward and discount are what the action led to and the last
-    step of an episode only observes. Passes on dicts of `observation`, `action`, `reward`, `discount`,
-    `next_observation` and whatever else the first of the n steps holds but markers. Used from one thread at a time.
+    Takes steps as `reverb_writer.environments` records them, or any dict or named tuple (such as `Trajectory`) with
+    `observation`, `action`, `reward` and `discount`, where reward and discount are results of the action, and only the
+    observation of an episode's last step counts. Passes on dicts of `observation`, `action`, `reward`, `discount`,
+    `next_observation` and the other fields of the first of the n steps, without markers. Used from one thread at a
+    time.
 
     Example:
         observer = rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=1)
@@ -59,10 +60,11 @@ class NStepTransform:
         """Begin with no episode.
 
         Args:
-            observer: called with each transition, and `end_of_episode`; a `TrajectoryObserver` or any of its kind. With
+            observer: called with each transition and `end_of_episode`, such as a `TrajectoryObserver`. With
                 `sequence_length=1` a transition is an item.
-            n_step: n, steps in a transition at most, >= 1; the first ones and the last ones of an episode have fewer.
-            discount: the agent's, in [0, 1].
+            n_step: n, maximum of steps in a transition, >= 1; the first and the last transitions of an episode have
+                fewer.
+            discount: gamma, in [0, 1].
 
         Raises:
             SpecError: a number out of range.
@@ -77,16 +79,16 @@ class NStepTransform:
         self._num_passed = 0
 
     def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
-        """Take a step, and pass on the transition to its observation; at the end of an episode, all that are left.
+        """Add a step, and pass on the transition to its observation; at the end of an episode, all that remain.
 
         Args:
-            step: a dict or a named tuple; kept, not copied, until no transition needs it.
+            step: a dict or a named tuple; kept without copying while a transition needs it.
             end_of_episode: whether it is the last of its episode; None to read `is_last` or `step_type`.
 
         Raises:
-            StructureError: it lacks a field, or its rewards and discounts do not go together. Nothing changed.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed but for the
-                transitions of a last step that were passed on: called with it again, it passes on the others.
+            StructureError: it lacks a field, or has different numbers of rewards and discounts. Nothing changed.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that
+                transitions of a last step may have been passed on; a call with the same step passes on the others.
         """
         fields = _fields(step)
         is_last = _is_last(fields) if end_of_episode is None else bool(end_of_episode)
@@ -117,7 +119,7 @@ class NStepTransform:
         self._before = None if is_last else fields
 
     def reset(self) -> None:
-        """Forget the episode, but for the transitions that were passed on."""
+        """Forget the episode; transitions that were passed on stay."""
         self._starts, self._before, self._num_passed = [], None, 0
 
 
@@ -125,7 +127,7 @@ def _fields(step: Any) -> Mapping[str, Any]:
     fields = step._asdict() if hasattr(step, "_asdict") else step
     missing = [name for name in _NEEDED if not isinstance(fields, Mapping) or name not in fields]
     if missing:
-        raise StructureError(f"a step for n-step transitions lacks {missing}; it needs {[*_NEEDED]}.")
+        raise StructureError(f"a step for n-step transitions has no {missing}; it needs {[*_NEEDED]}.")
     return dict(fields)
 
 
@@ -137,14 +139,16 @@ def _is_last(fields: Mapping[str, Any]) -> bool:
 
 
 def _leaves(step: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return rewards and discounts, one each a leaf of the one that has more, as floats or arrays of them."""
+    """Return rewards and discounts as floats or arrays; if only one of them is a nest, the other is repeated."""
     rewards, discounts = ([*map(_as_float, tree.flatten(step[name]))] for name in ("reward", "discount"))
     if not tree.is_nested(step["discount"]):
         discounts *= len(rewards)
     if not tree.is_nested(step["reward"]):
         rewards *= len(discounts)
     if len(rewards) != len(discounts):
-        raise StructureError(f"{len(rewards)} rewards and {len(discounts)} discounts do not go together.")
+        raise StructureError(
+            f"{len(rewards)} rewards and {len(discounts)} discounts, expected as many of one as of the other."
+        )
     return rewards, discounts
 
 
@@ -165,7 +169,7 @@ def _transition(start: _Start, end: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packed(values: list[Any], like: Any, nest: Any) -> Any:
-    """Put values into `nest`, in the dtypes that the leaves of `like` have."""
+    """Put values into `nest`, in the dtypes of the leaves of `like`."""
     dtypes = [np.asarray(leaf).dtype for leaf in tree.flatten(like)]
     dtypes *= len(values) if len(dtypes) < len(values) else 1
     return tree.unflatten_as(nest, [np.asarray(value, dtype)[()] for value, dtype in zip(values, dtypes, strict=True)])

@@ -1,22 +1,22 @@
-"""The steps that environments become: one for each observation, the terminal one too.
+"""The steps that are recorded of an environment: one for each observation, the terminal one included.
 
     key           at time t                                                   in an episode's last step
     ------------  ----------------------------------------------------------  -------------------------------
-    observation   what is observed                                            the final observation
-    action        what is done then                                           zeros
-    reward        what comes of it                                            0
-    discount      0 if the action led to a terminal state, else the           0
-                  environment's own, mostly 1
-    is_first      whether nothing came before                                 False
+    observation   the observation                                             the final observation
+    action        the action taken on it                                      zeros
+    reward        its reward                                                  0
+    discount      0 if the action led to a terminal state, else that of the   0
+                  environment, mostly 1
+    is_first      whether it is the first of its episode                      False
     is_last       False                                                       True
     terminated    False                                                       whether its state is terminal
-    truncated     False                                                       whether it was cut off
+    truncated     False                                                       whether a limit or the actor ended it
     seed          of the reset that began the episode; -1 if it had none      the same
 
-So an episode of E environment steps has E + 1 steps, and the learner finds the observation that an action led to in the
-next step. `terminated` and `truncated` are where `reverb_writer.slices` looks for them, and may both be set. `seed` is
-there if asked for. What is cut off by the actor, with `reset` or `close`, is truncated. A reset that no step follows is
-no episode, and leaves nothing.
+So an episode of E environment steps has E + 1 steps, and the next step holds the observation that an action led to.
+`terminated` and `truncated` have the names that `reverb_writer.slices` reads; both may be set. `seed` is recorded with
+`seeds=True`. Episodes that the actor ends, with `reset` or `close`, are truncated. A reset without a step after it
+records nothing.
 
 Source: RLDS (reward and discount beside the action that led to them, a last step without a transition); Gymnasium
 (`terminated` and `truncated`).
@@ -35,7 +35,7 @@ ZERO = np.float32(0)
 
 
 def last_step(observation: Any, action: Any, reward: Any, discount: Any, terminated: Any, truncated: Any) -> Any:
-    """Return the step that ends an episode; all but the observation and the flags are given as zeros."""
+    """Return the step that ends an episode; `action`, `reward` and `discount` are zeros."""
     return {
         "observation": observation,
         "action": action,

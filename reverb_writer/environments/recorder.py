@@ -22,10 +22,10 @@ _ONE = np.float32(1)
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     """A Gymnasium environment that passes every step to an observer; see `reverb_writer.environments.recorded_steps`.
 
-    Around Gymnasium's `Autoreset`, the step that resets is no step of an episode, and is not recorded; its episode has
-    no seed. Made again from its `spec`, it has the same observer.
+    Around Gymnasium's `Autoreset`, the step that resets belongs to no episode and is not recorded; the episode after it
+    has no seed. An environment that is made again from its `spec` has the same observer.
 
-    Used from one thread at a time. Whoever made the observer closes it.
+    Used from one thread at a time. The caller closes the observer.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], observer: Callable[[Any], Any], *, seeds: bool = False) -> None:
@@ -47,13 +47,15 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         self._needs_reset = True
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Take a step and record it; the last of an episode also records the final observation.
+        """Take a step and record it; with the last step of an episode, also record the final observation.
 
         Raises:
-            gymnasium.error.ResetNeeded: there is no episode, or its recording failed: a step would be missing.
+            gymnasium.error.ResetNeeded: before the first `reset`, after the end of an episode, or after recording
+            failed:
+                a step would be missing.
             StructureError: the action is not of its space; nothing changed.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. What was written of the episode is
-                ended at the next `reset`.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
+                written; the next `reset` ends their episode.
         """
         if self._needs_reset:
             if self._autoreset is not None and self._autoreset.autoreset and self._is_first:
@@ -89,7 +91,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return result
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. One that was not over is recorded as truncated, with the last observation there is."""
+        """Begin an episode. An episode that was not over is recorded as truncated, with its last observation."""
         self._end_episode()
         observation, info = self.env.reset(seed=seed, options=options)
         self._begin(observation, seed)

@@ -1,4 +1,4 @@
-"""One call for every kind of environment."""
+"""`record`: pass the steps of an environment to an observer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["record"]
 
 
 def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
-    """Return an environment that passes its steps to an observer, and is otherwise the same.
+    """Return an environment that passes its steps to an observer, and otherwise behaves like the given one.
 
     Args:
         env: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a `dm_env.Environment`.
         observer: called with each step, a dict (see `reverb_writer.environments.recorded_steps`): a
-            `TrajectoryObserver` or any of its kind, an `NStepTransform`, or any function. For a vector environment a
-            `VectorObserver` of as many environments, or what can be called like it. It stays the caller's to close,
+            `TrajectoryObserver` or another observer, an `NStepTransform`, or any function. For a vector environment: a
+            `VectorObserver` of as many environments, or anything that is called like one. The caller closes it,
             after the environment.
-        seeds: whether steps also have `seed`, int64: that of the `reset` that began their episode, -1 for none.
+        seeds: whether steps also have `seed`, int64: the seed of the `reset` that began their episode, -1 for none.
             Gymnasium only.
 
     Returns:
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`.
 
     Raises:
-        SpecError: it is no environment, has spaces that cannot be written (says which part of them, and why), or does
-            not go with the observer.
+        SpecError: `env` is no environment; it has a space that cannot be written (names the part, and the reason); or
+            the observer does not take its steps.
 
     Example:
         with rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20) as observer:
@@ -37,11 +37,13 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
             env.step(env.action_space.sample())
             env.close()
     """
-    # An environment of a package that was never imported does not exist.
+    # If a package was never imported, no environment of it exists.
     gymnasium, dm_env = sys.modules.get("gymnasium"), sys.modules.get("dm_env")
     if gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv):
         if isinstance(observer, NStepTransform):
-            raise SpecError("an `NStepTransform` takes steps of one environment: use one, and an observer, for each.")
+            raise SpecError(
+                "an `NStepTransform` takes steps of one environment: use one, with an observer, for each environment."
+            )
         from reverb_writer.environments.vector_recorder import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
         return VectorRecorder(env, observer, seeds=seeds)
@@ -51,7 +53,7 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
         return Recorder(env, observer, seeds=seeds)
     if dm_env is not None and isinstance(env, dm_env.Environment):
         if seeds:
-            raise SpecError("`seeds` must be False for a dm_env.Environment, the resets of which take no seed.")
+            raise SpecError("`seeds` must be False for a dm_env.Environment: its resets take no seed.")
         from reverb_writer.environments.dm_env_recorder import RecordedEnvironment  # noqa: PLC0415  # needs dm_env
 
         return RecordedEnvironment(env, observer)

@@ -1,4 +1,4 @@
-"""dm_env's time steps as steps of an observer."""
+"""Record dm_env time steps from an actor's own loop."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["TimeStepRecorder"]
 
 
 class TimeStepRecorder:
-    """Pass what an actor sees and does to an observer, as Acme's actors pass it to an adder.
+    """Pass dm_env time steps and actions to an observer, as Acme's actors pass them to an adder.
 
-    An episode that ends with discount 0 is terminated, with any other it is truncated. What an action led to, reward
-    and discount, stands beside the action; see `reverb_writer.environments.recorded_steps`. Used from one thread at a
-    time.
+    An episode that ends with discount 0 is terminated, with any other discount truncated. Reward and discount are
+    recorded in the same step as the action that they follow; see `reverb_writer.environments.recorded_steps`. Used from
+    one thread at a time.
 
     Example:
         recorder = rw.environments.TimeStepRecorder(observer)
@@ -31,7 +31,7 @@ class TimeStepRecorder:
         """Begin with no episode.
 
         Args:
-            observer: called with each step; the caller's to close.
+            observer: called with each step; the caller closes it.
         """
         self._observer = observer
         self._observation: Any = None
@@ -41,10 +41,10 @@ class TimeStepRecorder:
         self._is_open = False
 
     def observe_first(self, timestep: Any) -> None:
-        """Begin an episode. One that was not over is recorded as truncated, with the last observation there is.
+        """Begin an episode. An episode that was not over is recorded as truncated, with its last observation.
 
         Args:
-            timestep: a `dm_env.TimeStep`, or anything like it, of type FIRST.
+            timestep: a `dm_env.TimeStep`, or an object with its attributes, of type FIRST.
 
         Raises:
             StructureError: it is not the first of an episode.
@@ -56,23 +56,25 @@ class TimeStepRecorder:
         self._is_open = True
 
     def observe(self, action: Any, next_timestep: Any, extras: Any = ()) -> None:
-        """Record what was done, and what came of it; if that ends the episode, also the final observation.
+        """Record an action and its result; if the result ends the episode, also the final observation.
 
         Args:
-            action: nest; that it was taken on the observation before `next_timestep` is taken on trust.
-            next_timestep: a `dm_env.TimeStep`, or anything like it, of type MID or LAST; copied.
-            extras: nest of anything that goes with the action, such as its log-probability; the same in all steps. The
-                step has `extras` unless it is empty.
+            action: nest; taken on the observation before `next_timestep`, which is not checked.
+            next_timestep: a `dm_env.TimeStep`, or an object with its attributes, of type MID or LAST; copied.
+            extras: nest of further data of the action, such as its log-probability; of one structure in all steps.
+                Recorded as `extras` unless it is empty.
 
         Raises:
-            StructureError: there is no episode, or the time step is the first of one.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. What was written of the episode is
-                ended at the next `observe_first`.
+            StructureError: no episode has begun, or the time step is the first of one.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
+                written; the next `observe_first` ends their episode.
         """
         if not self._is_open:
             raise StructureError("call `observe_first` before `observe`: no episode is being recorded.")
         if next_timestep.first():
-            raise StructureError("`observe` takes what an action led to, got the first time step of an episode.")
+            raise StructureError(
+                "`observe` takes the time step after an action, got the first time step of an episode."
+            )
         result = {
             "action": action,
             "reward": tree.map_structure(np.asarray, next_timestep.reward),
@@ -119,7 +121,7 @@ class TimeStepRecorder:
 
 
 def _copy(observation: Any) -> Any:
-    """Copy a nest, the arrays of which an environment may use again."""
+    """Copy the arrays of a nest, which the environment may reuse."""
     return tree.map_structure(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, observation)
 
 

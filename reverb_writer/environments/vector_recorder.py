@@ -30,7 +30,7 @@ class VectorRecorder(VectorWrapper):
 
     `reverb_writer.environments.recorded_steps` draws the steps.
 
-    Used from one thread at a time. Whoever made the observer closes it.
+    Used from one thread at a time. The caller closes the observer.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], observer: Any, *, seeds: bool = False) -> None:

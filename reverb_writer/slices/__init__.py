@@ -1,9 +1,10 @@
-"""The contiguous layout: trajectories laid end to end in flat arrays [N, ...], and slices of them.
+"""Slices of trajectories that are laid end to end in flat arrays [N, ...].
 
     markers ──> find_trajectories ──> Trajectories ──> SliceSampler ──> Slices ──> gather ──> SliceBatch
     of steps    or Trajectories.from_lengths           (integers only)             from the steps
 
-`docs/contiguous.md` draws it. Source: TorchRL (behaviour, 4).
+`docs/contiguous.md` draws it. The semantics are those of TorchRL's `SliceSampler`; docs/compatibility.md lists where
+they differ.
 """
 
 from __future__ import annotations

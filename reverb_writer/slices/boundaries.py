@@ -26,7 +26,7 @@ __all__ = ["Trajectories", "find_trajectories"]
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Which rows belong together, without the rows. Immutable; safe to share between threads.
+    """The rows of each trajectory in a storage. Immutable; safe to share between threads.
 
     Attributes:
         starts: [n] first time step of each trajectory.
@@ -42,10 +42,10 @@ class Trajectories:
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int] | npt.NDArray[np.integer]) -> Trajectories:  # type: ignore[type-arg]
-        """Lay trajectories of these lengths end to end, as in a batch of whole episodes.
+        """Return trajectories of these lengths that lie end to end, as in a batch of whole episodes.
 
         Raises:
-            StructureError: there is none, or a length is no integer >= 1.
+            StructureError: there is no length, or one is no integer >= 1.
 
         >>> Trajectories.from_lengths([3, 6, 2]).starts.tolist()
         [0, 3, 9]
@@ -58,7 +58,7 @@ class Trajectories:
         return cls(stops - found, found, np.zeros_like(found), (int(stops[-1]),))
 
     def choose(self, which: Integers) -> Trajectories:
-        """Return some of the trajectories, by their numbers, of the same storage."""
+        """Return some of the trajectories, given by their numbers."""
         return Trajectories(self.starts[which], self.lengths[which], self.env_ids[which], self.storage_shape)
 
     def __len__(self) -> int:
@@ -72,13 +72,13 @@ class Trajectories:
 
     @property
     def stops(self) -> Integers:
-        """[n] last time step of each trajectory, which belongs to it."""
+        """[n] last time step of each trajectory."""
         return (self.starts + self.lengths - 1) % self.num_steps
 
     def rows(
         self, which: Integers | None = None, begin: Integers | None = None, lengths: Integers | None = None
     ) -> Integers:
-        """Return the rows of trajectories, or of parts of them, laid end to end.
+        """Return the rows of trajectories, or of parts of them, one after the other.
 
         Args:
             which: [m] numbers of trajectories; None for all.
@@ -119,7 +119,7 @@ class Trajectories:
 
 
 def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | None = None) -> Trajectories:
-    """Recover which rows belong together. One kind of marker is enough.
+    """Return the trajectories of a storage. One kind of marker is enough.
 
     Args:
         markers: of all rows that have been written, in the order of the storage.
@@ -166,7 +166,7 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
 
 
 def positions(lengths: Integers) -> Integers:
-    """Count from 0 in each of the parts laid end to end.
+    """Return the position of each row within its part, for parts of these lengths.
 
     >>> positions(np.array([3, 2])).tolist()
     [0, 1, 2, 0, 1]

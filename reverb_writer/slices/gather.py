@@ -1,4 +1,4 @@
-"""Slices of steps, gathered into one flat batch with its markers; from one storage, or from several with weights."""
+"""Copy slices of steps, from one storage or several, into one flat batch with markers."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ __all__ = ["SliceBatch", "allot", "concatenate_batches", "gather", "sample_membe
 
 @dataclass(frozen=True)
 class SliceBatch:
-    """Slices laid end to end, without padding unless it was asked for. All arrays are the caller's own.
+    """Slices laid end to end; padded only with `short="pad"`. The caller owns all arrays.
 
-    The markers are those of the slices, and stand beside the data: whatever of them was stored is in `data`, as it was
-    stored. On rows of padding, which repeat the last real row in `data`, all markers are False.
+    The markers are those of the slices. Markers that were stored as leaves of the steps are unchanged in `data`. Rows
+    of padding repeat the last real row in `data`; all their markers are False.
 
     Attributes:
         data: the nest of the steps; leaves [N, ...].
-        is_init: [N] True on the first row of each slice, and where it was stored. None if it was not asked for and is
-            not stored.
-        done: [N] `truncated`, and the union of what was stored of `done`, `terminated` and `truncated`.
-        terminated: [N] as stored; False if it was not.
-        truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True as well,
-            nothing follows: do not bootstrap.
-        cut_by_sampler: [N] True on the last row of each slice that ends before its trajectory: of the truncated ones, those that
-            the environment did not end.
-        traj_ids: [N] as stored; the number of the trajectory if there are none. Two slices may be of one trajectory.
-        mask: [N] True on real rows; None if short slices are not padded.
-        slices: what was drawn: lengths, probabilities and rows of the storage, for new priorities.
-        members: [N] number of the member that the row is from; None if there is one storage.
+        is_init: [N] True on the first row of each slice, and where True was stored. None if `emit_init` is False and it
+            was not stored.
+        done: [N] True where `truncated` is, or where `done`, `terminated` or `truncated` was stored as True.
+        terminated: [N] as stored; False if it was not stored.
+        truncated: [N] True on the last real row of each slice and nowhere else. Where `terminated` is True too, the
+            next state is terminal: do not bootstrap.
+        cut_by_sampler: [N] True on the last row of each slice that ends before its trajectory ends: the sampler
+            truncated it, not the environment.
+        traj_ids: [N] as stored, or the number of the trajectory if none are stored. Two slices may be of one
+            trajectory.
+        mask: [N] True on rows that are not padding; None if short slices are not padded.
+        slices: lengths, probabilities and rows of the slices in the storage, to update priorities.
+        members: [N] number of the storage that the row is from; None if there is only one.
     """
 
     data: Any
@@ -60,7 +61,9 @@ class SliceBatch:
         return len(self.done)
 
     def preview(self) -> str:
-        """Draw the rows and their markers as text, a column a row: `|` parts slices, `T` is True, `=` is padding.
+        """Draw the rows and their markers as text, one column for each row.
+
+        `|` separates slices, `T` is True, `=` is padding.
 
         >>> steps = {"is_first": np.array([1, 0, 0, 1, 0]), "reward": np.arange(5)}
         >>> trajectories = Trajectories.from_lengths([3, 2])
@@ -101,18 +104,16 @@ class SliceBatch:
 
 
 def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_init: bool = True) -> SliceBatch:
-    """Copy slices out of a storage, lay them end to end, and mark them.
+    """Return slices of a storage as one batch, laid end to end.
 
     Args:
-        nest: the storage; leaves have its shape, and more dimensions each.
+        nest: the storage; the shape of each leaf begins with that of the storage.
         slices: from a `SliceSampler`, drawn from the trajectories of this storage.
-        markers: of all rows of the storage; None for those that `read_markers` finds.
-        emit_init: False for `is_init` only if the storage has it, as TorchRL does.
+        markers: of all rows of the storage; None to use those that `read_markers` finds.
+        emit_init: whether to make `is_init` if the storage does not have it; TorchRL does not.
 
     Raises:
         StructureError: a leaf or a marker has another shape than the storage.
-
-    Source: TorchRL `SliceSampler` (behaviour, 4.3), with the rulings C16 to C18.
 
     >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
     >>> batch = gather({"reward": np.array([1.0, 2.0, 3.0, 4.0, 5.0])}, slices)
@@ -140,13 +141,13 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
 
 
 def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
-    """Divide a batch among members in proportion to their weights: each share rounded up or down, the right sum.
+    """Divide a number in proportion to weights, into integers that add up to it.
 
-    Which shares are rounded up is drawn so that on average each member has exactly its share. No member is left out
-    whose share is 1 or more, and none is drawn whose weight is 0.
+    Each share is rounded up or down at random, so that its average is exact. A share of 1 or more is never rounded to
+    0, and a weight of 0 gives 0.
 
     Args:
-        number: what to divide, >= 0.
+        number: the number to divide, >= 0.
         weights: [m] finite numbers >= 0, not all 0; they need not add up to 1.
         rng: source of randomness.
 
@@ -167,9 +168,9 @@ def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> In
     except (TypeError, ValueError):
         shares = np.empty(0)
     if shares.ndim != 1 or not shares.size or not np.isfinite(shares).all() or shares.min() < 0 or not shares.any():
-        raise SpecError(f"`weights` must be finite numbers >= 0, one a member and not all 0, got {weights!r}.")
+        raise SpecError(f"`weights` must be finite numbers >= 0, one for each member and not all 0, got {weights!r}.")
     edges = np.cumsum(shares) * number / shares.sum()
-    edges[edges >= edges[-1]] = number  # the sum may be rounded otherwise than the last edge
+    edges[edges >= edges[-1]] = number  # the sum may be rounded differently from the last edge
     return np.diff(np.floor(edges + rng.random()), prepend=0.0).astype(np.int64)
 
 
@@ -179,24 +180,24 @@ def sample_members(
     rng: np.random.Generator,
     weights: Sequence[float] | None = None,
 ) -> SliceBatch:
-    """Draw a batch from several storages, each with its share of the slices, member by member.
+    """Draw a batch from several storages (members); the number of slices of each is its share by weight.
 
     Args:
-        members: of each, its steps and their trajectories. All steps are of one structure.
+        members: steps and trajectories of each. All steps have one structure.
         sampler: draws `num_slices` slices from all of them together.
         rng: source of randomness.
-        weights: as in `allot`; None if all are alike.
+        weights: as in `allot`; None for equal ones.
 
     Returns:
-        A batch with `members`. Its `slices` have rows and trajectories as the members count them, and probabilities
-        within the member; it has no `storage_shape`.
+        A batch with `members`. Rows, trajectories and probabilities of its `slices` are relative to the member; its
+        `storage_shape` is ().
 
     Raises:
-        IncompleteError: a member that has a share has nothing to draw.
-        SpecError: there are no members, or weights of another number.
+        IncompleteError: a member with a share has no slice to draw.
+        SpecError: there are no members, or the number of weights differs.
         StructureError: the steps of the members differ in structure, dtype or shape.
 
-    Source: TorchRL `ReplayBufferEnsemble` (behaviour, 4.7); here no member is skipped by chance.
+    Source: TorchRL `ReplayBufferEnsemble`, which may skip a member by chance.
 
     >>> steps, trajectories = {"reward": np.zeros(9)}, Trajectories.from_lengths([4, 5])
     >>> members = [(steps, trajectories), (steps, trajectories)]
@@ -205,7 +206,7 @@ def sample_members(
     """
     weights = [1.0] * len(members) if weights is None else weights
     if len(weights) != len(members) or not members:
-        raise SpecError(f"expected a weight a member, got {len(weights)} weights and {len(members)} members.")
+        raise SpecError(f"expected one weight for each member, got {len(weights)} weights and {len(members)} members.")
     drawn = []
     for number, count in enumerate(allot(sampler.num_slices, weights, rng).tolist()):
         if count:
@@ -216,14 +217,14 @@ def sample_members(
 
 
 def _markers_of(markers: Markers, slices: Slices) -> Markers:
-    """Return the markers of the slices' rows, of those of the storage."""
+    """Return the markers of the rows of the slices."""
     given = {field.name: getattr(markers, field.name) for field in dataclasses.fields(Markers)}
     given = {name: marker for name, marker in given.items() if marker is not None}
     return Markers(**take_rows(given, slices.rows, slices.storage_shape))
 
 
 def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -> SliceBatch:
-    """Lay batches end to end, each of the member with its number; see `sample_members` for what comes of them."""
+    """Lay batches of members end to end, as `sample_members` returns them; `numbers` are those of the members."""
 
     def joined(arrays: Sequence[Any]) -> Any:
         return None if any(array is None for array in arrays) else np.concatenate(arrays)

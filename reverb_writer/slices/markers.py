@@ -1,16 +1,17 @@
-"""What steps say of themselves: where trajectories begin and end, and why.
+"""Markers of steps: which rows are the first and the last of a trajectory, and why it ended.
 
-    marker       found as (the first that is there)                                      row is
+    marker       name of the leaf (the first that exists)                                the row is
     -----------  ----------------------------------------------------------------------  -----------------------------
     is_init      is_init, is_first, step_type == FIRST                                   the first of its trajectory
-    terminated   next/terminated, terminated, is_terminal, or step_type (see below)      the last; nothing follows
-    truncated    next/truncated, truncated                                               the last; more could follow
+    terminated   next/terminated, terminated, is_terminal, or step_type (see below)      the last; its state is terminal
+    truncated    next/truncated, truncated                                               the last; cut by a time limit
     done         next/done, done, is_last, step_type == LAST                             the last
     traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory so numbered
 
-Left to right: TorchRL, Gymnasium, RLDS, TF-Agents. Where `next` has flags, those beside it are of the step before, and
-are not looked at. In trajectories of TF-Agents the last row is the boundary step; it is terminated if the
-discount of the transition into it, in the row before, is 0. Where an item starts with it, nobody knows, and it is not.
+The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags beside
+it belong to the step before and are ignored. In trajectories of TF-Agents the last row is the boundary step; it is
+terminated if the discount of the transition into it, in the row before, is 0. If an item starts with a boundary step,
+that discount is not known, and the step is not terminated.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Markers:
-    """Markers of rows, each [N], or [T, ...] with the storage's dimensions, or None if the steps do not have it.
+    """Markers of rows: each [N], or [T, ...] with the dimensions of the storage, or None if the steps do not have it.
 
     Attributes:
         is_init: bool, first row of a trajectory.
         done: bool, last row of a trajectory.
-        terminated: bool, last row, and nothing follows: the value of what follows is 0.
-        truncated: bool, last row, cut off by a time limit or the like: what follows has a value.
+        terminated: bool, last row, in a terminal state: the value after it is 0.
+        truncated: bool, last row, ended by a time limit or the like: the value after it is not 0.
         traj_ids: integers; a change from one row to the next is a boundary.
     """
 
@@ -52,10 +53,10 @@ class Markers:
     traj_ids: npt.NDArray[np.integer[Any]] | None = None
 
     def __post_init__(self) -> None:
-        """Bring flags to bool, and check that all are there for the same rows.
+        """Convert flags to bool, and check that all markers have one shape.
 
         Raises:
-            StructureError: they are not.
+            StructureError: the shapes differ, or ids are no integers.
         """
         shapes = {}
         for name in (field.name for field in fields(self)):
@@ -71,21 +72,21 @@ class Markers:
 
     @property
     def ends(self) -> Flags | None:
-        """The union of `done`, `terminated` and `truncated`: last rows, whatever the reason; None if there is none."""
+        """Last rows, whatever the reason: the union of `done`, `terminated` and `truncated`; None if all are None."""
         return _union(self.done, self.terminated, self.truncated)
 
 
 def read_markers(nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers = (0,)) -> Markers:
-    """Find the markers among the leaves of steps, by their names.
+    """Return the markers among the leaves of steps, found by name.
 
     Args:
         nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more.
-        ndim: dimensions of the storage: those that all leaves share. A marker may have one of size 1 more.
-        starts: time steps that do not follow the one before them: the first rows of items that lie end to end, or, in a
-            ring that is full, the row after the one that was written last.
+        ndim: number of dimensions of the storage, which all leaves share. A marker may have one more of size 1.
+        starts: rows that do not follow the row before: the first rows of items that lie end to end, or, in a full ring,
+            the row after the one that was written last.
 
     Returns:
-        Those that are there.
+        The markers; None for those that the steps do not have.
 
     Raises:
         StructureError: a marker has another shape.

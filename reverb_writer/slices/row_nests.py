@@ -1,4 +1,4 @@
-"""Nests of arrays whose first dimensions are rows."""
+"""Check and copy rows of nests of arrays."""
 
 from __future__ import annotations
 

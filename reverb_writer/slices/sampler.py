@@ -1,15 +1,16 @@
-"""Which slices are drawn: integers only.
+"""Draw slices of trajectories: integers only.
 
-A slice is a run of rows within one trajectory. Let L = `slice_len`, and `left` and `right` be the rows that a slice may
-hang over the edges of a trajectory of `n` rows; the rows that overhang are cut off. The slices that a trajectory has:
+A slice is a run of rows within one trajectory of n rows. Let L be `slice_len`. With `span`, a slice may begin up to
+`left` rows before the trajectory and end up to `right` rows after it; the rows outside are dropped. So the slices are:
 
-    first rows -left ... n - L + right, each with the L rows from there on that exist;
-    if there is no such first row (n < L, mostly): one slice, the whole trajectory
+    those that begin at row -left ... n - L + right, each with those of its L rows that exist;
+    if there is no such row (mostly because n < L): one slice, the whole trajectory
 
-So there are max(1, n - L + left + right + 1) of them. What is equally likely, or in proportion to priorities, is a
-trajectory and then each of its slices (`By.TRAJECTORY`), or each slice of all trajectories (`By.ROW`: a slice for each
-row that one can begin at). By trajectory, rows of short episodes are drawn more often than others. By row, only rows
-near the edges are drawn less often, and with `span` L - 1 not even those: then every row is in exactly L slices.
+These are max(1, n - L + left + right + 1) slices. `By.TRAJECTORY` draws a trajectory, then one of its slices; `By.ROW`
+draws one of the slices of all trajectories. Both are uniform, or in proportion to priorities. By trajectory, rows of
+short episodes are drawn more often than others. By row, only rows near the edges are drawn less often, and with `span`
+L - 1
+none: then every row is in exactly L slices.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = ["By", "Short", "SliceSampler", "Slices"]
 
 
 class By(enum.Enum):
-    """What is drawn: a trajectory and then one of its slices, or one of all slices. Lower-case names are taken too."""
+    """What is drawn: a trajectory and then one of its slices, or one of all slices. Lower-case names work too."""
 
     TRAJECTORY = "trajectory"
     ROW = "row"
@@ -42,10 +43,10 @@ class By(enum.Enum):
 
 
 class Short(enum.Enum):
-    """What becomes of trajectories shorter than a slice. Wherever a member is taken, its lower-case name is too.
+    """What happens to trajectories shorter than a slice. Lower-case names work too.
 
-    KEEP gives shorter slices, and so batches of fewer rows; SKIP never draws them, which loses the data of short
-    episodes; PAD repeats the last row, and says so in a mask. Slices that `span` cut short are padded by PAD, too.
+    KEEP returns shorter slices, and so batches of fewer rows. SKIP never draws them, so the data of short episodes is
+    unused. PAD repeats the last row, and returns a mask; it also pads slices that `span` shortens.
     """
 
     KEEP = "keep"
@@ -59,16 +60,16 @@ class Short(enum.Enum):
 
 @dataclass(frozen=True)
 class Slices:
-    """Slices laid end to end, as rows of a storage: what to gather.
+    """Rows of a storage that form slices, laid end to end.
 
     Attributes:
-        rows: [N] flat index of each row in the storage, those of the padding too.
-        lengths: [S] real rows of each slice.
-        widths: [S] rows of each slice with its padding.
+        rows: [N] flat index of each row in the storage, padding included.
+        lengths: [S] rows of each slice without padding.
+        widths: [S] rows of each slice with padding.
         trajectories: [S] number of the trajectory of each slice.
         cut_by_sampler: [S] whether the trajectory continues after the slice.
-        probabilities: [S] that one draw gives this slice.
-        is_padded: whether there is a mask, even if no slice needs padding.
+        probabilities: [S] of each slice in one draw.
+        is_padded: whether batches have a mask, even if no slice needs padding.
         storage_shape: as `Trajectories.storage_shape`.
     """
 
@@ -93,20 +94,20 @@ class Slices:
 
     @property
     def ends(self) -> Flags:
-        """[N] True on the last real row of each slice."""
+        """[N] True on the last row of each slice that is not padding."""
         return self._marked(self.first_rows + self.lengths - 1)
 
     @property
     def mask(self) -> Flags:
-        """[N] True on real rows."""
+        """[N] True on rows that are not padding."""
         return positions(self.widths) < np.repeat(self.lengths, self.widths)
 
     def by_row(self, of_slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Give each row what its slice has: [S, ...] to [N, ...]."""
+        """Repeat values of slices for their rows: [S, ...] to [N, ...]."""
         return np.repeat(of_slices, self.widths, axis=0)
 
     def part(self, first: int, stop: int) -> Slices:
-        """Return some of the slices, by their numbers, of the same storage.
+        """Return slices number `first` to `stop` - 1.
 
         >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
         >>> slices.part(1, 2).rows.tolist()
@@ -133,20 +134,20 @@ class Slices:
 
 @dataclass(frozen=True)
 class SliceSampler:
-    """Draw slices; see the top of this module for which there are. Immutable; safe to share between threads.
+    """Draw slices of trajectories; the top of this module lists them. Immutable; safe to share between threads.
 
     Attributes:
         num_slices: slices in a batch, >= 1.
-        slice_len: L, rows in a slice, >= 1; at most, unless `short` is SKIP or PAD.
-        by: what is equally likely, or in proportion to priorities.
-        short: what becomes of trajectories shorter than that.
-        span: rows that a slice may hang over the first and over the last row of its trajectory: a pair, or one
+        slice_len: L, rows in a slice, >= 1; fewer are possible unless `short` is SKIP or PAD.
+        by: whether trajectories or slices are drawn uniformly, or in proportion to priorities.
+        short: what happens to trajectories of fewer rows.
+        span: rows of a slice that may be before the first and after the last row of its trajectory: a pair, or one
             number for both; 0 to L - 1.
 
     Raises:
         SpecError: a number out of range, or an unknown name.
 
-    Source: TorchRL `SliceSampler` (behaviour, 4.3), whose `strict_length` is SKIP, and not the default here.
+    Source: TorchRL `SliceSampler`. Its default, `strict_length`, is SKIP.
     """
 
     num_slices: int
@@ -156,7 +157,7 @@ class SliceSampler:
     span: int | tuple[int, int] = 0
 
     def __post_init__(self) -> None:
-        """Check the fields, and store plain ints, members of the enums, and `span` as a pair."""
+        """Check the fields, and store them as ints, members of the enums and, for `span`, a pair."""
         slice_len = integer("slice_len", self.slice_len, minimum=1)
         span = self.span if isinstance(self.span, tuple) else (self.span, self.span)
         if len(span) != 2:  # noqa: PLR2004  # left and right
@@ -175,22 +176,22 @@ class SliceSampler:
     def from_batch_size(
         cls, batch_size: int, *, num_slices: int | None = None, slice_len: int | None = None, **options: Any
     ) -> SliceSampler:
-        """Make a sampler of batches of this many rows, from one of the two numbers, as TorchRL does.
+        """Return a sampler of batches of this many rows, from one of the two numbers, as TorchRL does.
 
         Args:
-            batch_size: rows in a batch; at most, unless `short` is SKIP or PAD.
+            batch_size: rows in a batch; fewer are possible unless `short` is SKIP or PAD.
             num_slices: slices in it, or None.
             slice_len: rows in a slice, or None.
             options: as those of `SliceSampler`.
 
         Raises:
-            SpecError: not exactly one is given, or `batch_size` is no multiple of it.
+            SpecError: none or both are given, or `batch_size` is no multiple of the number.
 
         >>> SliceSampler.from_batch_size(256, slice_len=32).num_slices
         8
         """
         if (num_slices is None) == (slice_len is None):
-            raise SpecError(f"pass `num_slices` or `slice_len`, one of them; got {num_slices!r} and {slice_len!r}.")
+            raise SpecError(f"pass either `num_slices` or `slice_len`, got {num_slices!r} and {slice_len!r}.")
         name, value = ("num_slices", num_slices) if slice_len is None else ("slice_len", slice_len)
         value = integer(name, value, minimum=1)
         other, rest = divmod(integer("batch_size", batch_size, minimum=1), value)
@@ -204,12 +205,13 @@ class SliceSampler:
         Args:
             trajectories: to draw from.
             rng: source of randomness.
-            priorities: finite numbers >= 0, one a trajectory, [n], if `by` is TRAJECTORY; one a row, of the storage's
-                shape, if it is ROW: that of a slice's first row counts, and 0 is never drawn. None if all are alike.
+            priorities: finite numbers >= 0; 0 is never drawn. If `by` is TRAJECTORY: [n], one for each trajectory. If
+                it is ROW: one for each row, in the shape of the storage; a slice has that of its first row. None for
+                equal ones.
 
         Raises:
-            IncompleteError: there is nothing to draw: all trajectories are too short, or all priorities 0.
-            SpecError: priorities of another number, negative or not finite.
+            IncompleteError: all trajectories are too short, or all priorities are 0.
+            SpecError: the number of priorities differs, or one is negative or not finite.
 
         >>> trajectories = Trajectories.from_lengths([3, 6, 2])
         >>> slices = SliceSampler(2, 5, short="skip").sample(trajectories, np.random.default_rng(0))
@@ -219,8 +221,8 @@ class SliceSampler:
         units = self._units(trajectories, priorities, list_slices=priorities is not None)
         edges = np.cumsum(units.weights)
         drawn = np.searchsorted(edges, rng.random(self.num_slices) * edges[-1], "right")
-        # Rounding may reach beyond the last unit that has a weight.
-        return self._cut(trajectories, units, np.minimum(drawn, np.flatnonzero(units.weights)[-1]), rng)
+        # Rounding may give an index after the last unit that has a weight.
+        return self._slices(trajectories, units, np.minimum(drawn, np.flatnonzero(units.weights)[-1]), rng)
 
     def one_pass(
         self,
@@ -231,21 +233,21 @@ class SliceSampler:
         shuffle: bool = True,
         drop_last: bool = False,
     ) -> Iterator[Slices]:
-        """Draw without replacement: batches in which each trajectory, or each slice if `by` is ROW, comes once.
+        """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is ROW.
 
         Args:
             trajectories: to draw from.
             rng: source of randomness.
-            priorities: as in `sample`; what has more comes earlier, on average.
-            shuffle: False for the order of the storage; of a trajectory, a slice is drawn at random all the same.
+            priorities: as in `sample`; higher ones come earlier on average.
+            shuffle: False for the order of the storage; which slice of a trajectory is drawn stays random.
             drop_last: leave out a last batch of fewer than `num_slices` slices.
 
         Yields:
-            Batches of `num_slices` slices. Endless passes are a loop around it.
+            Batches of `num_slices` slices; the last one may have fewer.
 
         Raises:
-            IncompleteError: there is nothing to draw: all trajectories are too short, or all priorities 0.
-            SpecError: priorities of another number, negative or not finite.
+            IncompleteError: all trajectories are too short, or all priorities are 0.
+            SpecError: the number of priorities differs, or one is negative or not finite.
 
         >>> trajectories = Trajectories.from_lengths([3, 6, 2])
         >>> passes = SliceSampler(2, 5).one_pass(trajectories, np.random.default_rng(0), shuffle=False)
@@ -255,33 +257,34 @@ class SliceSampler:
         units = self._units(trajectories, priorities, list_slices=True)
         order = np.flatnonzero(units.weights)
         if shuffle:
-            # The least of exponential times, each divided by a weight, is that of a unit in proportion to its weight.
+            # Of exponential random times, each divided by its weight, the probability of being the least is the
+            # weight's share.
             order = order[np.argsort(rng.standard_exponential(len(order)) / units.weights[order])]
         batches = (order[first : first + self.num_slices] for first in range(0, len(order), self.num_slices))
         return (
-            self._cut(trajectories, units, drawn, rng)
+            self._slices(trajectories, units, drawn, rng)
             for drawn in batches
             if len(drawn) == self.num_slices or not drop_last
         )
 
     def each(self, trajectories: Trajectories, rng: np.random.Generator) -> Slices:
-        """Draw one slice of each trajectory, in their order: for trajectories that have been drawn already.
+        """Draw one slice of each trajectory, in their order, for trajectories that were drawn before.
 
-        `num_slices` and `by` have no part in it. Trajectories that SKIP skips are left out.
+        `num_slices` and `by` are not used. With SKIP, short trajectories have no slice.
 
         Raises:
             IncompleteError: all trajectories are too short.
         """
         units = _Units(np.arange(len(trajectories)), None, self._can_be_drawn(trajectories) * 1.0)
-        return self._cut(trajectories, units, np.flatnonzero(units.weights), rng)
+        return self._slices(trajectories, units, np.flatnonzero(units.weights), rng)
 
     def _num_slices_of(self, lengths: Integers) -> Integers:
-        assert isinstance(self.span, tuple)  # noqa: S101  # made so above
+        assert isinstance(self.span, tuple)  # noqa: S101  # `__post_init__` made it a pair
         return np.maximum(1, lengths - self.slice_len + sum(self.span) + 1)
 
     def _parts(self, lengths: Integers, number: Integers) -> tuple[Integers, Integers]:
-        """Return first step and length of the slices of these numbers, in trajectories of these lengths."""
-        assert isinstance(self.span, tuple)  # noqa: S101  # made so above
+        """Return first row and length of slices, given by their numbers, of trajectories of these lengths."""
+        assert isinstance(self.span, tuple)  # noqa: S101  # `__post_init__` made it a pair
         left, right = self.span
         is_whole = lengths - self.slice_len + left + right < 0
         first = np.where(is_whole, 0, number - left)
@@ -294,12 +297,12 @@ class SliceSampler:
             shortest, longest = trajectories.lengths.min(), trajectories.lengths.max()
             raise IncompleteError(
                 f"no trajectory is long enough: expected {self.slice_len} rows, got {len(trajectories)} of "
-                f"{shortest} to {longest}. Lower `slice_len`, or draw short ones with `short='keep'`."
+                f"{shortest} to {longest}. Lower `slice_len`, or draw short ones too with `short='keep'`."
             )
         return can_be_drawn
 
     def _units(self, trajectories: Trajectories, priorities: Any, *, list_slices: bool) -> _Units:
-        """List what can be drawn: trajectories, or slices if `by` is ROW; those are spared if they are all alike."""
+        """Return what can be drawn: trajectories, or slices if `by` is ROW and they are needed one by one."""
         can_be_drawn = self._can_be_drawn(trajectories)
         which, number = np.arange(len(trajectories)), None
         if self.by is By.TRAJECTORY:
@@ -314,10 +317,10 @@ class SliceSampler:
             else:
                 weights = counts * 1.0
         if not weights.any():
-            raise IncompleteError(f"nothing can be drawn: the priorities of all {len(weights)} candidates are 0.")
+            raise IncompleteError(f"no slice can be drawn: the priorities of all {len(weights)} candidates are 0.")
         return _Units(which, number, weights)
 
-    def _cut(self, trajectories: Trajectories, units: _Units, drawn: Integers, rng: np.random.Generator) -> Slices:
+    def _slices(self, trajectories: Trajectories, units: _Units, drawn: Integers, rng: np.random.Generator) -> Slices:
         which = units.which[drawn]
         all_lengths = trajectories.lengths[which]
         probabilities = units.weights[drawn] / units.weights.sum()
@@ -327,20 +330,27 @@ class SliceSampler:
         else:
             number = units.number[drawn]
         begin, lengths = self._parts(all_lengths, number)
-        cut = begin + lengths < all_lengths
+        cut_by_sampler = begin + lengths < all_lengths
         rows, widths = trajectories.rows(which, begin, lengths), lengths
         if self.short is Short.PAD:
             widths = np.full_like(lengths, self.slice_len)
             last = np.repeat(lengths - 1, widths)
             rows = rows[np.repeat(np.cumsum(lengths) - lengths, widths) + np.minimum(positions(widths), last)]
         return Slices(
-            rows, lengths, widths, which, cut, probabilities, self.short is Short.PAD, trajectories.storage_shape
+            rows,
+            lengths,
+            widths,
+            which,
+            cut_by_sampler,
+            probabilities,
+            self.short is Short.PAD,
+            trajectories.storage_shape,
         )
 
 
 @dataclass(frozen=True)
 class _Units:
-    """What is drawn: the trajectory, the number of its slice if that is drawn with it, and the weight of each."""
+    """Candidates of a draw: trajectory, number of the slice if it is drawn together with it, and weight."""
 
     which: Integers
     number: Integers | None
@@ -352,7 +362,7 @@ def _weights(priorities: Any, shape: tuple[int, ...], unit: str) -> npt.NDArray[
         return np.ones(shape)
     weights = np.asarray(priorities, np.float64)
     if weights.shape != shape:
-        raise SpecError(f"`priorities` must be one a {unit}, {shape}, got shape {weights.shape}.")
+        raise SpecError(f"`priorities` must be one for each {unit}, {shape}, got shape {weights.shape}.")
     if not np.isfinite(weights).all() or weights.min() < 0:
         raise SpecError("`priorities` must be finite numbers >= 0.")
     return weights

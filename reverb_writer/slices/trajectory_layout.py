@@ -1,4 +1,4 @@
-"""Trajectories taken apart, padded, laid end to end, and put together from rows that arrive interleaved."""
+"""Split, pad and concatenate trajectories, and assemble them from rows that arrive interleaved."""
 
 from __future__ import annotations
 
@@ -28,29 +28,28 @@ __all__ = [
 
 
 class PaddedTrajectories(NamedTuple):
-    """What `pad_trajectories` returns: the nest, leaves [n, T, ...], and the mask, [n, T], True on real rows."""
+    """The result of `pad_trajectories`: the nest, leaves [n, T, ...], and the mask, [n, T], False on padding."""
 
     data: Any
     mask: Flags
 
 
 def split_trajectories(nest: Any, trajectories: Trajectories | None = None) -> list[Any]:
-    """Take a flat nest apart: one nest a trajectory.
+    """Return one nest for each trajectory of a storage.
 
     Args:
-        nest: leaves [N, ...], or of the storage's shape and more.
-        trajectories: where they are; None to find out from the markers among the leaves (`read_markers`).
+        nest: leaves [N, ...], or [T, B, ...] of several environments.
+        trajectories: their rows; None to find them by the markers among the leaves (`read_markers`).
 
     Returns:
-        Nests of leaves [length, ...], copies, in the order of the trajectories. A trajectory that runs on from a ring's
-        last row to its first comes out in the order of time.
+        Nests of leaves [length, ...], copies, in the order of the trajectories. Rows are in the order of time, also
+        where a trajectory continues from the last row of a ring to its first one.
 
     Raises:
         StructureError: a leaf has another shape than the storage, or the steps have no markers.
         IncompleteError: there are no rows.
 
-    Source: TorchRL `split_trajectories` (behaviour, 4.8). There an id that comes again later breaks the split; here it
-    is another trajectory.
+    Source: TorchRL `split_trajectories`, which fails where an id is used again later; here that is another trajectory.
 
     >>> flat = {"traj_ids": np.array([7, 7, 5, 7]), "reward": np.arange(4)}
     >>> [trajectory["reward"].tolist() for trajectory in split_trajectories(flat)]
@@ -62,18 +61,18 @@ def split_trajectories(nest: Any, trajectories: Trajectories | None = None) -> l
 
 
 def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> PaddedTrajectories:
-    """Stack trajectories of different lengths, with zeros behind the short ones.
+    """Stack trajectories of different lengths, padded with zeros at the end.
 
     Args:
         trajectories: nests of one structure, leaves [length, ...]; at least one.
-        length: T, rows to pad to; None for the longest one's.
+        length: T, rows to pad to; None for the longest length.
 
     Returns:
         The nest, leaves [n, T, ...], and the mask. Strings are padded with empty ones.
 
     Raises:
-        SpecError: `length` is less than a trajectory's.
-        StructureError: there is none, or they differ in structure, dtype or shape, or leaves in length.
+        SpecError: a trajectory is longer than `length`.
+        StructureError: there is no trajectory; they differ in structure, dtype or shape; or leaves differ in length.
 
     >>> padded = pad_trajectories([np.array([1, 2, 3]), np.array([4])])
     >>> padded.data.tolist(), padded.mask.tolist()
@@ -91,24 +90,24 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
 
 
 def split_padded_trajectories(padded: Any, mask: npt.ArrayLike) -> list[Any]:
-    """Take padded trajectories apart again: the inverse of `pad_trajectories`.
+    """Return padded trajectories one by one, without padding: the inverse of `pad_trajectories`.
 
     Args:
         padded: leaves [n, T, ...].
-        mask: [n, T], True on real rows, which come first.
+        mask: [n, T], False on padding, which comes last.
 
     Returns:
         n nests of leaves [length, ...], copies.
 
     Raises:
-        StructureError: a leaf or the mask has another shape, or a real row comes after padding.
+        StructureError: a leaf or the mask has another shape, or a row that is no padding comes after padding.
 
     >>> [part.tolist() for part in split_padded_trajectories(np.array([[1, 2], [3, 0]]), [[1, 1], [1, 0]])]
     [[1, 2], [3]]
     """
     is_real = np.asarray(mask) != 0
     if is_real.ndim != 2 or (np.diff(is_real.astype(np.int8), axis=1) > 0).any():  # noqa: PLR2004  # [n, T]
-        raise StructureError(f"`mask` must be [n, T] with real rows before padding, got shape {is_real.shape}.")
+        raise StructureError(f"`mask` must be [n, T] with padding last, got shape {is_real.shape}.")
     check_rows(padded, is_real.shape)
     lengths = is_real.sum(axis=1).tolist()
     return [
@@ -124,10 +123,10 @@ def concatenate_trajectories(trajectories: Sequence[Any]) -> Any:
         trajectories: nests of one structure, leaves [length, ...]; at least one.
 
     Returns:
-        A nest of leaves [N, ...]; `Trajectories.from_lengths` says where each one is.
+        A nest of leaves [N, ...]; `Trajectories.from_lengths` gives the rows of each.
 
     Raises:
-        StructureError: there is none, or they differ in structure, dtype or shape, or leaves in length.
+        StructureError: there is no trajectory; they differ in structure, dtype or shape; or leaves differ in length.
 
     >>> concatenate_trajectories([np.array([1, 2]), np.array([3])]).tolist()
     [1, 2, 3]
@@ -137,15 +136,15 @@ def concatenate_trajectories(trajectories: Sequence[Any]) -> Any:
 
 
 class TrajectoryAssembler:
-    """Put whole trajectories together from chunks of rows in which several are interleaved.
+    """Assemble whole trajectories from chunks of rows in which several are interleaved.
 
-    Rows of one id belong together, in the order of their arrival. A trajectory is complete with its first row that is
-    marked as an end, for whatever reason; a later row of the same id begins another one. Only the length of the open
-    trajectories bounds what is held.
+    Rows with one id belong together, in the order in which they are added. A trajectory is complete with its first row
+    that is marked as an end, for whatever reason; a later row with the same id begins another one. Memory holds all
+    rows of the incomplete trajectories, without a limit.
 
     Not thread-safe: give each producer its own, or a lock.
 
-    Source: TorchRL collectors with `trajs_per_batch` (behaviour, 4.6), with the ruling C18.
+    Source: TorchRL collectors with `trajs_per_batch`.
 
     >>> assembler = TrajectoryAssembler()
     >>> chunk = {"traj_ids": np.array([0, 1, 0, 1]), "done": np.array([0, 0, 1, 0]), "reward": np.arange(4)}
@@ -164,17 +163,17 @@ class TrajectoryAssembler:
         return list(self._open)
 
     def add(self, chunk: Any, markers: Markers | None = None) -> list[Any]:
-        """Take rows, and return the trajectories that they complete.
+        """Add rows, and return the trajectories that they complete.
 
         Args:
-            chunk: a nest, leaves [N, ...], of one structure for all chunks; copied.
-            markers: of its rows, with `traj_ids` and any of the ends; None for those that `read_markers` finds.
+            chunk: a nest, leaves [N, ...], of one structure in all chunks; copied.
+            markers: of its rows, with `traj_ids` and any of the ends; None to use those that `read_markers` finds.
 
         Returns:
             Nests of leaves [length, ...], in the order in which they end.
 
         Raises:
-            StructureError: rows have no ids or no ends, or differ from those before. Nothing has changed then.
+            StructureError: rows have no ids or no ends, or another structure than earlier rows. Nothing changed.
         """
         chunk = as_arrays(chunk)
         markers = read_markers(chunk) if markers is None else markers
@@ -183,7 +182,7 @@ class TrajectoryAssembler:
         check_rows(chunk, markers.traj_ids.shape)
         spec = row_specs(chunk)
         if markers.traj_ids.ndim != 1 or self._spec not in (None, spec):
-            raise StructureError(f"rows must be [N, ...] and like those before, {self._spec}, got {spec}.")
+            raise StructureError(f"rows must be [N, ...] of the structure of earlier rows, {self._spec}, got {spec}.")
         self._spec = spec
         found: list[tuple[int, Any]] = []
         ids, firsts = np.unique(markers.traj_ids, return_index=True)
@@ -197,14 +196,14 @@ class TrajectoryAssembler:
         return [trajectory for _, trajectory in sorted(found, key=lambda end: end[0])]
 
     def take_open(self) -> dict[int, Any]:
-        """Return the trajectories that are not complete, by id, and forget them: at the end, nothing is lost."""
+        """Return the trajectories that are not complete, by id, and remove them."""
         taken = {traj_id: concatenate_trajectories(parts) for traj_id, parts in self._open.items()}
         self._open.clear()
         return taken
 
 
 def _lengths(trajectories: Sequence[Any]) -> list[int]:
-    """Return how many rows each nest has; each must have one number of them, and all one structure."""
+    """Return the number of rows of each nest; all must have one structure."""
     if not trajectories:
         raise StructureError("expected one trajectory or more, got none.")
     lengths, expected = [], row_specs(as_arrays(trajectories[0]))

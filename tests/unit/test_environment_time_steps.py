@@ -146,7 +146,7 @@ def test_time_steps_out_of_order_are_refused_and_change_nothing() -> None:
     with pytest.raises(ValueError, match=r"`observe_first` takes the first .* got one in its middle"):
         recorder.observe_first(middle)
     recorder.observe_first(first)
-    with pytest.raises(ValueError, match="`observe` takes what an action led to"):
+    with pytest.raises(ValueError, match="`observe` takes the time step after an action"):
         recorder.observe(0, first)
     recorder.observe(0, middle)
     recorder.observe(0, env.step(0))

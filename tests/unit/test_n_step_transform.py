@@ -152,8 +152,8 @@ def test_steps_without_a_marker_need_to_be_told_the_end() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"observation": 1, "action": 1, "is_last": False}, r"lacks \['reward', 'discount'\]"),
-        (3, "lacks"),
+        ({"observation": 1, "action": 1, "is_last": False}, r"has no \['reward', 'discount'\]"),
+        (3, "has no"),
     ],
 )
 def test_a_step_that_lacks_a_field_is_refused(bad: Any, message: str) -> None:

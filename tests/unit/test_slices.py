@@ -303,8 +303,8 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "pass `num_slices` or `slice_len`, one of them; got None and None"),
-        ({"num_slices": 2, "slice_len": 5}, "one of them; got 2 and 5"),
+        ({}, "pass either `num_slices` or `slice_len`, got None and None"),
+        ({"num_slices": 2, "slice_len": 5}, "got 2 and 5"),
         ({"slice_len": 7}, "`batch_size` must be a multiple of `slice_len`, got 256 and 7"),
         ({"num_slices": 512}, "`batch_size` must be a multiple of `num_slices`, got 256 and 512"),
     ],
@@ -322,8 +322,8 @@ def test_nothing_long_enough_is_said_with_numbers() -> None:
 @pytest.mark.parametrize(
     ("by", "priorities", "error", "message"),
     [
-        ("row", np.ones(3), SpecError, r"one a row, \(11,\), got shape \(3,\)"),
-        ("trajectory", np.ones(11), SpecError, r"one a trajectory, \(3,\), got shape \(11,\)"),
+        ("row", np.ones(3), SpecError, r"one for each row, \(11,\), got shape \(3,\)"),
+        ("trajectory", np.ones(11), SpecError, r"one for each trajectory, \(3,\), got shape \(11,\)"),
         ("trajectory", [1, -1, 1], SpecError, "finite numbers >= 0"),
         ("trajectory", [1, np.nan, 1], SpecError, "finite numbers >= 0"),
         ("trajectory", [0, 0, 0], IncompleteError, "priorities of all 3 candidates are 0"),

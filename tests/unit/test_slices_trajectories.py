@@ -111,7 +111,7 @@ def test_a_refused_chunk_changes_nothing() -> None:
     for bad, message in [
         ({"done": np.array([1]), "obs": np.array([1])}, "needs `traj_ids`"),
         ({"traj_ids": np.array([0]), "obs": np.array([1])}, "needs `traj_ids`, and `done`"),
-        ({**chunk([0], [1]), "obs": np.array([1.5])}, "like those before"),
+        ({**chunk([0], [1]), "obs": np.array([1.5])}, "of the structure of earlier rows"),
         ({**chunk([0], [1]), "obs": np.array([1, 2])}, r"leaf `obs`: shape \(2,\), expected rows \(1,\)"),
     ]:
         with pytest.raises(StructureError, match=message):
@@ -144,7 +144,7 @@ def test_a_refused_first_chunk_leaves_its_structure_open() -> None:
         (
             lambda: split_padded_trajectories(np.zeros((2, 3)), [[0, 1, 1], [1, 1, 1]]),
             StructureError,
-            "real rows before padding",
+            "with padding last",
         ),
         (lambda: split_padded_trajectories(np.zeros((2, 3)), [1, 1]), StructureError, r"must be \[n, T\]"),
         (
