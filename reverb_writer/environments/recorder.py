@@ -51,8 +51,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
 
         Raises:
             gymnasium.error.ResetNeeded: before the first `reset`, after the end of an episode, or after recording
-            failed:
-                a step would be missing.
+                failed: a step would be missing.
             StructureError: the action is not of its space; nothing changed.
             StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
                 written; the next `reset` ends their episode.

@@ -1,17 +1,19 @@
-"""Episodes: what an actor holds before it writes.
+"""Episodes in an actor's memory, before they are written to a table.
 
-indexing   which rows an index means
-columns    rows in arrays that grow by doubling
-spaces     what must be known of Gymnasium's spaces
-filling    rows to fill with
-buffer     one column, with its look-back
-data       what an episode holds, and its getters and setters
-chunks     cut, concatenate, slice
-steps      what observers write of it, and back
-encoding   plain data as what JSON has
-column_state  a column as what JSON has
-state      an episode as what JSON has
-episode    `Episode`: how it grows
+episode           `Episode`: add steps; everything else it delegates
+episode_data      the columns of an episode, and their getters and setters
+lookback_buffer   one column, with its look-back
+growing_columns   rows in arrays that grow by doubling
+indexing          which rows an index or a slice means
+filling           rows outside the data, filled with a value
+space_structure   the leaves of a Gymnasium space
+cut_and_concat    cut, concatenate and slice episodes
+episode_steps     the steps that observers write of an episode, and back
+episode_state     an episode as JSON
+column_state      a column of an episode as JSON
+json_encoding     nests of arrays and plain data as JSON
+autoreset         when vector environments reset, and where terminal observations are
+episode_batch     the episodes of environments that step together
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of one column of an episode as what JSON has, and back: its rows, its look-back, its space."""
+"""The state of one column of an episode as JSON, and back: rows, look-back, space."""
 
 from __future__ import annotations
 

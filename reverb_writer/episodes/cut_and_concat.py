@@ -1,4 +1,4 @@
-"""Chunks of an episode: what follows one, two put together, a part of one."""
+"""Cut, slice and concatenate episodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Chunk = TypeVar("Chunk", bound=EpisodeData)
 
 
 def cut(episode: Chunk, lookback: int) -> Chunk:
-    """Return the chunk that follows, ongoing, with the last steps as its look-back."""
+    """Return the chunk that continues an episode: it is ongoing, and its look-back is the last steps."""
     total = episode.rewards.len_incl_lookback()
     steps = np.arange(max(0, total - lookback), total)
     last = episode.observations.len_incl_lookback() - 1
@@ -37,22 +37,22 @@ def cut(episode: Chunk, lookback: int) -> Chunk:
 
 
 def cut_out(episode: Chunk, wanted: slice) -> Chunk:
-    """Return the steps of a slice, with as much look-back before them as the episode has.
+    """Return the steps of a slice, with as much look-back as the episode has.
 
     Raises:
         SpecError: the step of the slice is not positive.
     """
     if wanted.step is not None and wanted.step < 1:
-        raise SpecError(f"an episode goes forward: the step of a slice must be >= 1, got {wanted.step}.")
+        raise SpecError(f"the step of an episode's slice must be >= 1, got {wanted.step}.")
     start, stop, step = wanted.indices(len(episode))
     num_lookback = episode.rewards.lookback
     steps = np.arange(start, stop, step) + num_lookback
     if start <= stop and len(episode.observations):
         lookback = np.arange(start, start + num_lookback)
-        # The observation that the last step leads to closes the part.
+        # A part of T steps has T + 1 observations.
         observations = np.concatenate([lookback, steps, [stop + num_lookback]])
         part = _part(episode, observations, np.concatenate([lookback, steps]), num_lookback, episode.t_started + start)
-    else:  # it ends before it starts: not even an observation is within
+    else:  # it ends before it starts: it has no observation either
         part = _part(episode, steps, steps, 0, episode.t_started + start)
     if stop == len(episode):
         part.is_terminated, part.is_truncated = episode.is_terminated, episode.is_truncated
@@ -60,25 +60,25 @@ def cut_out(episode: Chunk, wanted: slice) -> Chunk:
 
 
 def concat(episode: EpisodeData, other: EpisodeData) -> None:
-    """Add the steps of the chunk that follows, in place.
+    """Add the steps of the next chunk, in place.
 
     Raises:
-        SpecError: it does not follow.
+        SpecError: it does not continue this episode.
         StructureError: its steps differ in structure.
     """
     other.validate()
     for name, own, following in (("id_", episode.id_, other.id_), ("t_started", episode.t, other.t_started)):
         if own != following:
-            raise SpecError(f"the chunk that follows must have `{name}` {own!r}, got {following!r}.")
+            raise SpecError(f"the next chunk must have `{name}` {own!r}, got {following!r}.")
     if not (len(episode.observations) and len(other.observations) and _meet(episode.observations, other.observations)):
-        raise SpecError("the chunk that follows must start with the last observation of this one.")
+        raise SpecError("the next chunk must start with the last observation of this one.")
     extras = dict(episode.extra_model_outputs)
     if len(other):
         if not len(episode):
             extras |= {key: InfiniteLookbackBuffer() for key in other.extra_model_outputs if key not in extras}
         if extras.keys() != other.extra_model_outputs.keys():
             names = f"{sorted(extras)}, got {sorted(other.extra_model_outputs)}"
-            raise StructureError(f"the chunk that follows must have the same extra model outputs, {names}.")
+            raise StructureError(f"the next chunk must have the same extra model outputs, {names}.")
         pairs = [
             (episode.observations, other.observations, 1),
             (episode.actions, other.actions, 0),
@@ -98,7 +98,10 @@ def concat(episode: EpisodeData, other: EpisodeData) -> None:
 
 
 def _part(episode: Chunk, observations: Rows, others: Rows, lookback: int, t_started: int) -> Chunk:
-    """Return an episode of some of the rows, counted with the look-back, the first of which are look-back."""
+    """Return an episode of some of the rows; their numbers include the look-back.
+
+    The first `lookback` of these rows are the look-back of the new episode.
+    """
     part = type(episode)(
         episode.id_,
         t_started=t_started,

@@ -1,4 +1,4 @@
-"""`Episode`: what an actor holds of an environment's episode, or of a chunk of it, before it writes."""
+"""`Episode`: an environment's episode, or a chunk of it, in an actor's memory."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _CHECK_EVERY = 50
 class Episode(EpisodeData):
     """An episode of one agent, or a chunk of one: T steps, T + 1 observations and infos, and a look-back before them.
 
-    Ongoing, its getters return lists; after `finalize()`, arrays. Data lies in arrays from the start, so a step costs
-    the same in the first and in the last place. What is given is copied, except infos, which are any objects; what is
-    returned is the caller's own. A call that raises has changed nothing. Not thread-safe.
+    The getters of an ongoing episode return lists; after `finalize()`, arrays. Data is stored in arrays from the start,
+    so the time of a step does not grow with the episode. Arguments are copied, except infos, which are any objects;
+    results are owned by the caller. A call that raises has changed nothing. Not thread-safe.
 
-    Source: RLlib 2.35 `SingleAgentEpisode`; where we differ is told in docs/compatibility.md.
+    Source: RLlib 2.35 `SingleAgentEpisode`; docs/compatibility.md lists the differences.
 
     Attributes:
-        id_: the episode's; chunks of one episode share it.
-        agent_id, module_id, multi_agent_episode_id: whatever the caller wants to keep with it.
+        id_: of the episode; its chunks share it.
+        agent_id, module_id, multi_agent_episode_id: any values of the caller.
         t_started: the step of the environment's episode at which this chunk starts, >= 0.
-        t: the step at which it is now: t_started + len(self).
+        t: the current step: t_started + len(self).
         is_terminated: whether the environment ended in a terminal state.
-        is_truncated: whether it was cut off, by a time limit or the like.
+        is_truncated: whether a time limit or the like ended it.
         observations, infos, actions, rewards: the columns, each an `InfiniteLookbackBuffer`.
         extra_model_outputs: more columns, by name.
         custom_data: whatever the caller wants to keep with it, by name; nothing is checked. Chunks that follow, and
@@ -59,13 +59,16 @@ class Episode(EpisodeData):
         """Add what `env.reset()` returned.
 
         Raises:
-            SpecError: the episode has observations already, or is a later chunk of one.
-            ClosedError: it is done.
+            SpecError: the episode has observations already, or is a later chunk of an episode.
+            ClosedError: the episode is over, or finalized.
             StructureError: the observation is not in its space, or no array, number, string or nest of these.
         """
         self._check_open()
         if self.observations.len_incl_lookback() or self.t != 0:
-            raise SpecError(f"a reset comes first, and once; this episode is at step {self.t}. Start a new `Episode`.")
+            raise SpecError(
+                "the reset must be the first call, and the only one; this episode is at step "
+                f"{self.t}. Start a new `Episode`."
+            )
         check(self.observation_space, observation, "observation")
         self.observations.append(observation)
         self.infos.append({} if infos is None else infos)
@@ -84,8 +87,8 @@ class Episode(EpisodeData):
     ) -> None:
         """Add what `env.step(action)` returned; amortised O(1).
 
-        Structures and shapes must be those of the first step. Spaces, if there are any, are asked at the first step
-        and at every 50th, because they are slow to answer.
+        Structures and shapes must be those of the first step. Spaces are checked at the first step and at every 50th
+        only, because the check is slow.
 
         Args:
             observation: the one after the action.
@@ -93,19 +96,19 @@ class Episode(EpisodeData):
             reward: a number.
             infos: of this step; None for an empty dict.
             terminated: whether the environment is in a terminal state.
-            truncated: whether it was cut off.
-            extra_model_outputs: what the model said besides, by name; the same names at every step.
+            truncated: whether a time limit or the like ended the episode.
+            extra_model_outputs: further outputs of the model by name; the same names at every step.
 
         Raises:
-            ClosedError: the episode is done, or finalized.
+            ClosedError: the episode is over, or finalized.
             IncompleteError: there was no reset.
-            StructureError: something is not as in the first step, or not in its space.
+            StructureError: a structure or shape differs from the first step, or a value is not in its space.
         """
         if self.is_terminated or self.is_truncated or self.rewards.finalized:
             self._check_open()
         observations, actions, rewards = self.observations.rows, self.actions.rows, self.rewards.rows
         if not observations.size:
-            raise IncompleteError("no step can come before the reset. Call `add_env_reset` first.")
+            raise IncompleteError("a step needs a reset before it. Call `add_env_reset` first.")
         if (self.t - self.t_started) % _CHECK_EVERY == 0:
             check(self.observations.space, observation, "observation")
             check(self.actions.space, action, "action")
@@ -118,7 +121,7 @@ class Episode(EpisodeData):
         ):
             self._stage_slowly(observation, action, reward, extras)
         self.infos.append({} if infos is None else infos)
-        # Nothing can go wrong from here on: what is staged counts.
+        # Nothing can fail from here on: make the staged rows count.
         observations.size += 1
         actions.size += 1
         rewards.size += 1
@@ -133,12 +136,12 @@ class Episode(EpisodeData):
         self._last_step_time = time.perf_counter()
 
     def forget_last_step(self) -> None:
-        """Take back the last step, which was added by the call before."""
+        """Remove the step that the last call added."""
         for buffer in (self.observations, self.infos, self.actions, self.rewards, *self.extra_model_outputs.values()):
             buffer.rows.size -= 1
         self.t -= 1
         self.is_terminated = self.is_truncated = False
-        if not len(self):  # the names of model outputs are those of the first step, whichever that will be
+        if not len(self):  # the next first step decides the names of model outputs
             self.extra_model_outputs = {
                 key: buffer for key, buffer in self.extra_model_outputs.items() if buffer.len_incl_lookback()
             }
@@ -148,7 +151,7 @@ class Episode(EpisodeData):
         return extras.keys() == buffers.keys() and all(buffers[key].rows.stage(extras[key]) for key in buffers)
 
     def _stage_slowly(self, observation: Any, action: Any, reward: Any, extras: Mapping[str, Any]) -> None:
-        """Check all parts of a step before the first is staged: it is the first one, has other dtypes, or is wrong."""
+        """Check all parts of a step, then stage them: for a first step, one with other dtypes, or an invalid one."""
         buffers = dict(self.extra_model_outputs)
         if not len(self):
             buffers.update({key: InfiniteLookbackBuffer() for key in extras if key not in buffers})
@@ -167,12 +170,12 @@ class Episode(EpisodeData):
 
     def _check_open(self) -> None:
         if self.is_done:
-            raise ClosedError("the episode is done: nothing can be added to it. Start a new `Episode`.")
+            raise ClosedError("the episode is over: nothing can be added to it. Start a new `Episode`.")
         if self.is_finalized:
             raise ClosedError("the episode is finalized: nothing can be added to it. Continue in `cut()`.")
 
     def finalize(self) -> Episode:
-        """Have getters return arrays from now on, forget temporary data, refuse further steps; returns the episode.
+        """Make getters return arrays, remove temporary data and refuse further steps; return the episode.
 
         Infos stay lists. Idempotent.
         """
@@ -206,14 +209,14 @@ class Episode(EpisodeData):
             SpecError: `len_lookback_buffer` is no integer >= 0.
         """
         if self.is_done:
-            raise ClosedError("the episode is done: nothing follows. Start a new `Episode`.")
+            raise ClosedError("the episode is over: no chunk can follow. Start a new `Episode`.")
         return cut_and_concat.cut(self, integer("len_lookback_buffer", len_lookback_buffer, minimum=0))
 
     def slice(self, slice_: slice) -> Episode:
-        """Return some of the steps as an episode; `episode[a:b]` does the same.
+        """Return some of the steps as an episode, as `episode[a:b]` does.
 
-        The look-back before its first step is as long as this episode's, where there is enough; `t_started` tells where
-        it starts. It is done if it reaches to the end of one that is.
+        Its look-back is as long as that of this episode, if there are enough steps before it; `t_started` is its first
+        step. It is over if it contains the end of an episode that is over.
 
         Raises:
             SpecError: the step is not positive.
@@ -224,14 +227,16 @@ class Episode(EpisodeData):
         """Return `slice(item)`.
 
         Raises:
-            NotImplementedError: it is no slice.
+            NotImplementedError: the index is no slice.
         """
         if not isinstance(item, slice):
-            raise NotImplementedError(f"an episode has slices only, as in `episode[a:b]`, got {item!r}. Use a getter.")
+            raise NotImplementedError(
+                f"an episode can only be sliced, as in `episode[a:b]`, got {item!r}. Use a getter."
+            )
         return self.slice(item)
 
     def add_temporary_timestep_data(self, key: str, data: Any) -> None:
-        """Keep an object under a name until `finalize()`; nothing is checked, nothing is copied.
+        """Store an object under a name until `finalize()`, without a check or a copy.
 
         Raises:
             ClosedError: the episode is finalized.
@@ -240,20 +245,22 @@ class Episode(EpisodeData):
         self.temporary_timestep_data.setdefault(key, []).append(data)
 
     def get_temporary_timestep_data(self, key: str) -> list[Any]:
-        """Return the list of objects that were kept under a name.
+        """Return the list of objects that were stored under a name.
 
         Raises:
             ClosedError: the episode is finalized.
-            UnknownKeyError: there are none.
+            UnknownKeyError: nothing is stored under this name.
         """
         self._check_temporary()
         if key not in self.temporary_timestep_data:
-            raise UnknownKeyError(f"there is no temporary data {key!r}; there is: {[*self.temporary_timestep_data]}.")
+            raise UnknownKeyError(
+                f"no temporary data is stored as {key!r}; the names are {[*self.temporary_timestep_data]}."
+            )
         return self.temporary_timestep_data[key]
 
     def _check_temporary(self) -> None:
         if self.is_finalized:
-            raise ClosedError("the episode is finalized, which has erased its temporary data. Ask for it before.")
+            raise ClosedError("the episode is finalized, which removed its temporary data. Read it before.")
 
     def get_sample_batch(self) -> Any:
         """Return `get_data_dict()` as an RLlib `SampleBatch`.
@@ -266,29 +273,29 @@ class Episode(EpisodeData):
         return sample_batch.SampleBatch(self.get_data_dict())
 
     def get_state(self) -> dict[str, Any]:
-        """Return all of the episode as what JSON has: dicts, lists, strings, numbers, booleans and None.
+        """Return the whole episode as JSON types: dicts, lists, strings, numbers, booleans and None.
 
-        Arrays are base64 of their bytes, so nothing is rounded; nothing in it is shared with the episode.
+        Arrays become base64 of their bytes, so nothing is rounded. The state shares no memory with the episode.
 
         Raises:
-            StructureError: something in `infos`, an id, the temporary or the custom data is of a kind that JSON cannot
-                have, or a space is; named by path.
+            StructureError: a value in `infos`, an id, the temporary or the custom data, or a space has a type that cannot
+                be stored as JSON; names its path.
         """
         return state_of(self)
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Episode:
-        """Make an episode of what `get_state` returned.
+        """Return the episode of a state that `get_state` returned.
 
         Raises:
-            FormatError: it is something else.
+            FormatError: this is no state of an episode.
         """
         return restore(Episode(), state)
 
     def steps(self) -> dict[str, Any]:
         """Return the T + 1 steps that observers write of this episode, as a nest with leaves [T + 1, ...].
 
-        Without the look-back. Their layout is drawn in `reverb_writer.episodes.episode_steps`.
+        The look-back is left out. `reverb_writer.episodes.episode_steps` draws the layout.
 
         Raises:
             IncompleteError: the episode has no step yet.
@@ -306,16 +313,16 @@ class Episode(EpisodeData):
 
     @classmethod
     def from_steps(cls, data: Any, *, like: Any = None, **options: Any) -> Episode:
-        """Make an episode of steps, such as a whole one that was sampled; it is finalized.
+        """Return the finalized episode of steps, such as those of a sampled whole episode.
 
         Args:
             data: leaves [T + 1, ...]: a nest as `steps()` returns it, RLDS steps, a TF-Agents trajectory; or columns
-                of a table without a signature. What comes after the last step, as padding does, is left out.
-            like: a step, or steps, of the structure that columns have; None for steps without nests.
+                of a table without a signature. Rows after the last step, such as padding, are left out.
+            like: a step, or steps, of the structure that columns have; None for steps without inner nests.
             **options: `id_`, spaces, ids and `t_started`, as when constructing.
 
         Raises:
-            StructureError: there are no observations, actions or rewards, or they are not of one length.
+            StructureError: observations, actions or rewards are missing, or their lengths differ.
         """
         return cls(**episode_steps.columns(data, like), len_lookback_buffer=0, **options).finalize()
 

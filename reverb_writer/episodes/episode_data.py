@@ -1,4 +1,4 @@
-"""What an episode holds, and how it is read and overwritten; how it grows is told in `episode`."""
+"""The columns of an episode, and their getters and setters; `episode` adds steps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ Indices = int | slice | Sequence[int] | None
 
 
 class EpisodeData:
-    """The columns of an episode, and all that can be asked of them; see `Episode`.
+    """The columns of an episode, with getters and setters; see `Episode`.
 
-    The getters take what `InfiniteLookbackBuffer.get` takes, return what it returns, and raise what it raises; so do
-    the setters with `InfiniteLookbackBuffer.set`. For setters the columns are the ones before the call or, whole, the
-    ones after it.
+    Getters have the arguments, results and errors of `InfiniteLookbackBuffer.get`, setters those of
+    `InfiniteLookbackBuffer.set`. A setter that raises has changed nothing.
     """
 
     def __init__(
@@ -47,27 +46,27 @@ class EpisodeData:
     ) -> None:
         """Start an episode, empty or with data: lists of items, or nests of arrays [T, ...], which finalize it.
 
-        An `InfiniteLookbackBuffer` is copied with the look-back that it has.
+        An `InfiniteLookbackBuffer` is copied together with its look-back.
 
         Args:
             id_: None for a random one.
             observations: T + 1 of them.
-            observation_space: their Gymnasium space; needed for one-hot vectors only.
+            observation_space: their Gymnasium space; only one-hot vectors need it.
             infos: T + 1 of them; None for empty ones.
             actions: T of them.
             action_space: their Gymnasium space.
             rewards: T numbers.
             terminated: whether the environment ended in a terminal state.
-            truncated: whether it was cut off.
-            extra_model_outputs: T of each kind, by name.
+            truncated: whether a time limit or the like ended it.
+            extra_model_outputs: T of each, by name.
             t_started: the step at which the chunk starts; None for 0.
             len_lookback_buffer: how many of the T steps are look-back; "auto" for all.
-            agent_id: kept.
-            module_id: kept.
-            multi_agent_episode_id: kept.
+            agent_id: stored as an attribute.
+            module_id: stored as an attribute.
+            multi_agent_episode_id: stored as an attribute.
 
         Raises:
-            StructureError: the numbers of items do not fit together, or items differ in structure.
+            StructureError: the numbers of items do not match, or items differ in structure.
             SpecError: `t_started` or `len_lookback_buffer` is no number >= 0.
         """
         self.id_ = uuid.uuid4().hex if id_ is None else id_
@@ -116,7 +115,7 @@ class EpisodeData:
 
     @property
     def is_finalized(self) -> bool:
-        """Whether getters return arrays; no step may be added then."""
+        """Whether getters return arrays; then no step can be added."""
         return self.rewards.finalized
 
     @property
@@ -135,7 +134,7 @@ class EpisodeData:
         return self.is_terminated or self.is_truncated
 
     def start_timer(self, duration_s: float = 0.0) -> None:
-        """Count the duration from now on, from what it was."""
+        """Restart the timer, with the duration so far."""
         self._last_step_time = time.perf_counter()
         self._start_time = self._last_step_time - duration_s
 
@@ -148,17 +147,17 @@ class EpisodeData:
         return self.t - self.t_started
 
     def validate(self) -> None:
-        """Check that the numbers of items fit together; the look-back does not count.
+        """Check that the numbers of items match; the look-back does not count.
 
         Raises:
-            StructureError: they do not.
+            StructureError: they do not match.
         """
         sizes = {"observations": len(self.observations), "infos": len(self.infos), "actions": len(self.actions)}
         sizes |= {"rewards": len(self.rewards), **{key: len(b) for key, b in self.extra_model_outputs.items()}}
         steps = max(0, sizes["observations"] - 1)
         expected = {key: sizes["observations"] if key in ("observations", "infos") else steps for key in sizes}
         if sizes != expected:
-            raise StructureError(f"T steps need T + 1 observations and infos, and T of all else, got {sizes}.")
+            raise StructureError(f"T steps need T + 1 observations and infos, and T of everything else, got {sizes}.")
         item = self.rewards.rows.lone
         if self.rewards.rows.size and (item is None or item.ndim != 1):
             raise StructureError("rewards must be numbers.")
@@ -182,7 +181,7 @@ class EpisodeData:
         )
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return one info, or a list of several, which are the very objects that were given."""
+        """Return one info, or a list of several: the objects that were given, not copies."""
         return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
     def get_actions(
@@ -207,7 +206,7 @@ class EpisodeData:
     def get_extra_model_outputs(
         self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """Return one of the model's outputs of a name, or several; see `InfiniteLookbackBuffer.get`.
+        """Return one of the extra model outputs with a name, or several; see `InfiniteLookbackBuffer.get`.
 
         Raises:
             UnknownKeyError: there is no such name.
@@ -231,13 +230,13 @@ class EpisodeData:
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite one of the model's outputs of a name, or several; see `InfiniteLookbackBuffer.set`.
+        """Overwrite one of the extra model outputs with a name, or several; see `InfiniteLookbackBuffer.set`.
 
-        A new name without `at_indices` makes a new column, which has no look-back.
+        A new name without `at_indices` adds a column without look-back.
 
         Raises:
             UnknownKeyError: there is no such name, and `at_indices` is given.
-            StructureError: a new column has not one item for each step.
+            StructureError: the number of items of a new column differs from the number of steps.
         """
         if key in self.extra_model_outputs or at_indices is not None:
             buffer = self._extra(key)
@@ -253,7 +252,7 @@ class EpisodeData:
     def _extra(self, key: str) -> InfiniteLookbackBuffer:
         if key not in self.extra_model_outputs:
             names = ", ".join(map(repr, self.extra_model_outputs)) or "none"
-            raise UnknownKeyError(f"there are no extra model outputs {key!r}; there are: {names}.")
+            raise UnknownKeyError(f"no extra model outputs are named {key!r}; the names are: {names}.")
         return self.extra_model_outputs[key]
 
     def get_return(self) -> float:
@@ -266,13 +265,13 @@ class EpisodeData:
         return len(self)
 
     def agent_steps(self) -> int:
-        """Return the number of steps, without the look-back: a lone agent acts at each."""
+        """Return the number of steps, without the look-back: the one agent acts at each step."""
         return len(self)
 
     def get_data_dict(self) -> dict[str, Any]:
-        """Return T rows by RLlib's names: `obs`, `actions`, ..., without the last observation and the look-back.
+        """Return T rows by RLlib's names, `obs`, `actions`, ..., without the last observation and the look-back.
 
-        As lists or, if finalized, as arrays; `infos` always as a list.
+        Values are lists; if finalized, arrays, except `infos`.
 
         >>> EpisodeData("x", observations=[0, 1], actions=[5], rewards=[1.0], len_lookback_buffer=0,
         ...             terminated=True).get_data_dict()  # doctest: +NORMALIZE_WHITESPACE

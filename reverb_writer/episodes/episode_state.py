@@ -1,4 +1,4 @@
-"""The state of an episode as what JSON has, and back: ids, columns, and what the caller keeps with it."""
+"""The state of an episode as JSON, and back: ids, columns, and custom data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def state_of(episode: EpisodeData) -> dict[str, Any]:
     """Return the state of an episode.
 
     Raises:
-        StructureError: a part cannot be put into it.
+        StructureError: a part cannot be stored as JSON.
     """
     state = {name: encoded(getattr(episode, name), name) for name in _PLAIN}
     state |= {name: column_state(getattr(episode, name), name) for name in _COLUMNS}
@@ -45,10 +45,10 @@ def state_of(episode: EpisodeData) -> dict[str, Any]:
 
 
 def restore(episode: Restored, state: Mapping[str, Any]) -> Restored:
-    """Give an episode a state.
+    """Set the state of an episode.
 
     Raises:
-        FormatError: it is none.
+        FormatError: this is no state of an episode.
     """
     with broken_state("an episode"):
         for name in _PLAIN:

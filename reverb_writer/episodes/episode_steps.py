@@ -1,20 +1,20 @@
-"""An episode as the steps that observers write, and back: rows as RLDS has them, flags as Gymnasium names them.
+"""An episode as the steps that observers write, and back: rows as in RLDS, with Gymnasium's names of the flags.
 
-T steps of an environment are T + 1 rows. A row has what was seen at time t, what was done then, and what that led to;
-the last row, the boundary step, has the final observation only, and zeros for the action and what follows it.
+T steps of an environment are T + 1 rows. A row has the observation at time t, the action on it and the results of the
+action. The last row, the boundary step, has the final observation, and zeros for the action and its results.
 
     observation          o_0   o_1   ...  o_T-1   o_T      T + 1 observations
     action               a_0   a_1   ...  a_T-1   0        taken in the state that o_t shows
     reward               r_0   r_1   ...  r_T-1   0        for a_t, float32
     discount             1     1     ...  d       0        float32; d is 0 if o_T is terminal, else 1
-    extra_model_outputs  x_0   x_1   ...  x_T-1   0        there only if the episode has them
-    is_first             True  False ...  False   False    of a later chunk: False everywhere
-    is_last              False False ...  False   True     of a chunk that is not the last: False everywhere
+    extra_model_outputs  x_0   x_1   ...  x_T-1   0        only if the episode has them
+    is_first             True  False ...  False   False    in a later chunk: False everywhere
+    is_last              False False ...  False   True     in a chunk that is not the last: False everywhere
     terminated           False False ...  False   as ended
     truncated            False False ...  False   as ended
 
-So a chunk that was cut ends without a flag: the episode goes on. Strings are bytes, as Reverb stores them. It is the
-layout that `reverb_writer.environments` records, so both may write to one table.
+So a chunk that was cut has no flag at its end, because the episode continues. Strings are bytes, as Reverb stores them.
+`reverb_writer.environments` records the same layout, so both may write to one table.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _LONE_LEAVES = dict.fromkeys(
 
 
 def of(episode: EpisodeData) -> dict[str, Any]:
-    """Return the T + 1 steps of an episode as a nest with leaves [T + 1, ...], its own.
+    """Return the T + 1 steps of an episode as a nest with leaves [T + 1, ...], copied.
 
     Raises:
-        IncompleteError: it has no step.
+        IncompleteError: the episode has no step.
     """
     num = len(episode)
     if not num:
-        raise IncompleteError("an episode without a step has no action: there is nothing to write of it yet.")
+        raise IncompleteError("an episode without a step has nothing to write. Add a step first.")
     last = np.arange(num + 1) == num
     steps = {
         "observation": tree.map_structure(_stored, episode.observations.to_arrays()),
@@ -72,7 +72,7 @@ def of(episode: EpisodeData) -> dict[str, Any]:
 
 
 def windows(steps: Any, spec: WindowSpec) -> list[Any]:
-    """Return the windows of an episode's steps, each a nest with leaves [L, ...] of its own; padding is zeros."""
+    """Return the windows of an episode's steps, each a nest with leaves [L, ...], copied; padding is zeros."""
     leaves = tree.flatten(steps)
     num = len(leaves[0])
     cuts = spec.windows(num)
@@ -81,13 +81,13 @@ def windows(steps: Any, spec: WindowSpec) -> list[Any]:
 
 
 def columns(data: Any, like: Any = None) -> dict[str, Any]:
-    """Return what an `Episode` is made of, taken from steps with leaves [T + 1, ...].
+    """Return the arguments of `Episode` for steps with leaves [T + 1, ...].
 
-    Steps are a nest in the layout above, RLDS steps or a trajectory of TF-Agents, whose end is found as
-    `reverb_writer.slices.read_markers` finds it; or a list or tuple of columns, in the structure of `like`.
+    Steps are a nest in the layout above, RLDS steps or a trajectory of TF-Agents, whose end
+    `reverb_writer.slices.read_markers` finds; or a list or tuple of columns, in the structure of `like`.
 
     Raises:
-        StructureError: there are no observations, actions or rewards, or no two rows.
+        StructureError: observations, actions or rewards are missing, or there are fewer than two rows.
     """
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
         data = _structured(data, _LONE_LEAVES if like is None else like)
@@ -100,7 +100,7 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
     is_done = ends is not None and bool(ends.any())
     num = int(np.argmax(ends)) if is_done and ends is not None else len(np.asarray(found["reward"])) - 1
     if num < 1:
-        raise StructureError("an episode has one step more than actions: two rows at least.")
+        raise StructureError("an episode needs two rows or more: it has one step more than actions.")
     terminated = markers.terminated is not None and bool(markers.terminated[: num + 1].any())
     extras = dict(_field(data, "extra_model_outputs") or {})
     if tree.flatten(_field(data, "policy_info") or ()):
@@ -120,12 +120,12 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
 
 
 def _closed(leaf: Array) -> Array:
-    """Return a leaf with a row of zeros after its last."""
+    """Return a leaf with one row of zeros after its last row."""
     return padded_rows(_stored(leaf), len(leaf) + 1)
 
 
 def _stored(leaf: Array) -> Array:
-    """Return strings as Reverb stores them; other leaves as they are."""
+    """Return strings as Reverb stores them, and other leaves unchanged."""
     return as_bytes(leaf, "episode", "as in its first step") if leaf.dtype.kind == "O" else leaf
 
 

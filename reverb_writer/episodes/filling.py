@@ -1,4 +1,4 @@
-"""What stands beside the data: rows of fill, and where they go."""
+"""Rows outside the data of a column: the dtype of their fill value, and their places."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = (float, int)
 
 
 def place(leaf: Array, where: slice | Array, fill: Any, dtype: np.dtype[Any], num: int) -> Array:
-    """Return an array [num, ...] with the rows of `leaf` at `where`, and fill of this dtype everywhere else."""
+    """Return an array [num, ...] with the rows of `leaf` at `where`, and the fill value elsewhere."""
     own = leaf.dtype
     shape = (num, *leaf.shape[1:]) if leaf.ndim > 1 else num
     result = np.empty(shape, dtype if dtype is own else np.result_type(dtype, own))
@@ -35,10 +35,10 @@ def place(leaf: Array, where: slice | Array, fill: Any, dtype: np.dtype[Any], nu
 
 
 def holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
-    """Return the dtype itself if it can hold the fill, else one that holds both.
+    """Return the dtype if it can hold the fill value, else a dtype that can hold both.
 
     Raises:
-        SpecError: the fill is no number, and not of this shape.
+        SpecError: the fill value is neither a number nor of this shape.
     """
     kind = dtype.kind
     if kind == "O" or (kind == "f" and type(fill) in _NUMBERS):
@@ -54,12 +54,12 @@ def holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype
 
 
 def cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]:
-    """Return the fill in the dtype of a leaf of a space, and that dtype, which is float32 for one-hot vectors.
+    """Return the fill value in the dtype of a space's leaf, and that dtype; float32 for one-hot vectors.
 
-    As RLlib casts: 0.5 is 0 in a Discrete space; a one-hot vector of 0 is zero-hot.
+    It is cast as RLlib does: 0.5 is 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
 
     Raises:
-        SpecError: the dtype cannot hold it at all, or it has another shape.
+        SpecError: the value is beyond the limits of the dtype, or has another shape.
     """
     dtype, shape = part.dtype, part.shape
     if one_hot and part.sizes is not None:
@@ -75,10 +75,10 @@ def cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]
 
 
 def per_leaf(fill: Any, num_leaves: int) -> Sequence[Any]:
-    """Return a fill for each leaf: that of a row, or the same number for all.
+    """Return a fill value for each leaf: the leaves of a row, or the same number for all.
 
     Raises:
-        SpecError: it is a row of another structure.
+        SpecError: the row has another structure.
     """
     if num_leaves == 1 or not tree.is_nested(fill):
         return [fill] * num_leaves

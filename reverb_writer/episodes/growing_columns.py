@@ -1,7 +1,7 @@
-"""Rows of one structure, in arrays that grow by doubling: to append one costs the same in the first and the last.
+"""Rows of one structure, in arrays that grow by doubling, so that appending a row takes constant time on average.
 
-A row is staged in the free place after the last one and counts when `size` is raised. So several columns can take a row
-together: stage in all, raise all; if one refuses, nothing has changed.
+A row is staged: written to the first free place, where it does not count until `size` is raised. So several columns can
+add a row together: stage it in all, then raise all sizes; if one refuses its part, nothing has changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CAPACITY = 64
 _PYTHON_DTYPES = frozenset(map(np.dtype, (bool, np.int64, np.float64)))
 
 _ANY = frozenset((dict,))
-"""The type of untyped rows that need no other look."""
+"""The type of untyped rows that are not checked further."""
 
 Array = npt.NDArray[Any]
 Index = slice | Array
@@ -35,11 +35,11 @@ _NUMBERS: tuple[type[Any], ...] = (bool, int, float, *(np.dtype(code).type for c
 
 
 class Block(NamedTuple):
-    """Rows of one structure that are checked.
+    """Checked rows of one structure.
 
     Attributes:
-        example: a nest of their structure; its leaves mean nothing.
-        paths: name of each leaf; empty for a lone one.
+        example: a nest of their structure; its leaves have no meaning.
+        paths: name of each leaf; empty for an array without a nest.
         leaves: [m, ...] each, owned.
     """
 
@@ -54,10 +54,10 @@ class Block(NamedTuple):
 
 
 def stacked(items: Sequence[Any], what: str) -> Block:
-    """Make a block of items, each a nest without time; dtypes as `np.stack` has them.
+    """Return a block of items, each a nest without time; dtypes are those of `np.stack`.
 
     Raises:
-        StructureError: they differ in structure or shape, or a leaf is no array, number or string.
+        StructureError: items differ in structure or shape, or a leaf is no array, number or string.
     """
     paths, first = _leaves(items[0], what)
     columns: list[list[Array]] = [[leaf] for leaf in first]
@@ -71,7 +71,7 @@ def stacked(items: Sequence[Any], what: str) -> Block:
 
 
 def batched(nest: Any, what: str) -> Block:
-    """Make a block of a nest with leaves [m, ...], copied.
+    """Return a block of a nest with leaves [m, ...], copied.
 
     Raises:
         StructureError: there is no leaf, or their first dimensions differ.
@@ -82,12 +82,12 @@ def batched(nest: Any, what: str) -> Block:
 
 
 def listed(leaf: Array) -> list[Any]:
-    """Return a leaf [m, ...] as a list; numbers of the dtypes that Python's have are Python's."""
+    """Return a leaf [m, ...] as a list; numbers of bool, int64 and float64 become Python numbers."""
     return leaf.tolist() if leaf.ndim == 1 and leaf.dtype in _PYTHON_DTYPES else list(leaf)
 
 
 def as_objects(items: Sequence[Any]) -> Block:
-    """Make a block of any objects, not copied."""
+    """Return a block of any objects, not copied."""
     leaf = np.empty(len(items), object)
     for index, item in enumerate(items):
         leaf[index] = item
@@ -95,12 +95,12 @@ def as_objects(items: Sequence[Any]) -> Block:
 
 
 class Columns:
-    """Rows of one structure. What the first row looks like, all others must look like.
+    """Rows with the structure and shapes of the first row.
 
-    Dtypes widen as `np.stack` of all rows would have them, so nothing is cast to less.
+    Dtypes widen to those of `np.stack` of all rows, so no value is changed.
 
     Attributes:
-        size: how many rows there are; raise it to let a staged row count.
+        size: number of rows; raise it to add a staged row.
         lone: [capacity, ...], aliased, if rows are lone arrays, numbers or strings, no nests; else None.
     """
 
@@ -119,7 +119,7 @@ class Columns:
     )
 
     def __init__(self, block: Block | None = None, *, untyped: bool = False) -> None:
-        """Start with the rows of a block, or with none; `untyped` rows are any objects, kept as they are."""
+        """Start with the rows of a block, or with none; `untyped` rows are any objects, stored unchanged."""
         self.size = 0
         self._untyped = untyped
         self._arrays: list[Array] = []
@@ -137,11 +137,11 @@ class Columns:
 
     @property
     def paths(self) -> tuple[str, ...] | None:
-        """The names of the leaves, empty for a lone one; None before the first row."""
+        """The names of the leaves, empty for an array without a nest; None before the first row."""
         return self._paths
 
     def stage(self, item: Any) -> bool:
-        """Write a row to the free place, if it is exactly of the known dtypes and shapes; return whether it was."""
+        """Stage a row if it has exactly the known dtypes and shapes; return whether it had."""
         lone = self.lone
         try:
             if lone is None:
@@ -173,10 +173,10 @@ class Columns:
         return True
 
     def check(self, block: Block, what: str) -> Block:
-        """Return the block, if its rows could stand here.
+        """Return the block, if its rows can be added.
 
         Raises:
-            StructureError: they have other leaves, or other shapes.
+            StructureError: its rows have other leaves, or other shapes.
         """
         if self._paths is not None:
             check_same_leaves(what, block.paths, self._paths, "the first row")
@@ -185,16 +185,16 @@ class Columns:
         return block
 
     def put(self, block: Block) -> None:
-        """Write rows that were checked to the free places after the last row; they do not count yet."""
+        """Stage checked rows."""
         if self._paths is None:
-            self._learn(block)
+            self._set_structure(block)
         self._widen(block.leaves)
         self._reserve(self.size + block.num_rows)
         for array, leaf in zip(self._arrays, block.leaves, strict=True):
             array[self.size : self.size + block.num_rows] = leaf
 
     def replace(self, index: Index, block: Block) -> None:
-        """Write rows that were checked over others."""
+        """Overwrite rows with checked ones."""
         self._widen(block.leaves)
         for array, leaf in zip(self._arrays, block.leaves, strict=True):
             array[index] = leaf
@@ -206,28 +206,28 @@ class Columns:
         self.size -= 1
 
     def trim(self) -> None:
-        """Let go of the free places."""
+        """Release unused memory."""
         if self._paths is not None:
             self._install([array[: self.size].copy() for array in self._arrays])
 
     def block(self, index: Index) -> Block | None:
-        """Return some rows, all of which are there, as a block, copied; None before the first row."""
+        """Return existing rows as a block, copied; None before the first row."""
         return None if self._paths is None else Block(self._example, self._paths, self.take(index))
 
     def row(self, index: int, *, plain: bool = False) -> Any:
-        """Return a row, 0 <= index < size: a nest of leaves that are the caller's own; `plain` as in `items`."""
+        """Return a row, 0 <= index < size, as a nest of copied leaves; `plain` for Python numbers, as in `items`."""
         if self.lone is not None:
             return _leaf(self.lone, index, plain)
         return self._pack([_leaf(array, index, plain) for array in self._arrays])
 
     def take(self, index: Index) -> list[Array]:
-        """Return the leaves of some rows, all of which are there, as copies, in the order of the paths."""
+        """Return the leaves of existing rows, copied, in the order of the paths."""
         if type(index) is slice:
             return [array[index].copy() for array in self._arrays]
         return [array[index] for array in self._arrays]
 
     def views(self, index: Index) -> list[Array]:
-        """Return the leaves of some rows as `take` does, aliased where NumPy can."""
+        """Return the leaves of existing rows, as views where NumPy can."""
         return [array[index] for array in self._arrays]
 
     def pack(self, leaves: Sequence[Any]) -> Any:
@@ -235,13 +235,13 @@ class Columns:
         return leaves[0] if self.lone is not None else self._pack(leaves)
 
     def items(self, leaves: Sequence[Array]) -> list[Any]:
-        """Return leaves [m, ...] as a list of m rows; what is a Python number is given back as one."""
+        """Return leaves [m, ...] as a list of m rows; numbers of bool, int64 and float64 become Python numbers."""
         if self.lone is not None:
             return listed(leaves[0])
         return [self._pack(row) for row in zip(*map(listed, leaves), strict=True)]
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the rows are the same; NaN is the same as NaN, and dtypes do not matter."""
+        """Return whether the rows are equal; NaN equals NaN, and dtypes may differ."""
         if not isinstance(other, Columns):
             return NotImplemented
         if not self.size or self.size != other.size or self._paths != other._paths:
@@ -251,13 +251,13 @@ class Columns:
             for a, b in zip(self._arrays, other._arrays, strict=True)
         )
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __reduce__(self) -> Any:
-        """Pickle and copy by the rows: functions made for their structure cannot be pickled."""
+        """Pickle and copy the rows only: functions made for their structure cannot be pickled."""
         return _rebuilt, (self.block(slice(0, self.size)), self._untyped)
 
-    def _learn(self, block: Block) -> None:
+    def _set_structure(self, block: Block) -> None:
         self._paths = block.paths
         self._example = structure_of(block.example)
         self._flatten = flattener(self._example)
@@ -268,7 +268,7 @@ class Columns:
         self._arrays = arrays
         self.lone = arrays[0] if self._paths == ("",) else None
         self._parts = [
-            # What is in an object array must be looked at, so it never goes the fast way.
+            # The elements of an object array must be checked, so it never takes the fast path.
             (array, _ANY, None) if self._untyped else (array, *_quick(array.dtype, array.shape[1:]))
             for array in arrays
         ]
@@ -328,7 +328,7 @@ def _at(path: str) -> str:
 
 @functools.cache
 def _quick(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[frozenset[type], tuple[Any, Any] | None]:
-    """Return the types of numbers that such a leaf takes as they are, and what arrays must be for it."""
+    """Return the types of numbers that a leaf stores unchanged, and dtype and shape of arrays that it does."""
     if dtype.kind == "O":
         return frozenset(() if shape else (str, bytes)), None
     numbers = frozenset(kind for kind in _NUMBERS if not shape and np.result_type(np.dtype(kind), dtype) == dtype)

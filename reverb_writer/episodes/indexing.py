@@ -1,16 +1,16 @@
-"""Which rows an index means: integers only, no arrays.
+"""Which rows an index or a slice means: integers only, no arrays.
 
-Rows stand on an endless line. Position 0 is the oldest row of the look-back, `lookback` is ts 0, `total` is the first
-position after the data; everywhere else stands the fill:
+Positions have no limits. Position 0 is the oldest row of the look-back, `lookback` is ts 0, and `total` is the first
+position after the data. All positions outside the data hold the fill value:
 
     position   ... -2 -1 | 0  1 | 2  3  4 |  5  6 ...       total 5, lookback 2
                   fill   | look- | ts 0..2 |  fill
                          | back  |         |
 
-An index >= 0 counts from ts 0. A negative one counts from the end, as Python's do, the look-back included; or, with
+An index >= 0 counts from ts 0. A negative index counts from the end, as in Python, look-back included; or, with
 `neg_index_as_lookback`, from ts 0 to the left.
 
-Source: RLlib 2.35 `InfiniteLookbackBuffer.get` (behaviour, 3.1 and A.3), its faults aside.
+Source: RLlib 2.35 `InfiniteLookbackBuffer.get`, without its faults; see docs/compatibility.md.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["Span", "position", "span"]
 
 
 Span = tuple[int, slice, int, int]
-"""What a slice reads, in its order: fills before the rows, which rows, how many these are, fills after them."""
+"""What a slice reads, in its order: number of fill values, rows, number of rows, number of fill values after them."""
 
 
 def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:
-    """Return where an index points; it may be left or right of the data.
+    """Return the position of an index; it may be outside the data.
 
     Raises:
-        SpecError: it is no integer.
+        SpecError: the index is no integer.
 
     >>> position(-1, 5, 2), position(-1, 5, 2, neg_index_as_lookback=True)
     (4, 1)
@@ -49,11 +49,11 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
 ) -> Span:
     """Return what a slice reads.
 
-    Without `fill` it is clamped to the data, as Python's slices are. With it, it is a slice of the endless line:
-    `range(start, stop, step)`, and what stands beside the data is fill. One oddity is RLlib's, and its users rely on
-    it: start > stop, both left or both right of the data, reads as if they were swapped.
+    Without `fill`, a slice is clamped to the data, as in Python. With it, the positions are `range(start, stop, step)`,
+    and those outside the data hold the fill value. As in RLlib, start and stop are swapped if start > stop and both are
+    left or both are right of the data; its users rely on this.
 
-    An omitted start or stop is that of the data without its look-back, in the direction of the step.
+    Without a start or stop, the slice reads the data without its look-back, in the direction of the step.
 
     Raises:
         SpecError: a bound is no integer, or the step is 0.
@@ -85,12 +85,12 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
         return _rows(range(first, last, step))
     if step > 0 and start > stop and (start < 0 or stop >= total):
         start, stop = stop, start
-    if step == 1 and start <= stop:  # what follows, for the common case
+    if step == 1 and start <= stop:  # the same as below, for the common case
         before = min(-start, stop - start) if start < 0 else 0
         after = min(stop - total, stop - start) if stop > total else 0
         return before, slice(start + before, stop - after), stop - after - start - before, after
     line = range(start, stop, step)
-    # How many positions stand before the data, and how many before its end, in the order of the slice.
+    # The number of positions before the data, and before the end of the data, in the order of the slice.
     clip, first, last = (min, 0, total) if step > 0 else (max, total - 1, -1)
     before = len(range(start, clip(stop, first), step))
     upto = len(range(start, clip(stop, last), step))
@@ -99,7 +99,7 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
 
 
 def _rows(line: range) -> Span:
-    """Return a range that is within the data as a span."""
+    """Return the span of a range within the data."""
     if not line:
         return 0, slice(0, 0), 0, 0
     stop = line.stop if line.stop >= 0 else None

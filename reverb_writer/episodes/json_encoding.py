@@ -1,7 +1,7 @@
-"""Any nest of plain data as what JSON has, and back, without loss.
+"""Nests of arrays and plain data as JSON, and back, without loss.
 
-None, booleans, integers, strings, finite floats and lists are themselves, and so are dicts whose keys are strings.
-Everything else is a dict of one entry, whose key says what it is:
+None, booleans, integers, strings, finite floats, lists, and dicts with strings for keys are unchanged. Everything else
+becomes a dict of one entry, whose key is the type:
 
     {"$array": [dtype, shape, base64]}   an array of numbers, little-endian, in C order
     {"$strings": [shape, [...]]}         an array of strings
@@ -11,7 +11,7 @@ Everything else is a dict of one entry, whose key says what it is:
     {"$tuple": [...]}                    a tuple
     {"$dict": [[key, value], ...]}       any other dict
 
-Nothing that is decoded can run code.
+Decoding never runs code.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["decoded", "encoded"]
 
 
 def encoded(value: Any, path: str = "") -> Any:
-    """Return a value as what JSON has.
+    """Return a value as JSON.
 
     Raises:
-        StructureError: a part of it is of another kind; named by path.
+        StructureError: a part has another type; names its path.
 
     >>> encoded({"a": (1, np.float32(0.5))})
     {'a': {'$tuple': [1, {'$scalar': ['<f4', 'AAAAPw==']}]}}
@@ -49,7 +49,7 @@ def encoded(value: Any, path: str = "") -> Any:
         return _encoded_dict(value, path)
     if isinstance(value, np.ndarray | np.generic):
         return _encoded_array(value, path)
-    raise StructureError(f"`{path.strip('/')}`: a {type(value).__name__} cannot be put into a state. Take it out.")
+    raise StructureError(f"`{path.strip('/')}`: a {type(value).__name__} cannot be stored in a state. Remove it.")
 
 
 def _encoded_dict(value: dict[Any, Any], path: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _encoded_array(value: Any, path: str) -> dict[str, Any]:
     if array.dtype.kind == "O":
         return {"$strings": [list(array.shape), encoded(list(array.flat), path)]}
     if array.dtype.kind not in "biufc":
-        raise StructureError(f"`{path.strip('/')}`: {array.dtype} cannot be put into a state. Take it out.")
+        raise StructureError(f"`{path.strip('/')}`: {array.dtype} cannot be stored in a state. Remove it.")
     dtype = array.dtype.newbyteorder("<")
     data = _base64(array.astype(dtype).tobytes())
     if isinstance(value, np.generic):
@@ -72,10 +72,10 @@ def _encoded_array(value: Any, path: str) -> dict[str, Any]:
 
 
 def decoded(value: Any) -> Any:
-    """Return what was encoded; arrays are new and writable.
+    """Return the value that was encoded; arrays are new and writable.
 
     Raises:
-        FormatError: it is nothing that `encoded` returns.
+        FormatError: this is no result of `encoded`.
 
     >>> decoded({"a": {"$tuple": [1, {"$scalar": ["<f4", "AAAAPw=="]}]}})["a"][1].dtype
     dtype('float32')
@@ -84,13 +84,13 @@ def decoded(value: Any) -> Any:
         return [decoded(item) for item in value]
     if not isinstance(value, Mapping):
         if value is not None and not isinstance(value, bool | int | float | str):
-            raise FormatError(f"a state has only what JSON has, got a {type(value).__name__}.")
+            raise FormatError(f"a state has only JSON types, got a {type(value).__name__}.")
         return value
     (kind, content), *others = value.items() or [("", None)]
     if others or not str(kind).startswith("$"):
         return {key: decoded(item) for key, item in value.items()}
     if kind not in _DECODERS:
-        raise FormatError(f"a state has no {kind!r}; it may be of a newer release.")
+        raise FormatError(f"the key {kind!r} in a state is unknown; a newer release may have written it.")
     try:
         return _DECODERS[kind](content)
     except (TypeError, ValueError, binascii.Error) as error:

@@ -1,4 +1,4 @@
-"""One column of an episode: rows, some of which are look-back, and the getter that reads beyond both ends."""
+"""`InfiniteLookbackBuffer`: one column of an episode, with its look-back, which can be read beyond both ends."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ _ALL = slice(None)
 
 
 class InfiniteLookbackBuffer:
-    """Rows that grow one by one, the first `lookback` of which are there to be looked back into only.
+    """Rows that are appended one by one; the first `lookback` rows are history that is only read.
 
-    Rows are nests without time; their leaves are stored in arrays from the start. While the buffer is ongoing its
-    getters return lists of rows; once it is finalized, arrays [T, ...] or nests of them. What they return is the
-    caller's own. Not thread-safe.
+    Rows are nests without time; their leaves are stored in arrays from the start. Before `finalize()` its getters
+    return lists of rows; after it, arrays [T, ...] or nests of them. Results are owned by the caller. Not thread-safe.
 
-    Source: RLlib 2.35 `InfiniteLookbackBuffer`; where we differ is told in docs/compatibility.md.
+    Source: RLlib 2.35 `InfiniteLookbackBuffer`; docs/compatibility.md lists the differences.
 
     Attributes:
-        lookback: rows that are look-back, >= 0.
+        lookback: number of rows that are look-back, >= 0.
         finalized: whether getters return arrays.
 
     >>> buffer = InfiniteLookbackBuffer([10, 11, 12, 13, 14], lookback=2)
@@ -44,13 +43,13 @@ class InfiniteLookbackBuffer:
     __slots__ = ("_parts", "_space", "_untyped", "finalized", "lookback", "rows")
 
     def __init__(self, data: Any = None, lookback: int = 0, space: Any = None, *, untyped: bool = False) -> None:
-        """Take the first rows.
+        """Start with the first rows.
 
         Args:
             data: a list of rows, or a nest of arrays [T, ...], which makes the buffer finalized; copied.
-            lookback: how many of them are look-back; at most all.
-            space: the Gymnasium space of a row; needed for one-hot vectors only.
-            untyped: whether rows are any objects, kept in lists as they are; they are never finalized.
+            lookback: how many of them are look-back.
+            space: the Gymnasium space of a row; only one-hot vectors need it.
+            untyped: whether rows are any objects, stored unchanged; such a buffer always returns lists.
 
         Raises:
             StructureError: rows differ in structure or shape.
@@ -106,17 +105,17 @@ class InfiniteLookbackBuffer:
         """Add a row; amortised O(1), finalized or not.
 
         Raises:
-            StructureError: it is not like the first row. Nothing changed.
+            StructureError: its structure or shapes differ from the first row. Nothing changed.
         """
         if not self.rows.stage(item):
             self.rows.put(self.checked(item))
         self.rows.size += 1
 
     def checked(self, item: Any, what: str = "item") -> Block:
-        """Return a row in the form that `rows.put` takes.
+        """Return a row as the argument of `rows.put`.
 
         Raises:
-            StructureError: it is not like the first row.
+            StructureError: its structure or shapes differ from the first row.
         """
         block = as_objects([item]) if self._untyped else stacked([item], what)
         return self.rows.check(block, what)
@@ -125,7 +124,7 @@ class InfiniteLookbackBuffer:
         """Add rows: a list of them, or a nest of arrays [T, ...].
 
         Raises:
-            StructureError: one is not like the first row. Nothing changed.
+            StructureError: structure or shapes of one differ from the first row. Nothing changed.
         """
         if not isinstance(items, list) or items:
             block = self.rows.check(self._block(items), "items")
@@ -140,7 +139,10 @@ class InfiniteLookbackBuffer:
             self.rows.size += block.num_rows
 
     def part(self, index: Array, lookback: int) -> InfiniteLookbackBuffer:
-        """Return a buffer of some of the rows, counted with the look-back, the first of which are look-back."""
+        """Return a buffer of some of the rows; their numbers include the look-back.
+
+        The first `lookback` of these rows are the look-back of the new buffer.
+        """
         part = InfiniteLookbackBuffer(space=self.space, untyped=self._untyped)
         part.rows = Columns(self.rows.block(index), untyped=self._untyped)
         part.lookback = min(lookback, len(index))
@@ -148,7 +150,7 @@ class InfiniteLookbackBuffer:
         return part
 
     def pop(self, index: int = -1) -> None:
-        """Remove a row, counted as in a list of all rows, the look-back included; returns nothing.
+        """Remove a row and return nothing; the index is that of a list of all rows, look-back included.
 
         Raises:
             OutOfRangeError: there is no such row.
@@ -159,7 +161,7 @@ class InfiniteLookbackBuffer:
         self.rows.delete(at)
 
     def finalize(self) -> InfiniteLookbackBuffer:
-        """Have getters return arrays from now on; returns the buffer. Idempotent."""
+        """Make getters return arrays; return the buffer. Idempotent."""
         if not self.finalized and not self._untyped:
             self.rows.trim()
             self.finalized = True
@@ -177,20 +179,20 @@ class InfiniteLookbackBuffer:
 
         Args:
             indices: an int for one row; a slice or a list for several; None for all but the look-back. Ints >= 0 count
-                from ts 0; negative ones from the end, the look-back included.
+                from ts 0; negative ones from the end, look-back included.
             neg_index_as_lookback: count negative ones from ts 0 to the left, into the look-back.
-            fill: what stands left and right of the data, without end: a number for every element, or a row. Cast to
-                the space's dtype, if there is a space; else the dtype widens if it cannot hold it.
+            fill: the value of all positions outside the data: a number for every element, or a row. Cast to the dtype
+                of the space, if there is one; else the dtype of the result widens if it must.
             one_hot_discrete: return Discrete and MultiDiscrete parts as one-hot vectors, float32.
 
         Returns:
             A row for an int. For several: a list of rows, or, if finalized, leaves [T, ...]. Owned by the caller.
 
         Raises:
-            OutOfRangeError: an int, alone or in a list, is beyond the data, and there is no `fill`.
-            SpecError: indices are none, `fill` does not suit, or one-hot vectors are asked for without a space.
+            OutOfRangeError: an int, alone or in a list, is outside the data, and there is no `fill`.
+            SpecError: `indices` or `fill` is invalid, or there is no space for one-hot vectors.
         """
-        if type(indices) is int and not one_hot_discrete:  # what follows, for the common case
+        if type(indices) is int and not one_hot_discrete:  # the same as below, for the common case
             at_row = indices + (self.lookback if indices >= 0 or neg_index_as_lookback else self.rows.size)
             if 0 <= at_row < self.rows.size:
                 return self.rows.row(at_row, plain=not self.finalized)
@@ -215,7 +217,7 @@ class InfiniteLookbackBuffer:
         where = slice(before, before + num)
         if columns.lone is None or one_hot_discrete or self._parts is not None:
             return self._filled(fill, before + num + after, where, index, one_hot_discrete)
-        # What `_filled` does, for the common case.
+        # The same as `_filled`, for the common case.
         leaf = columns.lone[index]
         leaf = filling.place(leaf, where, fill, filling.holding(fill, leaf.dtype, leaf.shape[1:]), before + num + after)
         return leaf if self.finalized else listed(leaf)
@@ -248,9 +250,10 @@ class InfiniteLookbackBuffer:
             neg_index_as_lookback: as in `get`.
 
         Raises:
-            OutOfRangeError: a row is not there, or `new_data` has not the size of what is to be overwritten.
-            StructureError: a new row is not like the others; or, in a finalized buffer with a space, not in it.
-            In all cases nothing changed.
+            OutOfRangeError: a row does not exist, or `new_data` has another number of rows.
+            StructureError: structure or shapes of a new row differ; or the buffer is finalized and a row is not in its
+                space.
+            Nothing changed in any of these cases.
         """
         index: slice | Array
         if at_indices is None or isinstance(at_indices, slice):
@@ -266,7 +269,7 @@ class InfiniteLookbackBuffer:
         block = None if isinstance(new_data, list) and not new_data else self._block(new_data)
         size = 0 if block is None else block.num_rows
         if size != num:
-            raise OutOfRangeError(f"cannot set {num} rows to {size} new ones. Give as many.")
+            raise OutOfRangeError(f"cannot set {num} rows to {size} new ones. Pass as many rows as there are indices.")
         if block is not None and size:
             self.rows.check(block, "new_data")
             if self.finalized and self.space is not None:
@@ -292,7 +295,9 @@ class InfiniteLookbackBuffer:
         self.set(new_data, at_indices=indices)
 
     def __add__(self, other: Any) -> InfiniteLookbackBuffer:
-        """Return a new buffer: a number is added to every number; a list, or a buffer without its look-back, follows.
+        """Return a new buffer: with a number added to every number, or with a list or a buffer appended.
+
+        The look-back of an appended buffer is left out.
 
         Raises:
             ClosedError: the buffer is finalized.
@@ -312,7 +317,7 @@ class InfiniteLookbackBuffer:
         return result
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the rows, the look-back and the space are the same, finalized or not."""
+        """Return whether rows, look-back, space and `finalized` are equal."""
         if not isinstance(other, InfiniteLookbackBuffer):
             return NotImplemented
         return (
@@ -321,7 +326,7 @@ class InfiniteLookbackBuffer:
             and self.rows == other.rows
         )
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
         data = self._collect(slice(0, self.rows.size), self.rows.size, as_list=True)
@@ -333,17 +338,19 @@ class InfiniteLookbackBuffer:
         return stacked(data, "item") if isinstance(data, list) else batched(data, "data")
 
     def _check_fill(self, fill: Any, beyond: Sequence[Any] | Array) -> None:
-        """Refuse rows that are not there, if there is nothing to fill with."""
+        """Raise if rows are outside the data and there is no fill value."""
         if len(beyond) and fill is None:
             size = f"{len(self)} rows and {self.lookback} of look-back"
-            raise OutOfRangeError(f"no row at {', '.join(map(str, beyond))}: there are {size}. Use `fill`, or a slice.")
+            raise OutOfRangeError(
+                f"no row at {', '.join(map(str, beyond))}: there are {size}. Pass `fill`, or a slice."
+            )
 
     def _collect(
         self, index: slice | Array, num: int, one_hot_discrete: bool = False, *, as_list: bool | None = None
     ) -> Any:
-        """Return rows that are there, as a list or as arrays."""
+        """Return existing rows, as a list or as arrays."""
         lone = self.rows.lone
-        if lone is not None and not one_hot_discrete:  # what follows, for the common case
+        if lone is not None and not one_hot_discrete:  # the same as below, for the common case
             leaf = lone[index].copy() if type(index) is slice else lone[index]
             return leaf if (self.finalized if as_list is None else not as_list) else listed(leaf)
         if self.rows.paths is None:
@@ -361,7 +368,7 @@ class InfiniteLookbackBuffer:
         *,
         as_list: bool | None = None,
     ) -> Any:
-        """Return `num` rows: those at `index` go to `where`, the others are fill."""
+        """Return `num` rows: at `where` the rows of `index`, elsewhere the fill value."""
         form = self.rows
         if form.paths is None:
             if self._parts is None:
@@ -380,7 +387,7 @@ class InfiniteLookbackBuffer:
         return self._packed(form, filled, as_list)
 
     def _one_hot(self, form: Columns, index: slice | Array) -> list[Array]:
-        assert self._parts is not None  # noqa: S101  # `get` has refused
+        assert self._parts is not None  # noqa: S101  # `get` has checked it
         leaves = form.views(index)
         self._check_parts(leaves)
         return [part.one_hot(leaf) for part, leaf in zip(self._parts.leaves, leaves, strict=True)]
@@ -395,5 +402,5 @@ class InfiniteLookbackBuffer:
 
 
 def _no_rows(parts: Parts) -> Block:
-    """Return a block of no rows of a space."""
+    """Return an empty block of rows of a space."""
     return Block(parts.struct, parts.paths, [np.empty((0, *leaf.shape), leaf.dtype) for leaf in parts.leaves])

@@ -108,10 +108,10 @@ def kinds_of(space: Any) -> set[str]:
 
 
 def check(space: Any, item: Any, what: str) -> None:
-    """Check that a space contains an item.
+    """Check that a space contains an item, which `what` names.
 
     Raises:
-        StructureError: it does not; `what` names the item.
+        StructureError: it does not.
     """
     if space is not None and not space.contains(item):
         raise StructureError(f"{what} {item!r} is not in its space {space}.")

@@ -1,4 +1,4 @@
-"""Data of several rates, gathered into one item: rows of a rollout, and what there is once for all of them.
+"""Collect data of several rates into one item: rows of a rollout, and values that exist once for all rows.
 
     example                                    capacity of the timescale       an `add` gives
     -----------------------------------------  ------------------------------  -----------------------------
@@ -9,7 +9,7 @@
 
 Loads no gRPC until `insert` is called.
 
-Source: Echo 0.1.1, `TrajectoryAccumulator`; where we differ is told in docs/compatibility.md.
+Source: Echo 0.1.1, `TrajectoryAccumulator`; docs/compatibility.md lists the differences.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class NotADictError(SpecError, TypeError):
 
 
 class TrajectoryAccumulator:
-    """Gather rows of several timescales, then hand them over together.
+    """Collect rows of several timescales, then return or insert them as one item.
 
-    Successor of Echo's class of that name. Used from one thread at a time.
+    Has the interface of Echo's class of the same name. Used from one thread at a time.
 
     >>> import numpy as np
     >>> example = {"step": {"reward": np.zeros(3, np.float32)}, "episode": {"length": np.int32(0)}}
@@ -53,19 +53,19 @@ class TrajectoryAccumulator:
         capacities: Mapping[str, int | None] | None = None,
         lossy_casts: bool = False,
     ) -> None:
-        """Make room.
+        """Allocate the columns.
 
         Args:
-            example: a nest for each timescale; only dtypes and shapes of its leaves count, so specs will do. None is
-                no leaf, and stays None.
+            example: a nest for each timescale; only dtypes and shapes of its leaves are used, so specs work too. None
+                is no leaf, and stays None.
             capacities: rows of each timescale, >= 1, or None for a single item: then `example` is what one `add` gives.
-                Without it, capacities are guessed from the shapes (see above).
+                Without it, the shapes tell the capacities (see above).
             lossy_casts: whether a value may be changed by NumPy's cast to the example's dtype, as 1.9 to the integer 1.
                 Rounding to the nearest float is no change, overflow to infinity is.
 
         Raises:
             NotADictError: `example` is no dict; a `TypeError`.
-            StructureError: a timescale has no leaf, or leaves of different lengths, or of a kind that is no number.
+            StructureError: a timescale has no leaf, leaves of different lengths, or a leaf that is no number.
             SpecError: `capacities` does not name exactly the timescales, or a capacity is < 1.
         """
         if not isinstance(example, Mapping):
@@ -83,17 +83,17 @@ class TrajectoryAccumulator:
 
     @property
     def capacities(self) -> dict[str, int]:
-        """How many times `add` can be called for each timescale."""
+        """Number of rows of each timescale when it is full."""
         return {name: timescale.capacity for name, timescale in self._timescales.items()}
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many times it was, since the last `build`, `insert` or `reset`."""
+        """Number of rows added since the last `build`, `insert` or `reset`, for each timescale."""
         return {name: timescale.count for name, timescale in self._timescales.items()}
 
     @property
     def is_full(self) -> bool:
-        """Whether every timescale is."""
+        """Whether every timescale is full."""
         return all(timescale.count == timescale.capacity for timescale in self._timescales.values())
 
     def add(self, name: str, data: Any) -> None:
@@ -105,8 +105,8 @@ class TrajectoryAccumulator:
                 broadcast to the dtypes and shapes of the example.
 
         Raises:
-            UnknownKeyError: there is none of that name; a `KeyError`.
-            OutOfRangeError: it has as many rows as it can have; an `IndexError`.
+            UnknownKeyError: no timescale has this name; a `KeyError`.
+            OutOfRangeError: the timescale is full; an `IndexError`.
             StructureError: `data` has other leaves, a shape that does not fit, or values that the dtype cannot hold;
                 names the leaf. Nothing changed.
         """
@@ -116,25 +116,24 @@ class TrajectoryAccumulator:
         timescale.add(data)
 
     def build(self, *, partial: bool = False, copy: bool = True) -> dict[str, Any]:
-        """Return what was added, and start anew.
+        """Return the rows that were added, and start with no rows.
 
         Args:
-            partial: whether timescales may lack rows; those are zero then, and `counts`, read before, tells how many
-                are not.
-            copy: whether the arrays are the caller's own. If not, the next `add` writes into them.
+            partial: whether rows may be missing; they are zero then. `counts`, read before, tells how many rows exist.
+            copy: whether the caller owns the arrays. If not, the next `add` writes into them.
 
         Returns:
             The nest of the example: leaves [N, ...] of buffered timescales, as in the example of single items.
 
         Raises:
-            IncompleteError: a timescale lacks rows; says which and how many. Nothing changed.
+            IncompleteError: rows are missing; names the timescales and how many. Nothing changed.
         """
         self._check(partial=partial)
         built = {name: timescale.pack() for name, timescale in self._timescales.items()}
         for timescale in self._timescales.values():
             timescale.count = 0
             if copy:
-                timescale.renew()
+                timescale.replace_columns()
         return built
 
     def insert(
@@ -146,11 +145,11 @@ class TrajectoryAccumulator:
         partial: bool = False,
         timeout_s: float | None = None,
     ) -> None:
-        """Write what was added as one item, and start anew when the server has it.
+        """Write the rows that were added as one item; once the server has it, start with no rows.
 
         Columns are the leaves, in the order of dm-tree: N rows for a buffered timescale, a single value without time
-        for a single item, one row if its leaves are [1, ...]. Learners get the nest back, by the table's signature or,
-        where it has none, by the spec that is stored beside it; what was None in the example is an empty tuple then.
+        for a single item, one row if its leaves are [1, ...]. Learners get the same nest, by the table's signature
+        or, without one, by the spec that is stored beside the table; None in the example becomes an empty tuple.
 
         Args:
             client: an `rw.Client`; an address or a `reverb.Client` costs a connection with each call, unless
@@ -161,17 +160,18 @@ class TrajectoryAccumulator:
             timeout_s: None for the client's.
 
         Raises:
-            IncompleteError: a timescale lacks rows. Nothing changed.
-            ReplayTimeoutError: not confirmed in time. The data is still there; called again, it may arrive twice.
+            IncompleteError: rows are missing. Nothing changed.
+            ReplayTimeoutError: the item was not confirmed in time. The rows are kept; if `insert` is called again, the
+                item may be written twice.
             StructureError, SpecError, ServerUnavailableError: as for `Client.insert`. Nothing changed.
         """
-        # They bring gRPC and protobuf, which accumulating does not need.
+        # They import gRPC and protobuf, which `add` and `build` do not need.
         from reverb_writer.client.client import as_client  # noqa: PLC0415
         from reverb_writer.protocol.signatures import ArraySpec  # noqa: PLC0415
 
         self._check(partial=partial)
         data = {name: timescale.pack(none=()) for name, timescale in self._timescales.items()}
-        squeeze = {name: timescale.squeezed() for name, timescale in self._timescales.items()}
+        squeeze = {name: timescale.without_time() for name, timescale in self._timescales.items()}
         spec = tree.map_structure(
             lambda column, bare: ArraySpec(column.shape[0 if bare else 1 :], column.dtype), data, squeeze
         )
@@ -185,12 +185,12 @@ class TrajectoryAccumulator:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was added, and start anew."""
+        """Remove the rows that were added."""
         for timescale in self._timescales.values():
             timescale.count = 0
 
     def _check(self, *, partial: bool) -> None:
-        """Refuse what is not full, unless `partial`; rows that were not added are zero then."""
+        """Raise if rows are missing, unless `partial`: then set them to zero."""
         lacking = [
             f"'{timescale.name}' has {timescale.count} of {timescale.capacity}"
             for timescale in self._timescales.values()
@@ -202,4 +202,4 @@ class TrajectoryAccumulator:
                 "call `reset()` to forget them."
             )
         for timescale in self._timescales.values():
-            timescale.clear_rest()
+            timescale.zero_missing_rows()

@@ -1,6 +1,6 @@
-"""One timescale of an accumulator: its columns, how many of their rows are there, and which values they take.
+"""One timescale of an accumulator: its columns, how many of their rows are filled, and which values they accept.
 
-A row is checked whole before any of it is written.
+All leaves of a row are checked before one is written.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _dtype_and_shape = operator.attrgetter("dtype", "shape")
 
 
 class _Leaf(NamedTuple):
-    """What a leaf of a row must be; `dtype` is None where the example has None.
+    """Dtype and shape of a leaf of a row; `dtype` is None if the example has None there.
 
     Attributes:
-        kinds: Python's own numbers that need no more than a look at the limits.
+        kinds: types of Python numbers that are accepted if they are within the limits.
         limits: the least and the greatest number that the dtype holds.
     """
 
@@ -51,18 +51,19 @@ class Timescale:
     def __init__(
         self, name: str, example: Any, *, lossy: bool, declared: bool = False, capacity: int | None = None
     ) -> None:
-        """Make room.
+        """Allocate the columns.
 
         Args:
             name: for messages.
             example: nest of arrays, numbers or specs.
             lossy: whether a cast may change a value.
-            declared: whether `capacity` counts, and `example` is a row; else it is guessed from the shapes.
+            declared: whether `capacity` is given and `example` is a row; else the shapes of `example` tell the
+                capacity.
             capacity: rows, >= 1; None for a single item.
 
         Raises:
             StructureError: there is no leaf, one that is no number, or leaves of different lengths.
-            SpecError: a capacity that is none.
+            SpecError: the capacity is no integer >= 1.
         """
         self.name = name
         self.count = 0
@@ -90,7 +91,7 @@ class Timescale:
         self._expected = [(leaf.dtype, leaf.shape) for leaf in self._leaves]
 
     def add(self, data: Any) -> None:
-        """Write the next row, or change nothing."""
+        """Write the next row, or raise and change nothing."""
         count = self.count
         if count >= self.capacity:
             raise OutOfRangeError(
@@ -104,7 +105,7 @@ class Timescale:
             leaves = self._find_leaves(data)
         try:
             exact = list(map(_dtype_and_shape, leaves)) == self._expected
-        except AttributeError:  # Python's own numbers
+        except AttributeError:  # Python numbers
             exact = False
         if not exact:
             leaves = [
@@ -120,20 +121,20 @@ class Timescale:
         self.count = count + 1
 
     def pack(self, none: Any = None) -> Any:
-        """Put the columns into the nest, `none` where it has None."""
+        """Return the nest of columns, with `none` where the example has None."""
         return self._pack([none if column is None else column for column in self.columns])
 
-    def squeezed(self) -> Any:
-        """Return the nest with, for leaves, whether a learner gets them without a dimension of rows."""
+    def without_time(self) -> Any:
+        """Return a nest of booleans: whether learners get the leaf without a dimension of rows."""
         bare = self.single and any(column.shape[:1] != (1,) for column in self.columns if column is not None)
         return self._pack([() if column is None else bare for column in self.columns])
 
-    def renew(self) -> None:
-        """Let go of the columns, which are someone else's now."""
+    def replace_columns(self) -> None:
+        """Allocate new columns: the caller of `build` owns the old ones."""
         self.columns = [None if column is None else np.empty_like(column) for column in self.columns]
 
-    def clear_rest(self) -> None:
-        """Set the rows to zero that were not added."""
+    def zero_missing_rows(self) -> None:
+        """Set rows that were not added to zero."""
         if self.count < self.capacity:
             for column in self.columns:
                 if column is not None:

@@ -102,10 +102,10 @@ def test_data_that_does_not_fit_together_is_refused(data: Any) -> None:
 
 def test_reset_comes_first_and_once() -> None:
     episode = Episode()
-    with pytest.raises(IncompleteError, match="no step can come before the reset"):
+    with pytest.raises(IncompleteError, match="a step needs a reset before it"):
         episode.add_env_step(1, 0, 0.0)
     episode.add_env_reset(0)
-    with pytest.raises(SpecError, match="a reset comes first, and once"):
+    with pytest.raises(SpecError, match="the reset must be the first call"):
         episode.add_env_reset(0)
     with pytest.raises(SpecError, match="at step 5"):
         Episode(t_started=5).add_env_reset(0)
@@ -121,7 +121,7 @@ def test_nothing_follows_the_end(flag: str) -> None:
     assert getattr(episode, f"is_{flag}") is True
     before = told(episode)
     for call in (lambda: episode.add_env_step(3, 0, 0.0), lambda: episode.add_env_reset(0), episode.cut):
-        with pytest.raises(ClosedError, match="the episode is done"):
+        with pytest.raises(ClosedError, match="the episode is over"):
             call()
     assert told(episode) == before
 

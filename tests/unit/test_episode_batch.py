@@ -180,7 +180,7 @@ def test_environment_that_waits_for_its_reset_takes_no_step() -> None:
     batch = EpisodeBatch(2, "Disabled")
     batch.add_env_reset(np.zeros((2, 3)))
     (over,) = step(batch, over=(True, False))
-    with pytest.raises(ClosedError, match="the episode is done"):
+    with pytest.raises(ClosedError, match="the episode is over"):
         step(batch)
     assert batch.episodes[0] is over
     assert batch.add_env_reset(np.zeros((2, 3)), reset_mask=np.array([True, False])) == []

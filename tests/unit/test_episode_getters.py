@@ -61,7 +61,7 @@ def test_negative_indices_count_from_the_end_or_from_ts_0() -> None:
     assert (buffer.get(), buffer[-1], buffer[-7], buffer[0]) == ([4, 5, 6, 7, 8, 9], 9, 3, 4)
     assert buffer.get(-1, neg_index_as_lookback=True) == 3
     assert (len(buffer), buffer.len_incl_lookback()) == (6, 10)
-    with pytest.raises(IndexError, match=r"no row at -5: there are 6 rows and 4 of look-back. Use `fill`, or a slice"):
+    with pytest.raises(IndexError, match=r"no row at -5: there are 6 rows and 4 of look-back. Pass `fill`, or a slice"):
         buffer.get(-5, neg_index_as_lookback=True)
     with pytest.raises(OutOfRangeError, match="no row at 6, -11"):
         buffer.get([0, 6, -11])

@@ -72,9 +72,9 @@ def test_state_shares_nothing_with_the_episode() -> None:
 def test_what_json_cannot_have_is_refused_by_path() -> None:
     with_object = Episode()
     with_object.add_env_reset(0, {"env": {"object": object()}})
-    with pytest.raises(StructureError, match="`infos/0/env/object`: a object cannot be put into a state"):
+    with pytest.raises(StructureError, match="`infos/0/env/object`: a object cannot be stored in a state"):
         with_object.get_state()
-    with pytest.raises(StructureError, match=r"a state can have spaces of .*, got Graph"):
+    with pytest.raises(StructureError, match=r"spaces in a state must be .*, got Graph"):
         Episode(observation_space=spaces.Graph(spaces.Discrete(2), None)).get_state()
 
 

@@ -64,7 +64,7 @@ def test_episode_without_a_step_has_no_steps() -> None:
     started = rw.Episode()
     started.add_env_reset(0)
     for call in (started.steps, lambda: started.windows(rw.WindowSpec(2))):
-        with pytest.raises(IncompleteError, match="an episode without a step has no action"):
+        with pytest.raises(IncompleteError, match="an episode without a step has nothing to write"):
             call()
 
 
@@ -126,5 +126,5 @@ def test_padding_is_left_out_and_what_is_no_episode_is_refused() -> None:
     assert told(rw.Episode.from_steps(padded)) == [*WHOLE, True, False]
     with pytest.raises(StructureError, match="missing: action, reward"):
         rw.Episode.from_steps({"observation": np.zeros(3)})
-    with pytest.raises(StructureError, match="two rows at least"):
+    with pytest.raises(StructureError, match="two rows or more"):
         rw.Episode.from_steps({key: leaf[:1] for key, leaf in episode().steps().items()})
