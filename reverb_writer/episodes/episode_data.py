@@ -158,7 +158,7 @@ class EpisodeData:
         expected = {key: sizes["observations"] if key in ("observations", "infos") else steps for key in sizes}
         if sizes != expected:
             raise StructureError(f"T steps need T + 1 observations and infos, and T of everything else, got {sizes}.")
-        item = self.rewards.rows.lone
+        item = self.rewards.rows.single_leaf
         if self.rewards.rows.size and (item is None or item.ndim != 1):
             raise StructureError("rewards must be numbers.")
 
@@ -257,7 +257,7 @@ class EpisodeData:
 
     def get_return(self) -> float:
         """Return the sum of the rewards, undiscounted, without those of the look-back."""
-        rewards = self.rewards.rows.lone
+        rewards = self.rewards.rows.single_leaf
         return 0.0 if rewards is None else float(rewards[self.rewards.lookback : self.rewards.rows.size].sum())
 
     def env_steps(self) -> int:

@@ -38,7 +38,7 @@ __all__ = ["columns", "of", "windows"]
 Array = npt.NDArray[Any]
 
 
-_LONE_LEAVES = dict.fromkeys(
+_STEP_KEYS = dict.fromkeys(
     ("observation", "action", "reward", "discount", "is_first", "is_last", "terminated", "truncated")
 )
 
@@ -90,7 +90,7 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
         StructureError: observations, actions or rewards are missing, or there are fewer than two rows.
     """
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
-        data = _structured(data, _LONE_LEAVES if like is None else like)
+        data = _structured(data, _STEP_KEYS if like is None else like)
     found = {name: _field(data, name) for name in ("observation", "action", "reward")}
     missing = [name for name, part in found.items() if part is None]
     if missing:

@@ -101,7 +101,7 @@ class Columns:
 
     Attributes:
         size: number of rows; raise it to add a staged row.
-        lone: [capacity, ...], aliased, if rows are lone arrays, numbers or strings, no nests; else None.
+        single_leaf: [capacity, ...], aliased, if rows are arrays, numbers or strings and no nests; else None.
     """
 
     __slots__ = (
@@ -114,7 +114,7 @@ class Columns:
         "_paths",
         "_types",
         "_untyped",
-        "lone",
+        "single_leaf",
         "size",
     )
 
@@ -124,7 +124,7 @@ class Columns:
         self._untyped = untyped
         self._arrays: list[Array] = []
         self._paths: tuple[str, ...] | None = None
-        self.lone: Array | None = None
+        self.single_leaf: Array | None = None
         self._parts: list[tuple[Array, frozenset[type], tuple[Any, Any] | None]] = []
         if block is not None:
             self.put(block)
@@ -142,12 +142,12 @@ class Columns:
 
     def stage(self, item: Any) -> bool:
         """Stage a row if it has exactly the known dtypes and shapes; return whether it had."""
-        lone = self.lone
+        single_leaf = self.single_leaf
         try:
-            if lone is None:
+            if single_leaf is None:
                 return self._stage_nest(item)
             if type(item) in self._types or _dtype_and_shape(item) == self._expected:
-                lone[self.size] = item
+                single_leaf[self.size] = item
                 return True
         except IndexError:  # there is no free place
             self._reserve(self.size + 1)
@@ -216,8 +216,8 @@ class Columns:
 
     def row(self, index: int, *, plain: bool = False) -> Any:
         """Return a row, 0 <= index < size, as a nest of copied leaves; `plain` for Python numbers, as in `items`."""
-        if self.lone is not None:
-            return _leaf(self.lone, index, plain)
+        if self.single_leaf is not None:
+            return _leaf(self.single_leaf, index, plain)
         return self._pack([_leaf(array, index, plain) for array in self._arrays])
 
     def take(self, index: Index) -> list[Array]:
@@ -232,11 +232,11 @@ class Columns:
 
     def pack(self, leaves: Sequence[Any]) -> Any:
         """Put leaves back into the nest."""
-        return leaves[0] if self.lone is not None else self._pack(leaves)
+        return leaves[0] if self.single_leaf is not None else self._pack(leaves)
 
     def items(self, leaves: Sequence[Array]) -> list[Any]:
         """Return leaves [m, ...] as a list of m rows; numbers of bool, int64 and float64 become Python numbers."""
-        if self.lone is not None:
+        if self.single_leaf is not None:
             return listed(leaves[0])
         return [self._pack(row) for row in zip(*map(listed, leaves), strict=True)]
 
@@ -266,7 +266,7 @@ class Columns:
 
     def _install(self, arrays: list[Array]) -> None:
         self._arrays = arrays
-        self.lone = arrays[0] if self._paths == ("",) else None
+        self.single_leaf = arrays[0] if self._paths == ("",) else None
         self._parts = [
             # The elements of an object array must be checked, so it never takes the fast path.
             (array, _ANY, None) if self._untyped else (array, *_quick(array.dtype, array.shape[1:]))

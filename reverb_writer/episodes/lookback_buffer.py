@@ -215,10 +215,10 @@ class InfiniteLookbackBuffer:
         if not (before or after):
             return self._collect(index, num, one_hot_discrete)
         where = slice(before, before + num)
-        if columns.lone is None or one_hot_discrete or self._parts is not None:
+        if columns.single_leaf is None or one_hot_discrete or self._parts is not None:
             return self._filled(fill, before + num + after, where, index, one_hot_discrete)
         # The same as `_filled`, for the common case.
-        leaf = columns.lone[index]
+        leaf = columns.single_leaf[index]
         leaf = filling.place(leaf, where, fill, filling.holding(fill, leaf.dtype, leaf.shape[1:]), before + num + after)
         return leaf if self.finalized else listed(leaf)
 
@@ -349,9 +349,9 @@ class InfiniteLookbackBuffer:
         self, index: slice | Array, num: int, one_hot_discrete: bool = False, *, as_list: bool | None = None
     ) -> Any:
         """Return existing rows, as a list or as arrays."""
-        lone = self.rows.lone
-        if lone is not None and not one_hot_discrete:  # the same as below, for the common case
-            leaf = lone[index].copy() if type(index) is slice else lone[index]
+        single_leaf = self.rows.single_leaf
+        if single_leaf is not None and not one_hot_discrete:  # the same as below, for the common case
+            leaf = single_leaf[index].copy() if type(index) is slice else single_leaf[index]
             return leaf if (self.finalized if as_list is None else not as_list) else listed(leaf)
         if self.rows.paths is None:
             return self._filled(0, num, index, index, one_hot_discrete, as_list=as_list)
