@@ -38,6 +38,9 @@ class Fit(enum.Enum):
     LOSSY = enum.auto()
 
 
+_EXACT, _PROMOTED, _LOSSLESS, _ = Fit  # faster than attributes of the class
+
+
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype as which a leaf is stored: `object` for strings, else the same in native byte order."""
     if dtype.kind in "SUT":
@@ -161,15 +164,15 @@ def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice:
     relation, limit = _relation(array.dtype, dtype)
     if relation == _SAME:
         return array.astype(dtype)
-    if policy is Fit.PROMOTED:
+    if policy is _PROMOTED:
         return array if (array.dtype.kind == "O") == (dtype.kind == "O") else None
-    if policy is Fit.EXACT or relation == _NONE:
+    if relation == _NONE or policy is _EXACT:
         return None
     # If the sum of the squares is below the limit, so is each number: the fastest check of all of them.
     if relation == _SAFE or (limit and float(abs(np.vdot(array, array))) < limit):
         return array.astype(dtype)
     cast, kept = _cast(array, dtype)
-    if policy is Fit.LOSSLESS and not kept.all():
+    if policy is _LOSSLESS and not kept.all():
         number = array[~kept].flat[0].item()
         raise StructureError(f"{where}: {number!r} ({array.dtype}) does not fit into {dtype}.{advice and ' ' + advice}")
     return cast

@@ -21,6 +21,7 @@ from reverb_writer.files.column_encoding import choose_encodings
 from reverb_writer.files.episode_files import Lane, Layout, Outcome
 from reverb_writer.files.manifest import Encoding, End
 from reverb_writer.files.nest_json import encode_nest
+from reverb_writer.nests import common_length
 from reverb_writer.protocol.tensors import dtype_number
 from reverb_writer.steps import StepStructure, step_bytes
 
@@ -231,10 +232,9 @@ class RolloutWriter:
         """
         if not self._is_open:
             raise ClosedError("the writer is closed. Call `open()` to write again.")
-        lengths = {np.shape(leaf)[:1] for leaf in tree.flatten(steps)}
-        if len(lengths) != 1 or lengths & {(), (0,)}:
-            raise StructureError(f"`steps` must have leaves [T, ...] of one T >= 1, got lengths {sorted(lengths)}.")
-        (num_steps,) = lengths.pop()
+        num_steps = common_length(steps, "`steps`")
+        if not num_steps:
+            raise StructureError("`steps` must have one step or more, got leaves without rows.")
         structure = StepStructure(steps, batch_size=num_steps)
         if self._structure is None:
             example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)

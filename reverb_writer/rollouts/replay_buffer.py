@@ -10,7 +10,8 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.errors import IncompleteError, StructureError
+from reverb_writer.errors import IncompleteError
+from reverb_writer.nests import common_length
 from reverb_writer.rollouts.arrays import Arrays, stated
 
 __all__ = ["ReplayBuffer"]
@@ -67,10 +68,7 @@ class ReplayBuffer:
         Raises:
             StructureError: other structures, shapes or numbers of rows. Nothing changed.
         """
-        sizes = [np.shape(leaf)[:1] for leaf in tree.flatten(states)]
-        if len({*sizes}) != 1 or sizes[0] == ():
-            raise StructureError(f"`states` must have leaves [m, ...] of one number of rows, got {sizes}.")
-        (num_rows,) = sizes[0]
+        num_rows = common_length(states, "`states`")
         conform = functools.partial(self._arrays.conform, column=self.states, rows=(num_rows,), num_axes=1)
         pairs = [(self.states, conform("states", states)), (self.next_states, conform("next_states", next_states))]
         num_kept = min(num_rows, self.buffer_size)

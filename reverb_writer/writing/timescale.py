@@ -155,7 +155,7 @@ class Timescale:
             raise StructureError(f"{leaf.name}: {type(value).__name__}, expected {expected} {_LIKE}.")
         array = np.asarray(value)
         found = convert(array, leaf.dtype, leaf.name, self._policy, _ADVICE)
-        if found is not None and array.shape == leaf.shape:
+        if array.shape == leaf.shape and found is not None:
             return found
         # NumPy broadcasts each size of 1, and drops sizes of 1 in front.
         pairs = itertools.zip_longest(reversed(array.shape), reversed(leaf.shape))

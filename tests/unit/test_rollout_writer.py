@@ -189,7 +189,7 @@ def test_whole_trajectories_can_be_saved_at_once(tmp_path: Path) -> None:
     assert stored.load()["x"].tolist() == [0, 1, 2, 3, 4]
     assert len(stored.manifest.parts) == 3
     assert stored.manifest.metadata == {"return": 3.5}
-    with pytest.raises(rw.StructureError, match="of one T >= 1"):
+    with pytest.raises(rw.StructureError, match="one T for all"):
         writer.save({"x": np.arange(5), "y": np.zeros((4, 2), np.float32)})
     with pytest.raises(rw.StructureError, match="this writer's are"):
         writer.save({"x": np.arange(5), "y": np.zeros((5, 3), np.float32)})
