@@ -25,7 +25,7 @@ from typing import Any
 
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, StructureError
-from reverb_writer.nests import join_paths, named_leaves, packer
+from reverb_writer.nests import named_leaves, packer
 from reverb_writer.writing.observer_base import Observer
 from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver
 from reverb_writer.writing.priorities import Priority
@@ -138,7 +138,7 @@ class _ReverbObserver(Observer):
         paths, _ = named_leaves(example, "first step")
         if len(leaves) != len(paths):
             raise FlattenedTrajectoryError(
-                f"a flattened trajectory of {len(leaves)} leaves, expected {len(paths)}: {join_paths(paths)}."
+                f"a flattened trajectory of {len(leaves)} leaves, expected {len(paths)}: {', '.join(paths)}."
             )
         return packer(example)(leaves)
 

@@ -154,7 +154,9 @@ class Timescale:
             expected = "None" if leaf.dtype is None else f"an array of {leaf.dtype} {leaf.shape}"
             raise StructureError(f"{leaf.name}: {type(value).__name__}, expected {expected} {_LIKE}.")
         array = np.asarray(value)
-        found = convert(array, leaf.dtype, leaf.name, self._policy, _ADVICE)
+        found: Array | None = array
+        if array.dtype != leaf.dtype:
+            found = convert(array, leaf.dtype, leaf.name, self._policy, _ADVICE)
         if array.shape == leaf.shape and found is not None:
             return found
         # NumPy broadcasts each size of 1, and drops sizes of 1 in front.

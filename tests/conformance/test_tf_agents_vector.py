@@ -1,4 +1,4 @@
-"""One `VectorObserver` for many environments writes what as many observers of TF-Agents write, environment by environment.
+"""One `VectorObserver` for many environments writes for each what an observer of TF-Agents writes.
 
 TF-Agents has no batched observer: users call one observer for each environment (tensorflow/agents#772). The thousands
 of its step numbers tell which environment a window is from; the order within an environment is the order of the table.

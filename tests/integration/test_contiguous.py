@@ -280,7 +280,7 @@ def test_episodes_of_a_batch_that_a_time_out_kept_from_completion_are_counted(re
         ({"table": 3}, "`table` must be the name of a table, or several, got 3"),
         ({"table": []}, "`table` must be the name of a table, or several, got []"),
         ({"table": ["a", 3]}, "`table` must be the name of a table, or several, got ['a', 3]"),
-        ({"weights": ["a"]}, "`weights` must be finite numbers >= 0, one a member and not all 0, got ['a']"),
+        ({"weights": ["a"]}, "`weights` must be finite numbers >= 0, one for each member and not all 0, got ['a']"),
         ({"weights": 0.5}, "`weights` must be one a table of each server, 1, got 0.5"),
         ({"seed": "x"}, "`seed` must be an integer, got 'x'"),
         ({"num_steps": 4}, "`num_steps` is set by the slices, got 4"),
