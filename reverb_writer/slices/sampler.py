@@ -8,9 +8,8 @@ A slice is a run of rows within one trajectory of n rows. Let L be `slice_len`. 
 
 These are max(1, n - L + left + right + 1) slices. `By.TRAJECTORY` draws a trajectory, then one of its slices; `By.ROW`
 draws one of the slices of all trajectories. Both are uniform, or in proportion to priorities. By trajectory, rows of
-short episodes are drawn more often than others. By row, only rows near the edges are drawn less often, and with `span`
-L - 1
-none: then every row is in exactly L slices.
+short episodes are drawn more often than others. By row, only rows near the edges are drawn less often; with a `span` of
+L - 1, every row is in exactly L slices.
 """
 
 from __future__ import annotations
