@@ -278,8 +278,8 @@ class Episode(EpisodeData):
         Arrays become base64 of their bytes, so nothing is rounded. The state shares no memory with the episode.
 
         Raises:
-            StructureError: a value in `infos`, an id, the temporary or the custom data, or a space has a type that cannot
-                be stored as JSON; names its path.
+            StructureError: a value in `infos`, an id, temporary data, custom data or a space has a type that cannot be
+                stored as JSON; names its path.
         """
         return state_of(self)
 
