@@ -18,7 +18,7 @@ from benchmarks.processes import TABLE
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import EPISODE_LENGTH, Workload, frame_steps, small_steps
 from reverb_writer.files.importing import send_trajectory
-from reverb_writer.files.opening import open_trajectory
+from reverb_writer.files.trajectory_folder import open_trajectory
 
 __all__ = ["import_rollouts", "read_rollouts"]
 

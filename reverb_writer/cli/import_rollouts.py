@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from reverb_writer.cli.transfer import follow
 from reverb_writer.client.client import Client
 from reverb_writer.files.importing import import_trajectories
 from reverb_writer.files.journal import Journal
-from reverb_writer.files.trajectory_folder import list_trajectories
+from reverb_writer.files.trajectory_folder import list_trajectories, open_trajectory
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observers import EpisodeObserver, TrajectoryObserver
 
@@ -49,7 +50,7 @@ _WHOLE = (1 << 31) - 1
 )
 @click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where to keep what is delivered.")
 @click.option("--again", is_flag=True, help="Send everything, whatever the journal says, and keep none.")
-@click.option("--allow-pickle", is_flag=True, help="Read trajectories of legacy pickle files, too: arrays only.")
+@click.option("--allow-pickle", is_flag=True, help="Also read instinct_rl's pickle files; only arrays are unpickled.")
 @connection_options
 def command(
     directory: Path,
@@ -119,7 +120,9 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
     paths = list_trajectories(directory)
     todo = [path for path in paths if journal is None or path.name not in journal.done]
     before = take_priority if stored else None
-    sending = import_trajectories(todo, observer, journal=journal, allow_pickle=allow_pickle, before=before)
+    sending = import_trajectories(
+        todo, observer, journal=journal, open_trajectory=_open_function(allow_pickle=allow_pickle), before=before
+    )
     tally = follow(sending, "importing", len(todo))
     num_items = observer.stats().items
     click.echo(
@@ -128,6 +131,14 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
         f"damaged: {tally.num_left_out}, to do: {len(todo) - tally.num_done - tally.num_left_out}."
     )
     return tally.exit_code
+
+
+def _open_function(*, allow_pickle: bool) -> Callable[[Path], Any]:
+    if allow_pickle:
+        from reverb_writer import instinct_rl  # noqa: PLC0415  # the only use of a compatibility package
+
+        return instinct_rl.open_trajectory
+    return open_trajectory
 
 
 def _number(priority: str) -> float:

@@ -97,7 +97,7 @@ def _space_state(space: Any) -> Any:
     if kind == "Tuple":
         return {kind: [_space_state(part) for part in space.spaces]}
     if kind not in _SPACES:
-        raise StructureError(f"a state can have spaces of {', '.join(_SPACES)}, Dict and Tuple, got {kind}.")
+        raise StructureError(f"spaces in a state must be {', '.join(_SPACES)}, Dict or Tuple, got {kind}.")
     values = {argument: getattr(space, name) for argument, name in _SPACES[kind].items() if hasattr(space, name)}
     if "dtype" in values:
         values["dtype"] = np.dtype(values["dtype"]).str

@@ -26,10 +26,10 @@ def choose_encodings(
     shapes: Sequence[tuple[int, ...]],
     asked: Mapping[str, str | Encoding],
 ) -> list[Leaf]:
-    """Return the leaves with what was asked for, and with what suits the others.
+    """Return the leaves, each with the encoding that was asked for, or else the default of its dtype and shape.
 
     Raises:
-        SpecError: an encoding is unknown, or for no leaf, or cannot hold its leaf.
+        SpecError: an encoding is unknown, names no leaf, or cannot store its leaf.
     """
     unknown = set(asked) - set(names)
     if unknown:
@@ -44,7 +44,7 @@ def choose_encodings(
             choices = ", ".join(repr(each.value) for each in Encoding)
             raise SpecError(f"`encodings[{name!r}]` must be one of {choices}, got {asked[name]!r}.") from None
         if encoding is Encoding.NORMALIZED_IMAGE and dtype.kind != "f":
-            raise SpecError(f"`encodings[{name!r}]`: {dtype} cannot be a normalized image, which has floats in [0, 1].")
+            raise SpecError(f"`encodings[{name!r}]`: {dtype} cannot be a normalized image. Expected floats in [0, 1].")
         if (encoding is Encoding.STRINGS) != (dtype.kind == "O"):
             raise SpecError(f"`encodings[{name!r}]`: {encoding.value!r} cannot hold {dtype}.")
         leaves.append(Leaf(name, dtype, shape, encoding))
@@ -72,7 +72,7 @@ def decode(leaves: Sequence[Leaf], data: Array, num_steps: int) -> list[Array]:
     """Return the columns that a file holds, each [num_steps, ...]; they may be views of `data`.
 
     Raises:
-        FormatError: it holds something else.
+        FormatError: the file has other contents than the leaves say.
     """
     layout: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     for leaf in leaves:
@@ -93,7 +93,7 @@ def _decode(leaf: Leaf, column: Array, data: Array) -> Array:
         return column
     ends = np.cumsum(column.reshape(-1))
     if column.size and (column.min() < 0 or ends[-1] > data.size):
-        raise FormatError(f"leaf `{leaf.name}`: lengths of strings that cannot be.")
+        raise FormatError(f"leaf `{leaf.name}`: its lengths of strings do not fit its bytes.")
     total = int(ends[-1]) if column.size else 0
     joined = npz.read(data, [(leaf.name, np.dtype(np.uint8), (total,))])[0].tobytes()
     strings = np.empty(column.size, object)

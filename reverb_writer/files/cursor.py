@@ -1,4 +1,4 @@
-"""A place in a trajectory: the transitions from here on, a file at a time."""
+"""Read a trajectory transition by transition, with one file of it in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.files.transition_fields import Transition, TransitionFields
+from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.protocol.signatures import ArraySpec
 
 __all__ = ["Cursor"]
@@ -18,10 +18,10 @@ Array = npt.NDArray[Any]
 
 
 class Cursor:
-    """Step through a trajectory. Holds one file in memory, and the next one as soon as the last row needs it.
+    """The position in one trajectory. Holds one file in memory, and the next file when the last row needs it.
 
     Attributes:
-        trajectory: a `StoredTrajectory` or the like.
+        trajectory: a `StoredTrajectory`, or an object with the same methods.
     """
 
     def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
@@ -29,7 +29,7 @@ class Cursor:
 
         Raises:
             FormatError: its file is damaged.
-            StructureError: its steps have no such fields.
+            StructureError: its steps lack a field that transitions need.
         """
         self.trajectory, self._fields = trajectory, fields
         self._parts = list(trajectory.manifest.parts)
@@ -42,25 +42,25 @@ class Cursor:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether nothing is left."""
+        """Whether all transitions were read."""
         return self._at >= self._num_transitions
 
-    def layout(self) -> Transition:
-        """Return dtype and shape of one transition's fields, None for those that are not there."""
+    def layout(self) -> TransitionBatch:
+        """Return the dtype and shape of each field of a transition; None for a field that the steps lack."""
         flag = np.zeros(1, bool)
         following = {f"next_{name}": self._values[name] for name in ("observation", "privileged_observation")}
-        return Transition(
+        return TransitionBatch(
             *tree.map_structure(
                 lambda leaf: None if leaf is None else ArraySpec(leaf.shape[1:], leaf.dtype),
-                Transition(**self._values, **following, is_first=flag, mask=flag),
+                TransitionBatch(**self._values, **following, is_first=flag, mask=flag),
             )
         )
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int) -> int:
-        """Copy the next transitions of one environment, step over them, and return how many there were, >= 1.
+        """Copy the next transitions into the columns of one environment and return how many, >= 1.
 
         Args:
-            targets: the leaves of a `Transition`, [T, N, ...]; rows from `at` on are filled.
+            targets: the leaves of a `TransitionBatch`, [T, N, ...]; rows from `at` on are filled.
             at: the first row.
             env: the column.
         """
@@ -84,13 +84,13 @@ class Cursor:
         return length
 
     def _load(self, steps: Any) -> None:
-        """Make `steps`, those of the first of the parts that are left, the ones to deliver."""
+        """Make `steps`, read from the first part that is left, the current ones."""
         self._values = self._fields.read(steps, self.trajectory.manifest, self._parts[0].start)
         self._columns: list[Array] = tree.flatten(tuple(self._values.values()))
         self._now: list[Array] = tree.flatten(self._fields.observations(steps))
 
     def _after(self, stop: int) -> list[Any]:
-        """Return the observation of row `stop`, which may be the first of the next file, or the last one if none is."""
+        """Return the observation after row `stop - 1`, from this file or the next; the last one if there is none."""
         if stop < self._parts[0].stop - self._parts[0].start:
             row, now = stop, self._now
         elif len(self._parts) > 1:

@@ -1,4 +1,4 @@
-"""One environment's steps on their way to disk: a buffer, the files of the episode so far, and how it ended."""
+"""The files of one environment's current episode: a buffer of steps, the parts on disk, and the end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("reverb_writer")
 
 
 class Outcome(NamedTuple):
-    """Why an episode ended; None if nobody said."""
+    """Why an episode ended; None where it is not known."""
 
     terminated: bool | None
     truncated: bool | None
@@ -53,7 +53,7 @@ class Lane:
     """
 
     def __init__(self, data_dir: Path, new_name: Callable[[], str], layout: Layout, buffers: Sequence[Array]) -> None:
-        """Make a lane whose steps are put into `buffers`, [part_length, ...] a leaf, by the caller; see `advance`."""
+        """Start with empty `buffers`, [part_length, ...] per leaf, which the caller fills; see `advance`."""
         self._data_dir, self._new_name, self._layout, self._buffers = data_dir, new_name, layout, buffers
         self._start_episode()
 
@@ -64,10 +64,10 @@ class Lane:
         self._is_lost = False
 
     def advance(self) -> None:
-        """Take the step that was put at `fill` as appended; write the buffers if they are full.
+        """Count the step that was written at `fill`; write the buffers to disk if they are full.
 
         Raises:
-            OSError: the disk is full, or the like; this episode is given up, and its further steps are dropped.
+            OSError: the disk failed, for example because it is full. This episode is dropped, its further steps too.
         """
         self.fill += 1
         if self.fill == self._layout.part_length:
@@ -97,10 +97,10 @@ class Lane:
     def finish(
         self, end: End, outcome: Outcome, metadata: Mapping[str, Any], *, boundary_step: bool = False
     ) -> Path | None:
-        """End the episode and make its trajectory visible; return where it is, or None if there is none.
+        """End the episode, make its trajectory visible and return its folder; None if nothing was written.
 
         Raises:
-            OSError: the disk is full, or the like; this episode is given up.
+            OSError: the disk failed, for example because it is full. This episode is dropped.
         """
         try:
             if self.fill:
@@ -134,7 +134,7 @@ class Lane:
 
 
 def _is_boundary_step(rows: Any) -> bool:
-    """Return whether the last step only holds an observation, as TF-Agents and RLDS have it."""
+    """Return whether the last step is a boundary step, which only holds an observation (TF-Agents, RLDS)."""
     for name, last in (("step_type", LAST), ("is_last", 1)):
         column = rows.get(name) if isinstance(rows, Mapping) else getattr(rows, name, None)
         if column is not None:

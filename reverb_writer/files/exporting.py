@@ -1,6 +1,6 @@
-"""From a replay server to disk: each item of a table once.
+"""Export the items of a table to disk, each item once.
 
-Reverb has no call that lists a table; items come as the table's sampler gives them. So it depends on the table:
+Reverb has no call that lists a table: items come in the order of the table's sampler. So the way depends on the table:
 
     table                                                    way                                     items stay
     -------------------------------------------------------  --------------------------------------  ----------
@@ -9,8 +9,8 @@ Reverb has no call that lists a table; items come as the table's sampler gives t
     uniform or prioritized sampler, `max_times_sampled` > 1  the same                                some
     fifo, lifo or heap, which give the same item again       sample one, delete it, and so on        no
 
-What takes items out is done only if it is asked for. Each sample counts for the table's rate limiter, which may make an
-export wait. Seeing every key of n items at random takes about n ln n samples, more where priorities differ much.
+Items are only removed if the caller allows it. Each sample counts for the table's rate limiter, which may make an
+export wait. To see every key of n items takes about n ln n random samples, and more if priorities differ much.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _PATIENCE = 7.0  # a chance of e^-7, or 1 in 1000, that one of the items of a un
 
 
 class Exported(NamedTuple):
-    """What became of one item.
+    """The outcome of one item.
 
     Attributes:
         key: the item's.
-        num_steps: steps written; 0 if it was left out.
-        error: why it was left out; empty if it was not.
+        num_steps: steps written; 0 if it was skipped.
+        error: why it was skipped; empty if it was not.
     """
 
     key: int
@@ -52,7 +52,7 @@ def takes_items_out(table: TableInfo) -> bool:
 
 
 def exported_keys(data_dir: Any, table: str) -> set[int]:
-    """Return the keys of the items of a table that are in a directory already."""
+    """Return the keys of a table's items that a directory has already."""
     keys = set()
     for path in list_trajectories(data_dir):
         try:
@@ -72,7 +72,7 @@ def export_items(
     consume: bool = False,
     timeout_s: float | None = None,
 ) -> Generator[Exported, None, None]:
-    """Write each item that a table holds now as a trajectory; those that are in the writer's directory are left out.
+    """Write each item that a table holds now as a trajectory; items in the writer's directory are skipped.
 
     Key and priority are in the trajectory's metadata. An item is complete on disk before the next one is asked for.
 
@@ -80,14 +80,14 @@ def export_items(
         client: of the server.
         table: its name.
         writer: where items go.
-        consume: whether items may be taken out of the table; needed where `takes_items_out` says so.
+        consume: whether the export may remove items from the table; needed if `takes_items_out` returns True.
         timeout_s: how long to wait for a sample, seconds; None for the client's.
 
     Yields:
-        What became of each item.
+        The outcome of each item.
 
     Raises:
-        SpecError: the table gives items out only once, and `consume` is False.
+        SpecError: the table can only be read by removing its items, and `consume` is False.
         StructureError: there is no such table.
         ReplayTimeoutError: not all items came; says how many did.
     """
@@ -97,7 +97,7 @@ def export_items(
     if takes_items_out(found) and not consume:
         limit = f", `max_times_sampled` {found.max_times_sampled}" if found.max_times_sampled else ""
         raise SpecError(
-            f"table `{table}` ({found.sampler} sampler{limit}) can only be read by taking its items out. Pass "
+            f"table `{table}` ({found.sampler} sampler{limit}) can only be read by removing its items. Pass "
             "`consume` to do that, or have the server write a checkpoint."
         )
     seen = exported_keys(writer.data_dir, table)
@@ -143,8 +143,8 @@ def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | Non
             yield sample
         if len(keys) < size and in_vain > size * (math.log(size) + _PATIENCE):
             raise ReplayTimeoutError(
-                f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, for their "
-                "priority is too small, or they have left the table since."
+                f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because "
+                "their priority is too small, or because they were removed meanwhile."
             )
 
 

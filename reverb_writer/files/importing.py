@@ -1,4 +1,4 @@
-"""From disk to a replay server: trajectories through an observer, so that the windows are those of live writing."""
+"""Import trajectories from disk through an observer, so that the windows are the same as in live writing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.files.journal import Journal
 from reverb_writer.files.manifest import End
-from reverb_writer.files.opening import open_trajectory
+from reverb_writer.files.trajectory_folder import open_trajectory
 
 __all__ = ["Imported", "import_trajectories", "send_trajectory"]
 
@@ -30,12 +30,12 @@ _CONFIRM_S = 2.0
 
 
 class Imported(NamedTuple):
-    """What became of one trajectory.
+    """The outcome of one trajectory.
 
     Attributes:
         name: its folder's name.
-        num_steps: steps sent; 0 if it was left out.
-        error: why it was left out; empty if it was not.
+        num_steps: steps sent; 0 if it was skipped.
+        error: why it was skipped; empty if it was not.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Imported(NamedTuple):
 
 
 def send_trajectory(trajectory: Any, observer: Any) -> int:
-    """Give an observer the steps of a trajectory as they were given to the writer, and end its episode as it ended.
+    """Send the steps of a trajectory to an observer, and end the episode as it was ended when it was recorded.
 
     Args:
-        trajectory: a `StoredTrajectory`, or the like.
-        observer: any observer of one environment of this package.
+        trajectory: a `StoredTrajectory`, or an object with the same methods.
+        observer: any observer of one environment.
 
     Returns:
         The number of steps.
 
     Raises:
-        StructureError: its steps are not those that the observer had before.
+        StructureError: its steps differ in structure from those that the observer had before.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
     manifest = trajectory.manifest
@@ -69,7 +69,7 @@ def send_trajectory(trajectory: Any, observer: Any) -> int:
     if manifest.end is End.RESET:
         try:
             observer.reset(write_cached_steps=True)
-        except SpecError:  # fewer steps than a window, which live writing does not write either
+        except SpecError:  # fewer steps than a window: live writing drops them too
             observer.reset(write_cached_steps=False)
     elif manifest.end is End.CUT:
         observer.reset(write_cached_steps=False)
@@ -81,27 +81,27 @@ def import_trajectories(
     observer: Any,
     *,
     journal: Journal | None = None,
-    allow_pickle: bool = False,
+    open_trajectory: Callable[[Path], Any] = open_trajectory,
     before: Callable[[Any], None] | None = None,
 ) -> Generator[Imported, None, None]:
     """Send trajectories one after the other, and confirm them with the server every two seconds and at the end.
 
-    One that is damaged is left out, by name in the log. Close the iterator to stop between two trajectories: what was
-    sent is confirmed then, too, and written to the journal, so that the next import goes on without a window twice. If
-    the process is killed instead, or the server does not answer, the next one sends again what was not confirmed.
+    A damaged trajectory is skipped and named in the log. Close the iterator to stop between two trajectories: those
+    already sent are then confirmed and written to the journal, so that the next import writes no window twice. If the
+    process is killed instead, or the server does not answer, the next import sends again what was not confirmed.
 
     Args:
         paths: folders of trajectories.
         observer: any observer of one environment.
-        journal: what was imported before, which is left out, and where to write down what is now.
-        allow_pickle: whether trajectories of the original's pickle files are read, too.
-        before: is called with each trajectory before its first step.
+        journal: the trajectories imported before, which are skipped; those imported now are added to it.
+        open_trajectory: opens a folder; give another one for another format (`reverb_writer.instinct_rl`).
+        before: called with each trajectory before its first step.
 
     Yields:
-        What became of each, once it is sent.
+        The outcome of each trajectory, after it was sent.
 
     Raises:
-        StructureError: the steps of one differ from those before, or from the table's; names it.
+        StructureError: the steps of a trajectory differ from those before or from the table's; names it.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
     unconfirmed: list[str] = []
@@ -111,9 +111,9 @@ def import_trajectories(
             if journal is not None and path.name in journal.done:
                 continue
             try:
-                num_steps = _send(open_trajectory(path, allow_pickle=allow_pickle), observer, before)
+                num_steps = _send(open_trajectory(path), observer, before)
             except (FormatError, UnsafeDataError) as error:
-                _LOG.warning("Left out: %s", error)
+                _LOG.warning("Skipped: %s", error)
                 yield Imported(path.name, 0, str(error))
                 continue
             unconfirmed.append(path.name)
@@ -134,7 +134,7 @@ def import_trajectories(
 
 
 def _send(trajectory: Any, observer: Any, before: Callable[[Any], None] | None) -> int:
-    """Send a trajectory; one that is damaged raises before its first step is sent."""
+    """Send a trajectory; a damaged one raises before its first step is sent."""
     if before is not None:
         before(trajectory)
     try:

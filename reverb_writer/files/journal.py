@@ -1,4 +1,4 @@
-"""Which trajectories an import has delivered, in a file, so that it can go on after it was stopped."""
+"""The journal of an import: names of delivered trajectories, so that a stopped import can continue."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Journal"]
 
 
 class Journal:
-    """A file of JSON lines: first what is imported where, then the names of what the server has confirmed.
+    """A file of JSON lines: first the purpose of the import, then the names of confirmed trajectories.
 
     Attributes:
         path: the file.
-        done: names of what was delivered.
+        done: names of the trajectories that were delivered.
     """
 
     def __init__(self, path: Path, purpose: Mapping[str, Any]) -> None:
-        """Read the file, if it is there.
+        """Read the file if it exists.
 
         Raises:
-            SpecError: it is of another import.
+            SpecError: the file belongs to another import.
             OSError: it cannot be read.
         """
         self.path = path
@@ -35,15 +35,18 @@ class Journal:
             return
         found = json.loads(lines[0])
         if found != self._purpose:
-            raise SpecError(f"journal {path} is of another import: {found}, not {self._purpose}. Name another file.")
+            raise SpecError(
+                f"journal {path} belongs to another import: it has {found}, expected {self._purpose}. "
+                "Name another file."
+            )
         for line in lines[1:]:
             try:
                 self.done.add(json.loads(line))
-            except ValueError:  # the last line of one that was killed
+            except ValueError:  # the last line, if the process was killed while it wrote
                 break
 
     def add(self, names: Iterable[str]) -> None:
-        """Write down what was delivered."""
+        """Add the names of delivered trajectories."""
         names = list(names)
         is_new = not self.path.exists()
         with self.path.open("a", encoding="utf-8") as file:

@@ -1,18 +1,18 @@
-"""What a trajectory on disk says of itself: `manifest.json`.
+"""The description of a trajectory on disk: `manifest.json`.
 
     trajectory_01764000000000000000_1f3a9c2e_00000007/
-        manifest.json                     this; written last, so a trajectory without it is half-written
-        steps_000000_000256.npz           steps 0..255: one array a leaf, [256, ...]
+        manifest.json                     the manifest; written last, so a trajectory without it is half-written
+        steps_000000_000256.npz           steps 0..255: one array per leaf, [256, ...]
         steps_000256_000301.npz           steps 256..300
 
 Leaves are stored by name, `observation/rgb.npy` in the `.npz`, in one of these encodings:
 
-    raw                 as they are
+    raw                 unchanged
     deflate             compressed, lossless; default for images: uint8 leaves of two or more dimensions
     normalized_image    floats in [0, 1] as uint8: clipped, times 255, truncated; comes back within 1/255
     strings             all bytes one after the other, uint8 [bytes], and beside them their lengths, `NAME.lengths`
 
-Whatever is read is checked: the manifest by its own CRC-32, each file by its size and CRC-32.
+A reader checks the manifest by its own CRC-32, and each file by its size and CRC-32.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Encoding(enum.Enum):
 
 
 class End(enum.Enum):
-    """How a trajectory ended, which says how an observer that gets it again must end it."""
+    """How a trajectory ended; an importing observer ends its episode in the same way."""
 
     STEP = "step"  # its last step was the last of the episode
     RESET = "reset"  # by `reset()`, with the cached steps written
@@ -81,14 +81,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a trajectory on disk says of itself.
+    """The description of a trajectory on disk.
 
     Attributes:
         num_steps: steps, the boundary step included.
         boundary_step: whether the last step only holds the final observation, as in TF-Agents and RLDS.
         end: how it ended.
-        terminated: whether the environment ended it; None if nobody said.
-        truncated: whether a limit ended it, so that what follows has a value; None if nobody said.
+        terminated: whether the environment ended it; None if it is not known.
+        truncated: whether a limit ended it, so that the state after it has a value; None if it is not known.
         structure: the nest of a step, with numbers for leaves.
         leaves: the leaves, by number.
         parts: the files, in order.
@@ -107,11 +107,11 @@ class Manifest:
 
     @property
     def num_transitions(self) -> int:
-        """Steps in which something was done."""
+        """The steps that have an action: all but the boundary step."""
         return self.num_steps - self.boundary_step
 
     def to_json(self) -> str:
-        """Return it as JSON; `structure` is JSON here already, see `encode_nest`."""
+        """Return the manifest as JSON; `structure` must be JSON already, see `encode_nest`."""
         values = {
             "format": FORMAT,
             "version": VERSION,
@@ -129,10 +129,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read it; `structure` becomes a nest with numbers for leaves.
+        """Read a manifest; `structure` becomes a nest with numbers for leaves.
 
         Raises:
-            FormatError: it is torn, was changed, or is of a version that this one does not know.
+            FormatError: it is torn, was changed, or has an unknown version.
         """
         try:
             values = json.loads(text)
@@ -141,9 +141,11 @@ class Manifest:
             if found == (FORMAT, VERSION) and crc32 == _crc32(values):
                 return cls._from_values(values)
         except (ReverbWriterError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FormatError(f"it has no manifest that can be read: {error!r}") from error
+            raise FormatError(f"its manifest cannot be read: {error!r}") from error
         if found != (FORMAT, VERSION):
-            raise FormatError(f"it is a {found[0]!r} of version {found[1]!r}, expected {FORMAT!r} of {VERSION}.")
+            raise FormatError(
+                f"its format is {found[0]!r}, version {found[1]!r}; expected {FORMAT!r}, version {VERSION}."
+            )
         raise FormatError("the checksum of its manifest is wrong: it was changed after it was written.")
 
     @classmethod
@@ -171,7 +173,7 @@ def _leaf(name: str, dtype: str, shape: Sequence[int], encoding: str) -> Leaf:
     found = dtype_of(DataType.DT_BFLOAT16) if dtype == "bfloat16" else _DTYPES[dtype]
     sizes = tuple(int(size) for size in shape)
     if min(sizes, default=0) < 0 or (found.kind == "O") != (Encoding(encoding) is Encoding.STRINGS):
-        raise FormatError(f"leaf `{name}`: {dtype} {shape} as {encoding} cannot be.")
+        raise FormatError(f"leaf `{name}`: {dtype} {shape} cannot be encoded as {encoding}.")
     return Leaf(str(name), found, sizes, Encoding(encoding))
 
 
@@ -182,4 +184,4 @@ def _check_parts(manifest: Manifest) -> None:
             raise FormatError(f"`{part.file}` has steps {part.start} to {part.stop}, expected from {at} on.")
         at = part.stop
     if at != manifest.num_steps or not at:
-        raise FormatError(f"its files have {at} steps, expected {manifest.num_steps}, and one at least.")
+        raise FormatError(f"its files have {at} steps, expected {manifest.num_steps}, at least one.")

@@ -1,7 +1,7 @@
-"""Minari's data sets to trajectories on disk and back, by Minari itself. It is imported when it is asked for.
+"""Convert Minari data sets to trajectories on disk and back, with Minari, which is imported on first use.
 
-A Minari episode of n steps has n + 1 observations. Here it is n + 1 steps in the form of RLDS, the last of which is a
-boundary step: the final observation, `is_last`, `is_terminal`, and zeros otherwise.
+A Minari episode of n steps has n + 1 observations. Here it has n + 1 steps in the form of RLDS. The last one is a
+boundary step: the final observation, `is_last`, `is_terminal`, and zeros in the other leaves.
 
 Source: Minari 0.5.4, `minari/dataset/minari_storage.py`.
 """
@@ -31,10 +31,10 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
 
     Args:
         dataset: a `minari.MinariDataset`, or the path of one (its `data` folder, or the folder above).
-        writer: where they go. One episode is in memory at a time.
+        writer: the writer of the trajectories. One episode is in memory at a time.
 
     Raises:
-        StructureError: observations or actions are texts or graphs, which have no shape.
+        StructureError: observations or actions are texts or graphs, which have no fixed shape.
     """
     if isinstance(dataset, str | os.PathLike):
         with needs("`from_minari`", "reverb-writer[minari]"):
@@ -78,16 +78,16 @@ def to_minari(
 
     Args:
         paths: folders of trajectories. One is in memory at a time.
-        minari_dir: where the data set goes: its `data` folder is made there. `MINARI_DATASETS_PATH/DATASET_ID` is where
-            `minari.load_dataset` finds it.
+        minari_dir: the folder of the new data set; its `data` folder is made there. `MINARI_DATASETS_PATH/DATASET_ID`
+            is where `minari.load_dataset` finds it.
         dataset_id: such as "ant/expert-v0".
         fields: names of leaves, as for `RolloutDataset`.
-        observation_space: a Gymnasium space; None for one without bounds, of the dtypes and shapes that are there.
+        observation_space: a Gymnasium space; None for an unbounded one of the stored dtypes and shapes.
         action_space: likewise.
 
     Raises:
-        SpecError: there are no trajectories, or a data set is there already.
-        StructureError: steps lack an observation, an action or a reward; or, without a space, are no numbers.
+        SpecError: there are no trajectories, or the folder has a data set already.
+        StructureError: steps lack an observation, an action or a reward; or are not numbers and no space is given.
         FormatError: a trajectory is damaged; names it.
     """
     with needs("`to_minari`", "reverb-writer[minari]"):
@@ -100,7 +100,7 @@ def to_minari(
         raise SpecError("`paths` has no trajectories; `list_trajectories` finds those of a directory.")
     folder = Path(minari_dir) / "data"
     if (folder / "metadata.json").exists():
-        raise SpecError(f"{folder} is a data set already. Name another folder.")
+        raise SpecError(f"{folder} has a data set already. Name another folder.")
     observation_space = observation_space or _space(first.observations)
     action_space = action_space or _space(first.actions)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
     num_transitions = manifest.num_transitions
     values = fields.read(steps, manifest, 0)
     observation = values["observation"]
-    if not manifest.boundary_step:  # what the last step led to was not stored
+    if not manifest.boundary_step:  # the observation after the last step was not stored
         observation = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observation)
     done, timeout = values["done"][:num_transitions], values["timeout"][:num_transitions]
     return EpisodeBuffer(
@@ -147,7 +147,9 @@ def _space(nest: Any) -> Any:
     if dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, shape, dtype)
     if dtype.kind not in "iu":
-        raise StructureError(f"no space for {dtype} {shape}. Give `observation_space` and `action_space`.")
+        raise StructureError(
+            f"no default space exists for {dtype} {shape}. Pass `observation_space` and `action_space`."
+        )
     limits = np.iinfo(dtype)
     return spaces.Box(limits.min, limits.max, shape, dtype)
 

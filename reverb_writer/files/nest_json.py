@@ -1,4 +1,4 @@
-"""Nests as JSON, and back: what the steps of a trajectory on disk look like.
+"""Nests as JSON and back: the structure of the steps of a trajectory on disk.
 
     in the manifest                                              the nest
     ---------------                                              --------
@@ -7,8 +7,8 @@
     {"list": [0, 1]}, {"tuple": [0, 1]}                          [..., ...], (..., ...)
     {"named_tuple": "Point", "fields": {"x": 0, "y": 1}}         Point(x=..., y=...)
 
-A named tuple comes back as a class of that name and those fields; a `Trajectory` as `reverb_writer.Trajectory`. Nothing
-is imported or run to make one.
+A named tuple is read as a new class of that name and those fields, a `Trajectory` as `reverb_writer.Trajectory`.
+Reading imports and runs nothing.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _MAX_DEPTH = 32
 
 
 def encode_nest(nest: Any) -> Any:
-    """Return a nest as JSON, with the numbers of its leaves for leaves.
+    """Return a nest as JSON, with each leaf replaced by its number.
 
     >>> encode_nest({"reward": None, "observation": (None, None)})
     {'dict': {'observation': {'tuple': [0, 1]}, 'reward': 2}}
 
     Raises:
-        StructureError: a key is no string, or it is nested too deep.
+        StructureError: a key is not a string, or the nest is too deep.
     """
     return _encode(nest, itertools.count(), ())
 
 
 def _encode(nest: Any, numbers: Iterator[int], path: tuple[Any, ...]) -> Any:
     if len(path) > _MAX_DEPTH:
-        raise StructureError(f"a step nested more than {_MAX_DEPTH} deep cannot be stored. Make it flatter.")
+        raise StructureError(f"a step nested more than {_MAX_DEPTH} deep cannot be stored. Make the step flatter.")
     if isinstance(nest, Mapping):
         for key in nest:
             if not isinstance(key, str):
@@ -58,7 +58,7 @@ def _encode(nest: Any, numbers: Iterator[int], path: tuple[Any, ...]) -> Any:
         return {kind: [_encode(value, numbers, (*path, index)) for index, value in enumerate(nest)]}
     if hasattr(nest, "__attrs_attrs__"):
         raise StructureError(
-            f"{type(nest).__name__} is an attrs class, which files cannot bring back. Use a named tuple."
+            f"{type(nest).__name__} is an attrs class, which cannot be read back from a file. Use a named tuple."
         )
     return next(numbers)
 
@@ -70,7 +70,7 @@ def decode_nest(value: Any) -> Any:
     Point(x=0, y=1)
 
     Raises:
-        FormatError: it is none.
+        FormatError: the JSON describes no nest.
     """
     try:
         nest = _decode(value, 0)
@@ -83,7 +83,7 @@ def decode_nest(value: Any) -> Any:
 
 def _decode(value: Any, depth: int) -> Any:
     if depth > _MAX_DEPTH:
-        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep.")
+        raise ValueError(f"the structure is nested more than {_MAX_DEPTH} deep.")
     if type(value) is int:
         return value
     kind = next(iter(value), None) if isinstance(value, dict) else None

@@ -1,11 +1,12 @@
-"""Arrays to the bytes of an `.npz` file and back, faster than NumPy's own and without pickle.
+"""Write and read `.npz` files, faster than NumPy and without pickle.
 
-What is written is what `numpy.savez` writes, so that `numpy.load` reads it: a zip file of `.npy` members. Three things
-are narrower, and `read` counts on them after the caller has checked the file's checksum:
+The files are those of `numpy.savez`, zip files of `.npy` members, so `numpy.load` reads them. They are stricter in
+three ways, on which `read` relies after the caller has checked the file's checksum:
 
-    - a member is stored or deflated, with its sizes in front of it: they are found by walking from one to the next;
-    - a stored array begins at a multiple of 64 bytes, so it is used where it lies, without a copy;
-    - an `.npy` header says dtype and shape in one way only, so it is compared instead of parsed.
+    - a member is stored or deflated, with its sizes in front of it, so members are found by walking from one to the
+    next;
+    - a stored array begins at a multiple of 64 bytes, so it is used in place, without a copy;
+    - an `.npy` header is written in one way only, so it is compared instead of parsed.
 
 Source: PKWARE's APPNOTE 6.3.10, 4.3.7 (local file header), and NumPy's NEP 1 (`.npy`, version 1.0).
 """
@@ -32,7 +33,7 @@ Array = npt.NDArray[Any]
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
 _SIGNATURE = b"PK\x03\x04"
 _ALIGNMENT = 64
-_PADDING_ID = 0x5252  # an extra field of no meaning, which zip programs skip
+_PADDING_ID = 0x5252  # an extra field without meaning, which zip programs skip
 _DEFLATE_LEVEL = 1  # images: twice as fast as 6 to write, a sixtieth of the size instead of a hundredth
 _MAX_DEFLATE_RATIO = 1032
 _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
@@ -43,7 +44,7 @@ class Member(NamedTuple):
 
     Attributes:
         name: without `.npy`; may have slashes.
-        array: no object array.
+        array: not an object array.
         deflate: whether it is compressed.
     """
 
@@ -79,13 +80,13 @@ def read(data: Array, layout: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]
         layout: name, dtype and shape of each member.
 
     Raises:
-        FormatError: the file holds anything else.
+        FormatError: the file has other contents.
     """
     try:
         members = dict(_walk(data.data))
         return [_array(members[f"{name}.npy"], dtype, shape) for name, dtype, shape in layout]
     except (KeyError, struct.error, UnicodeDecodeError) as error:
-        raise FormatError(f"an .npz file that is not what its manifest says: {error!r}") from error
+        raise FormatError(f"the .npz file differs from its manifest: {error!r}") from error
 
 
 def _walk(data: memoryview) -> Iterator[tuple[str, tuple[memoryview, int, int]]]:

@@ -1,11 +1,11 @@
-"""RolloutDataset: trajectories on disk as if many environments stepped through them.
+"""Read trajectories on disk as if many environments stepped through them.
 
     pool --take--> cursor of an environment --rows--> batch [N, ...] or [T, N, ...]
       ^                    | end of the trajectory
       +--------------------+
 
-A cursor holds one file of its trajectory in memory, and the first step of the next one: that is where the last
-`next_observation` comes from.
+A cursor holds one file of its trajectory in memory, and the first step of the next file, which is the last
+`next_observation`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,29 @@ import tree
 from reverb_writer.arguments import integer, number
 from reverb_writer.errors import FormatError, SpecError, StructureError
 from reverb_writer.files.cursor import Cursor
-from reverb_writer.files.legacy import frame_range
 from reverb_writer.files.manifest import Manifest
-from reverb_writer.files.opening import open_trajectory
 from reverb_writer.files.rollout_file_base import RolloutFileBase
-from reverb_writer.files.trajectory_folder import list_trajectories
+from reverb_writer.files.trajectory_folder import list_trajectories, open_trajectory
 from reverb_writer.files.trajectory_pool import TrajectoryPool
-from reverb_writer.files.transition_fields import Transition, TransitionFields, concatenate_components
+from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
 
 __all__ = ["RolloutDataset"]
 
 
 class RolloutDataset(RolloutFileBase):
-    """Give `num_envs` environments' transitions from the trajectories of a directory.
+    """Deliver the transitions of a directory's trajectories, for `num_envs` environments at a time.
 
-    Each environment takes a trajectory, steps through it, and takes the next one that nobody has had. New trajectories
-    are seen when a loop begins. In memory is one file (`RolloutWriter(part_length=...)`) an environment, and the batch.
+    Each environment takes a trajectory, steps through it, and takes the next one that no other environment had.
+    New trajectories are found when a loop begins. Memory holds one file (`RolloutWriter(part_length=...)`) per
+    environment, and the batch.
 
     Example:
         dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, random_shuffle_traj_order=True, seed=0)
         for batch in dataset:
             ...  # batch.observation [64, ...], batch.done, batch.timeout, batch.next_observation, ...
 
-    Source: instinct_rl's `RolloutDataset` by its description (behaviour, 5.8); differences in docs/compatibility.md.
+    Source: instinct_rl's `RolloutDataset` by its description; docs/compatibility.md lists the differences.
     """
 
     def __init__(
@@ -63,30 +62,27 @@ class RolloutDataset(RolloutFileBase):
         first_frame_done: bool = False,
         wait_timeout_s: float = 30.0,
         poll_interval_s: float = 1.0,
-        allow_pickle: bool = False,
     ) -> None:
-        """Say what to read; it is looked for at the first batch.
+        """Configure the reader; the first batch looks for the trajectories.
 
         Args:
             data_dir: directory of trajectories, or several.
             num_envs: N, environments that step together, >= 1.
             dataset_loops: how often each trajectory is delivered; < 1 for ever.
-            random_shuffle_traj_order: whether the order of trajectories is random, another one in each loop.
+            random_shuffle_traj_order: whether to shuffle the trajectories, anew in each loop.
             keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
-            starting_frame_range: [low, high), from which the first step of each trajectory is drawn; one that is not
-                that long begins at 0.
+            starting_frame_range: [low, high), from which the first step of each trajectory is drawn; a shorter
+                trajectory begins at 0.
             device: None for NumPy arrays, or the device of PyTorch tensors.
-            seed: of the order and of the first steps; None for another one each time.
-            fields: names of leaves by field of `Transition`, where they are not the usual ones.
+            seed: for the order and the first steps; None for a random one.
+            fields: name of the leaf by field, if it is not one of the usual names.
             concatenate_observations: whether an observation of several components becomes one float32 vector.
-            first_frame_done: whether `done` is also set where `is_first` is, as the original does.
+            first_frame_done: whether `done` is also set where `is_first` is, as instinct_rl does.
             wait_timeout_s: how long to wait for the first trajectories, seconds, >= 0.
-            poll_interval_s: time between two looks, seconds.
-            allow_pickle: whether trajectories of the original's pickle files are read, too; through an unpickler that
-                makes NumPy arrays and nothing else.
+            poll_interval_s: time between two searches, seconds.
 
         Raises:
-            SpecError: an argument can never work.
+            SpecError: an argument is out of range; nothing was read.
         """
         super().__init__(data_dir, num_envs, device)
         bounds = tuple(starting_frame_range)
@@ -101,7 +97,6 @@ class RolloutDataset(RolloutFileBase):
         self._directories = [Path(each) for each in directories]
         self._starts = (low, high)
         self._first_frame_done = first_frame_done
-        self._allow_pickle = allow_pickle
         self._fields = TransitionFields(fields, concatenate=concatenate_observations)
         self._seed = seed
         self._pool_options: dict[str, Any] = {
@@ -115,29 +110,27 @@ class RolloutDataset(RolloutFileBase):
         self._rng = np.random.default_rng()
         self._pool = self._new_pool()
         self._cursors: list[Cursor | None] = []
-        self._layout: Transition | None = None
+        self._layout: TransitionBatch | None = None
         self._first: Manifest | None = None
         self._flags: list[int] = []
 
     @property
     def num_dataset_looped(self) -> int:
-        """Loops that are over."""
+        """The number of loops that have ended."""
         return self._pool.num_loops
 
     @property
     def skipped(self) -> dict[str, str]:
-        """Why, by name, of trajectories that could not be read and were left out."""
+        """The reason, by name, for each trajectory that could not be read and was skipped."""
         return dict(self._pool.skipped)
 
-    @staticmethod
-    def get_frame_range(filename: str) -> tuple[int, int]:
-        """Return the frames [start, stop) that a file's name says it has."""
-        return frame_range(filename)
+    def open_trajectory(self, path: Path) -> Any:
+        """Return the trajectory of a folder; a subclass may read other formats.
 
-    @staticmethod
-    def assemble_obs_components(observation: Any) -> Any:
-        """Return an observation of several components [T, ...] as one float32 vector [T, D], in dm-tree's order."""
-        return concatenate_components(observation)
+        Raises:
+            FormatError: it is torn, half-written or damaged; names it.
+        """
+        return open_trajectory(path)
 
     def read_dataset_directory(self) -> list[Path]:
         """Return the folders of the complete trajectories, oldest first."""
@@ -151,7 +144,7 @@ class RolloutDataset(RolloutFileBase):
     def reset_all(self) -> None:
         """Look for trajectories, and give each environment its first one.
 
-        With a seed, everything is as it was the first time.
+        With a seed, the order is the same as the first time.
 
         Raises:
             ReplayTimeoutError: there are not enough within `wait_timeout_s`.
@@ -168,23 +161,23 @@ class RolloutDataset(RolloutFileBase):
         self.refresh_handlers(range(self.num_envs))
 
     def refresh_handlers(self, env_ids: Sequence[int]) -> None:
-        """Give these environments their next trajectory; what they had left of theirs is not delivered."""
+        """Give these environments their next trajectory; the rest of their current ones is not delivered."""
         for env in env_ids:
             self._cursors[env] = self._pool.take()
 
-    def get_buffer(self, num_transitions_per_env: int | None = None) -> Transition:
+    def get_buffer(self, num_transitions_per_env: int | None = None) -> TransitionBatch:
         """Make a batch of zeros and empty strings: leaves [N, ...], or [num_transitions_per_env, N, ...]."""
         if self._layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
-        return Transition(
+        return TransitionBatch(
             *tree.map_structure(
                 lambda spec: None if spec is None else zeros(spec.dtype, batch + spec.shape), self._layout
             )
         )
 
-    def fill_transition(self, buffer: Transition, env_ids: Sequence[int] | None = None) -> Transition:
-        """Put the next transitions of these environments into a batch, step on, and return the batch."""
+    def fill_transition(self, buffer: TransitionBatch, env_ids: Sequence[int] | None = None) -> TransitionBatch:
+        """Copy the next transitions of these environments into a batch, and return it."""
         chosen = range(self.num_envs) if env_ids is None else env_ids
         is_single = buffer.mask.ndim == 1
         leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]
@@ -209,12 +202,12 @@ class RolloutDataset(RolloutFileBase):
         return TrajectoryPool(self.read_dataset_directory, self._open, rng=self._rng, **self._pool_options)
 
     def _open(self, path: Path) -> Cursor:
-        """Open a trajectory at its first step to deliver; what is wrong with it shows here."""
-        stored = open_trajectory(path, allow_pickle=self._allow_pickle)
+        """Open a trajectory at the first step to deliver; a damaged one raises here."""
+        stored = self.open_trajectory(path)
         start = int(self._rng.integers(*self._starts))
         num_transitions = stored.manifest.num_transitions
         if not num_transitions:
-            raise FormatError(f"trajectory `{path.name}`: it has a boundary step and nothing else.")
+            raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
         cursor = Cursor(stored, self._fields, start if start < num_transitions else 0)
         manifest, first = stored.manifest, self._first
         if first and manifest.leaves and (manifest.structure, manifest.leaves) == (first.structure, first.leaves):
@@ -226,6 +219,7 @@ class RolloutDataset(RolloutFileBase):
             self._flags = [names.index(name) for name in ("done", "is_first", "mask")]
         elif layout != self._layout:
             raise StructureError(
-                f"trajectory `{path.name}` has {layout}, those before it {self._layout}. Put it into another directory."
+                f"trajectory `{path.name}` has {layout}, but those before it have {self._layout}. "
+                "Move it to another directory."
             )
         return cursor

@@ -1,4 +1,4 @@
-"""RolloutFileBase: what every data set of rollout files does, whatever the files are."""
+"""The base class of data sets of rollout files, whatever the file format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["RolloutFileBase"]
 class RolloutFileBase:
     """Trajectories from files as if `num_envs` environments stepped through them.
 
-    A subclass says how: `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
+    A subclass implements `reset_all`, `refresh_handlers`, `get_buffer` and `fill_transition`. Not thread-safe.
 
     Attributes:
         data_dir: where the files are.
@@ -28,10 +28,10 @@ class RolloutFileBase:
     """
 
     def __init__(self, data_dir: Any, num_envs: int, device: Any = None) -> None:
-        """Remember where the files are; they are read when they are first needed.
+        """Set the location of the files; they are read when they are first needed.
 
         Args:
-            data_dir: where the files are; the subclass says in which form.
+            data_dir: where the files are, in the form that the subclass documents.
             num_envs: N, >= 1.
             device: None for NumPy arrays, or the device of PyTorch tensors, such as "cpu".
         """
@@ -42,10 +42,10 @@ class RolloutFileBase:
         self._is_initialized = False
 
     def reset(self, env_ids: Any = None) -> None:
-        """Begin anew, or give some environments their next trajectory.
+        """Start again from the first trajectories, or give some environments their next trajectory.
 
         Args:
-            env_ids: numbers of environments; None, or all of them, to begin anew.
+            env_ids: numbers of environments; None, or all of them, to start again.
 
         Raises:
             SpecError: there is no such environment.
@@ -57,7 +57,7 @@ class RolloutFileBase:
             self.refresh_handlers(self._env_ids(env_ids))
 
     def get_batch(self, num_transitions_per_env: int | None = None, env_ids: Any = None) -> Any:
-        """Return the next transitions of each environment, and step on.
+        """Return the next transitions of each environment.
 
         Args:
             num_transitions_per_env: T, >= 1; None for one, without the dimension T.
@@ -65,7 +65,7 @@ class RolloutFileBase:
 
         Returns:
             What `get_buffer` makes, filled: leaves [N, ...], or [T, N, ...]; owned by the caller, and no other call
-            touches them. With `env_ids`, N' instead of N.
+            changes them. With `env_ids`, N' instead of N.
 
         Raises:
             StopIteration: nothing is left for any environment.
@@ -83,7 +83,7 @@ class RolloutFileBase:
         return buffer if self.device is None else to_torch(buffer, self.device)
 
     def get_transition_batch(self) -> tuple[Any, dict[str, Any]]:
-        """Return one transition of each environment and, as an environment would, `{"time_outs": ...}`.
+        """Return one transition of each environment, and `{"time_outs": ...}` as an environment's infos.
 
         Raises:
             StopIteration: nothing is left for any environment.
@@ -94,11 +94,11 @@ class RolloutFileBase:
     def as_torch(self, device: Any = None) -> Any:
         """Return a `torch.utils.data.IterableDataset` of the batches, for a `DataLoader` with any number of workers.
 
-        Pass `batch_size=None` to the loader: these are batches already. Each worker reads a part of the trajectories of
-        its own, so together they read each as often as one would.
+        Pass `batch_size=None` to the loader: the data set makes the batches. Each worker reads its own share of
+        the trajectories, so together they deliver each one as often as a single reader does.
 
         Args:
-            device: of the tensors; None for the CPU. A worker of a data loader should stay there.
+            device: of the tensors; None for the CPU. Workers of a data loader should use the CPU.
         """
         return as_torch(self, device)
 
@@ -111,7 +111,7 @@ class RolloutFileBase:
         raise NotImplementedError
 
     def refresh_handlers(self, env_ids: Sequence[int]) -> None:
-        """Give these environments their next trajectory, wherever they are."""
+        """Give these environments their next trajectory, even if the current one has not ended."""
         raise NotImplementedError
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
@@ -119,7 +119,7 @@ class RolloutFileBase:
         raise NotImplementedError
 
     def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
-        """Put the next transitions of these environments into a batch, step on, and return the batch.
+        """Copy the next transitions of these environments into a batch, and return it.
 
         Raises:
             StopIteration: nothing is left for any of them.

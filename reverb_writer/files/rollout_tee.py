@@ -1,4 +1,4 @@
-"""RolloutTee: an observer whose steps are also written to disk."""
+"""An observer whose steps are also written to disk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["RolloutTee"]
 
 
 class RolloutTee:
-    """Pass steps to an observer and to a writer, so that what was sent can be sent again.
+    """Pass steps to an observer and to a writer, so that they can be imported again later.
 
-    A step that either of them refuses is taken by neither. The writer gets a step after the observer has it: what the
-    server may hold is on disk, or its episode is marked as cut or lost. A step on which the disk fails raises OSError
-    and is taken by the observer; its episode is not on disk then, and later ones are.
+    If either refuses a step, neither takes it. The writer gets a step after the observer, so every step that the server
+    may hold is on disk, or its episode is marked as cut or lost. If the disk fails, the call raises OSError although
+    the observer has taken the step; that episode is not on disk, later ones are.
 
-    What else the observer has, such as `flush()` and `stats()`, the tee has, too. Called from one thread at a time; a
-    context manager that closes both.
+    The tee also has the observer's other methods, such as `flush()` and `stats()`. Call it from one thread at a time.
+    It is a context manager that closes both.
 
     Example:
         observer = rw.TrajectoryObserver(client, "replay", sequence_length=20)
@@ -31,16 +31,16 @@ class RolloutTee:
                 observer(step)
 
     Attributes:
-        observer: any observer of this package, or of TF-Agents: what takes steps, `reset()` and `close()`.
+        observer: any observer of this package or of TF-Agents, called with steps, with `reset()` and `close()`.
         writer: the writer.
     """
 
     def __init__(self, observer: Any, writer: RolloutWriter) -> None:
-        """Join an observer and a writer of as many environments; both are the tee's to close."""
+        """Join an observer and a writer with the same number of environments; the tee closes both."""
         num_envs = getattr(observer, "num_envs", writer.num_envs)
         if num_envs != writer.num_envs:
             raise SpecError(
-                f"the observer has `num_envs` {num_envs}, the writer {writer.num_envs}. Give both the same."
+                f"the observer has `num_envs` {num_envs}, but the writer has {writer.num_envs}. Give both the same."
             )
         self.observer = observer
         self.writer = writer
@@ -55,7 +55,7 @@ class RolloutTee:
             truncated: likewise.
 
         Raises:
-            OSError: the disk failed; the observer has the step.
+            OSError: the disk failed; the observer has taken the step.
             ReverbWriterError: as for the observer and the writer; neither has taken it.
         """
         if end_of_episode is None and not (terminated is None and truncated is None):
@@ -86,8 +86,8 @@ class RolloutTee:
             self.writer.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the observer has besides."""
-        if name == "observer":  # not set yet: a copy that is being made
+        """Return another attribute of the observer."""
+        if name == "observer":  # not set yet while a copy is made
             raise AttributeError(name)
         return getattr(self.observer, name)
 
@@ -98,7 +98,7 @@ class RolloutTee:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        """Close the writer, and have the observer end as its own `with` would."""
+        """Close the writer, and leave the observer as its own `with` block would."""
         try:
             self.observer.__exit__(kind, error, trace)
         finally:

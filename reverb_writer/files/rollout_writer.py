@@ -1,4 +1,4 @@
-"""RolloutWriter: steps in, trajectories on disk out."""
+"""Write the steps of environments as trajectories on disk."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024
 
 
 class PlannedStep(NamedTuple):
-    """A step that was checked and is not written yet.
+    """A step that was checked and not written yet.
 
     Attributes:
         leaves: [...], or [N, ...] with `num_envs`.
-        outcomes: of the episodes that end with it, by environment.
+        outcomes: how the episodes end that end with this step, by environment.
         final: leaves [N, ...] of a boundary step that follows where an episode ends, or None.
     """
 
@@ -47,18 +47,18 @@ class PlannedStep(NamedTuple):
 
 
 class RolloutWriter:
-    """Write every episode as a trajectory of its own, visible to readers as soon as it is complete.
+    """Write each episode as one trajectory, which readers see as soon as it is complete.
 
     Any number of writers, in any number of processes, may write to one directory. At most `part_length` steps of each
-    environment are in memory. A step is copied. Called from one thread at a time; a context manager.
+    environment are in memory. Steps are copied. Call it from one thread at a time. It is a context manager.
 
     Example:
         with RolloutWriter("demos", metadata={"env": "CartPole-v1"}) as writer:
             for step in episode:
                 writer(step)
 
-    Source: the layout of a folder a trajectory and a file for every so many frames is that of the legged-robot savers
-    (behaviour, 5.8).
+    Source: the savers of legged-robot training also make one folder per trajectory, and one file per fixed number of
+    frames.
     """
 
     def __init__(
@@ -71,20 +71,21 @@ class RolloutWriter:
         metadata: Mapping[str, Any] | None = None,
         part_length: int | None = None,
     ) -> None:
-        """Make the directory, if it is not there.
+        """Make the directory if it does not exist.
 
         Args:
-            data_dir: where trajectories go.
-            num_envs: N if steps have leaves [N, ...], a row an environment, as for `VectorObserver`.
-            spec: nest of array specs or arrays that steps must look like, without N; None for the first step.
+            data_dir: the directory of the trajectories.
+            num_envs: N if steps have leaves [N, ...], one row per environment, as for `VectorObserver`.
+            spec: nest of array specs or arrays that steps must look like, without N; None to learn them from the first
+                step.
             encodings: by leaf name, such as `{"observation/depth": "normalized_image"}`: "raw", "deflate", lossless, or
-                "normalized_image", floats in [0, 1] as uint8, within 1/255. Images of uint8 are deflated if nothing
-                is said.
-            metadata: JSON to keep with each trajectory, such as the environment's name.
+                "normalized_image", floats in [0, 1] as uint8, within 1/255. The default for images of uint8
+                is "deflate".
+            metadata: JSON to store with each trajectory, such as the environment's name.
             part_length: steps in a file, which is what a reader holds in memory; None for 4 MiB, at most 1024.
 
         Raises:
-            SpecError: an argument can never work.
+            SpecError: an argument is out of range or of the wrong type.
             OSError: the directory cannot be made.
         """
         self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
@@ -110,7 +111,7 @@ class RolloutWriter:
 
     @property
     def num_trajectories(self) -> int:
-        """Trajectories that are complete on disk."""
+        """The number of trajectories that are complete on disk."""
         return self._num_written
 
     def __call__(self, step: Any, **end: Any) -> None:
@@ -122,7 +123,7 @@ class RolloutWriter:
 
         Raises:
             StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            OSError: the disk is full, or the like; the episode so far is given up.
+            OSError: the disk failed, for example because it is full. The current episode is dropped.
             ClosedError: after `close()`.
         """
         self.write(self.plan(step, **end))
@@ -140,12 +141,12 @@ class RolloutWriter:
 
         Args:
             step: any nest of arrays; leaves [N, ...] with `num_envs`.
-            end_of_episode: whether it is the last of its episode, [N] with `num_envs`; None to read `step_type` or
-                `is_last`, or the two below.
+            end_of_episode: whether it is the last of its episode, [N] with `num_envs`; None to read `step_type`,
+                `is_last`, or the next two arguments.
             terminated: whether the environment ended the episode, [N] with `num_envs`.
-            truncated: whether a limit did.
-            final_observation: what the environment showed after the step, like `observation`, for where an episode
-                ends: a boundary step with it and zeros follows, as RLDS has it.
+            truncated: whether a limit ended it.
+            final_observation: the observation after the step, like `observation`, where an episode ends: a boundary
+                step with it and zeros in the other leaves follows, as in RLDS.
 
         Raises:
             StructureError, ClosedError: as for a call. Nothing changed.
@@ -175,7 +176,7 @@ class RolloutWriter:
         """Write a step that `plan` has checked.
 
         Raises:
-            OSError: the disk is full, or the like; the episodes that could not be written so far are given up.
+            OSError: the disk failed, for example because it is full. The episodes not yet on disk are dropped.
         """
         self._num_steps += 1
         if self.num_envs is None:
@@ -198,7 +199,7 @@ class RolloutWriter:
             self._finish(lane, End.STEP, outcome, boundary_step=planned.final is not None)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
-        """End the episodes of some environments here, all by default, as if their observer were reset."""
+        """End the current episodes of some environments, by default of all, as the observer's `reset` does."""
         last = max(len(self._lanes) - 1, 0)
         chosen = (
             range(len(self._lanes))
@@ -220,15 +221,15 @@ class RolloutWriter:
         """Write a whole trajectory at once, and return its folder.
 
         Args:
-            steps: nest with leaves [T, ...], T >= 1, each step like the first one this writer has seen.
+            steps: nest with leaves [T, ...], T >= 1, each like this writer's first step.
             end: how it ended.
             terminated: whether the environment ended it.
-            truncated: whether a limit did.
-            metadata: JSON, beside the writer's.
+            truncated: whether a limit ended it.
+            metadata: JSON, in addition to the writer's.
 
         Raises:
-            StructureError: leaves of different lengths, or unlike what was written before. Nothing changed.
-            OSError: the disk is full, or the like.
+            StructureError: the leaves differ in length, or from what was written before. Nothing changed.
+            OSError: the disk failed, for example because it is full.
         """
         if not self._is_open:
             raise ClosedError("the writer is closed. Call `open()` to write again.")
@@ -255,7 +256,7 @@ class RolloutWriter:
         self._is_open = True
 
     def close(self) -> None:
-        """Write what there is of episodes that have not ended, marked as cut. Idempotent."""
+        """Write the unfinished episodes, marked as cut, and close. Idempotent."""
         if self._is_open:
             self._is_open = False
             self.end_episode()
@@ -271,7 +272,7 @@ class RolloutWriter:
         self.close()
 
     def _start(self, structure: StepStructure, example: Any) -> None:
-        """Take the structure of the first step, or of a spec, for that of all."""
+        """Set the structure of all steps, from the first step or from a spec."""
         names = _names(structure)
         if len(set(names)) != len(names):
             raise StructureError(f"leaves need different names, got {', '.join(names)}. Rename a key that has a slash.")
@@ -279,7 +280,7 @@ class RolloutWriter:
             if "\0" in name:
                 raise StructureError(f"leaf {name!r}: an .npz file cannot name it. Rename the key that has a NUL.")
         for dtype in structure.dtypes:
-            dtype_number(dtype)  # what Reverb cannot store could not be sent again
+            dtype_number(dtype)  # what Reverb cannot store could not be imported
         dtypes, shapes = structure.dtypes, structure.shapes
         leaves = choose_encodings(names, dtypes, shapes, self._encodings)
         num_envs, size = self.num_envs or 1, max(step_bytes(dtypes, shapes), 1)
@@ -320,7 +321,7 @@ class RolloutWriter:
         return array.reshape(-1)
 
     def _boundary_step(self, structure: StepStructure, observation: Any) -> list[Any]:
-        """Return a padding step's leaves with the observation put in, [N, ...]."""
+        """Return a padding step's leaves with this observation, [N, ...]."""
         inner = [index for index, path in enumerate(structure.paths) if path.split("/")[0] == "observation"]
         values = tree.flatten(observation)
         if len(inner) != len(values):

@@ -1,4 +1,4 @@
-"""Batches as PyTorch tensors, and a data set as an `IterableDataset`. PyTorch is imported when it is asked for."""
+"""Batches as PyTorch tensors, and a data set as an `IterableDataset`. PyTorch is imported on first use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def to_torch(batch: Any, device: Any) -> Any:
 
 
 def as_torch(dataset: Any, device: Any) -> Any:
-    """Return a `torch.utils.data.IterableDataset` of a rollout data set's batches; it can be pickled if that can."""
+    """Return a `torch.utils.data.IterableDataset` of a rollout data set's batches; picklable if the data set is."""
     return _iterable_dataset()(dataset, device)
 
 

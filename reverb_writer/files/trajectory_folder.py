@@ -1,4 +1,4 @@
-"""Trajectories on disk: a folder each, made visible by one rename, and read with every checksum checked."""
+"""Trajectories on disk: one folder each, made visible by one rename; readers check every checksum."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from reverb_writer.files import column_encoding as codec
 from reverb_writer.files.manifest import Leaf, Manifest, Part
 from reverb_writer.nests import packer, rows
 
-__all__ = ["MANIFEST", "PARTIAL", "PREFIX", "StoredTrajectory", "TrajectoryFolder", "list_trajectories"]
+__all__ = [
+    "MANIFEST",
+    "PARTIAL",
+    "PREFIX",
+    "StoredTrajectory",
+    "TrajectoryFolder",
+    "list_trajectories",
+    "open_trajectory",
+]
 
 Array = npt.NDArray[Any]
 
@@ -32,7 +40,7 @@ class TrajectoryFolder:
     """A trajectory that is being written: hidden until `finish()`."""
 
     def __init__(self, data_dir: Path, name: str, leaves: Sequence[Leaf]) -> None:
-        """Prepare; nothing is on disk until the first part."""
+        """Set the names; nothing is on disk before the first part."""
         self.final = data_dir / name
         self._partial = data_dir / f"{PARTIAL}{name}"
         self._leaves = leaves
@@ -47,7 +55,7 @@ class TrajectoryFolder:
         """Write the next steps, leaves [T, ...], T >= 1.
 
         Raises:
-            OSError: the disk is full, or the like. Nothing changed.
+            OSError: the disk failed, for example because it is full. Nothing changed.
         """
         data = codec.encode(self._leaves, columns)
         start, stop = self.num_steps, self.num_steps + len(columns[0])
@@ -58,13 +66,13 @@ class TrajectoryFolder:
         self.parts.append(part)
 
     def finish(self, manifest: Manifest) -> Path:
-        """Write the manifest, make the trajectory visible, and return where it is."""
+        """Write the manifest, make the trajectory visible, and return its folder."""
         (self._partial / MANIFEST).write_text(manifest.to_json(), "utf-8")
         self._partial.rename(self.final)
         return self.final
 
     def discard(self) -> None:
-        """Remove what there is of it."""
+        """Remove the unfinished trajectory."""
         shutil.rmtree(self._partial, ignore_errors=True)
 
 
@@ -77,11 +85,11 @@ class StoredTrajectory:
 
     Attributes:
         path: its folder.
-        manifest: what it says of itself.
+        manifest: its description.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Read the manifest, and see that the files are there in their sizes; they are read later.
+        """Read the manifest, and check that all files exist with the right sizes; they are read later.
 
         Raises:
             FormatError: it is torn, half-written, or not of this format; names the folder.
@@ -103,27 +111,27 @@ class StoredTrajectory:
         """Return the leaves of one file, [part.stop - part.start, ...]; some are read-only.
 
         Raises:
-            FormatError: the file is not what the manifest says; names it.
+            FormatError: the file differs from the manifest; names it.
         """
         with self._named():
             data = self._read(part)
             return codec.decode(self.manifest.leaves, data, part.stop - part.start)
 
     def pack(self, columns: Sequence[Any]) -> Any:
-        """Return the nest of steps with these leaves, in the order of `columns`."""
+        """Return the nest of steps with these leaves, given in the order of `columns`."""
         return packer(self.manifest.structure)(columns)
 
     def load(self) -> Any:
         """Return all steps, as a nest with leaves [T, ...], owned by the caller.
 
         Raises:
-            FormatError: a file is not what the manifest says; names it.
+            FormatError: a file differs from the manifest; names it.
         """
         parts = [self.columns(part) for part in self.manifest.parts]
         return self.pack([np.concatenate(of) if len(of) > 1 else _owned(of[0]) for of in zip(*parts, strict=True)])
 
     def steps(self) -> Iterator[Any]:
-        """Yield one step after the other, as it was given to the writer; holds one file in memory."""
+        """Yield the steps one by one, as they were given to the writer; holds one file in memory."""
         for part in self.manifest.parts:
             yield from rows(self.manifest.structure, self.columns(part))
 
@@ -131,7 +139,7 @@ class StoredTrajectory:
         """Check the checksums of all files.
 
         Raises:
-            FormatError: one is wrong; names the file.
+            FormatError: a checksum is wrong; names the file.
         """
         with self._named():
             for part in self.manifest.parts:
@@ -151,11 +159,23 @@ class StoredTrajectory:
             raise FormatError(f"trajectory `{self.path.name}`: {error}") from error
 
 
+def open_trajectory(path: Path) -> StoredTrajectory:
+    """Open a trajectory, and check all its files: its first step is delivered before its last one is read.
+
+    Raises:
+        FormatError: it is torn, half-written or damaged; names it.
+    """
+    stored = StoredTrajectory(path)
+    if len(stored.manifest.parts) > 1:
+        stored.verify()
+    return stored
+
+
 def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
     """Return the folders of the complete trajectories under a directory, oldest first.
 
-    Folders below are searched, too: several writers may each have one. A directory that is not there has none. The
-    order is that of the times in the names, so it survives copying.
+    Subfolders are searched too, because several writers may each have one. A missing directory has no trajectories. The
+    order is that of the times in the names, so copying does not change it.
     """
     found: list[Path] = []
     pending = [os.fspath(data_dir)]

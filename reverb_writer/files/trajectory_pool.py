@@ -1,4 +1,4 @@
-"""The trajectories of a directory, handed out one after the other: order, loops, shards, and what is left out."""
+"""The trajectories of a directory one by one: their order, loops, shards, and those that are skipped."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LOG = logging.getLogger("reverb_writer")
 
 
 class TrajectoryPool:
-    """Hand out trajectories, each once a loop.
+    """Return trajectories one by one, each once per loop.
 
     Attributes:
-        num_loops: loops that are over.
-        skipped: why, by name, of trajectories that could not be read.
+        num_loops: loops that have ended.
+        skipped: the reason, by name, for each trajectory that could not be read.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class TrajectoryPool:
         Args:
             find: returns their folders, oldest first.
             open_trajectory: opens one, or raises FormatError.
-            loops: how often each is handed out; < 1 for ever.
-            shuffle: whether their order is random, another one in each loop.
-            keep_latest: N, to hand out the newest N only, and to wait for as many; 0 for all.
+            loops: how often each is returned; < 1 for ever.
+            shuffle: whether to shuffle them, anew in each loop.
+            keep_latest: N, to return only the newest N, and to wait for as many; 0 for all.
             rng: for the order.
             wait_timeout_s: how long to wait for trajectories, seconds.
-            poll_interval_s: time between two looks, seconds.
+            poll_interval_s: time between two searches, seconds.
         """
         self._find, self._open = find, open_trajectory
         self._loops, self._shuffle, self._keep_latest = loops, shuffle, keep_latest
@@ -60,26 +60,26 @@ class TrajectoryPool:
         self.skipped: dict[str, str] = {}
 
     def shard(self, index: int, num_shards: int) -> None:
-        """Hand out each `num_shards`-th trajectory only, from number `index` on."""
+        """Return only each `num_shards`-th trajectory, from number `index` on."""
         self._shard = (index, num_shards)
 
     def reset(self) -> None:
-        """Begin the first loop.
+        """Start the first loop.
 
         Raises:
-            ReplayTimeoutError: there are not enough trajectories within the time-out.
+            ReplayTimeoutError: fewer trajectories than needed were found within the time-out.
         """
         self.num_loops = 0
         self._start_loop()
 
     def take(self) -> Any:
-        """Return the next trajectory, or None if all loops are over.
+        """Return the next trajectory, or None if all loops have ended.
 
-        One that is damaged is left out, by name in the log.
+        A damaged one is skipped and named in the log.
 
         Raises:
-            FormatError: not one of them can be read.
-            ReplayTimeoutError: none is there any more.
+            FormatError: none of them can be read.
+            ReplayTimeoutError: the directory has none any more.
         """
         while True:
             while self._unused:
@@ -106,7 +106,7 @@ class TrajectoryPool:
     def _start_loop(self) -> None:
         paths = self._wait()
         index, num_shards = self._shard
-        paths = paths[index::num_shards]  # before they are shuffled, so that shards never share one
+        paths = paths[index::num_shards]  # before the shuffle, so that no two shards share a trajectory
         order = self._rng.permutation(len(paths)) if self._shuffle else np.arange(len(paths))
         self._unused = collections.deque(paths[number] for number in order)
         self._num_opened = 0
@@ -121,6 +121,6 @@ class TrajectoryPool:
             if time.monotonic() >= end:
                 raise ReplayTimeoutError(
                     f"{len(paths)} complete trajectories after {self._wait_timeout_s:.1f} s, expected {wanted}. Start "
-                    "the writer, raise `wait_timeout_s`, or look whether `data_dir` is right."
+                    "the writer, raise `wait_timeout_s`, or check `data_dir`."
                 )
             time.sleep(min(self._poll_interval_s, max(end - time.monotonic(), 0.0)))

@@ -1,6 +1,6 @@
-"""Steps of whatever form to transitions: observation, action, reward, done, and why it is done.
+"""The fields of transitions found in steps of any form: observation, action, reward, done, timeout.
 
-    field                   found as (the first that is there), or named by the caller
+    field                   name in the steps: the first of these, or the one that the caller gives
     ----------------------  -----------------------------------------------------------------------------
     observation             observation, observations, obs
     privileged_observation  privileged_observation(s), critic_observation(s), critic_obs
@@ -8,8 +8,8 @@
     reward                  reward, rewards
     done, timeout           dones, timeouts, time_outs; the markers of `slices.markers`; the manifest's end flags
 
-In trajectories that end with a boundary step (TF-Agents, RLDS) it only holds the final observation: n steps are n - 1
-transitions. In others each step is a transition, and what the last one led to is not known.
+A boundary step at the end of a trajectory (TF-Agents, RLDS) only holds the final observation: n steps are n - 1
+transitions. Without one each step is a transition, and the observation after the last one is not known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
 from reverb_writer.slices.markers import read_markers
 
-__all__ = ["FIELDS", "Transition", "TransitionFields", "concatenate_components"]
+__all__ = ["FIELDS", "TransitionBatch", "TransitionFields", "concatenate_components"]
 
 Flags = npt.NDArray[np.bool_]
 
@@ -46,21 +46,22 @@ _NAMES: dict[str, Sequence[str]] = {
 FIELDS = tuple(_NAMES)
 
 
-class Transition(NamedTuple):
-    """What happened in one step of N environments; leaves [N, ...], or [T, N, ...].
+class TransitionBatch(NamedTuple):
+    """One transition of N environments, leaves [N, ...], or T of each, leaves [T, N, ...].
 
     Attributes:
         observation: before the action; as stored, a nest if it was one.
-        privileged_observation: what only the critic may see; None if there is none.
-        action: what was done.
-        reward: what it brought.
-        done: bool, whether it was the last of its trajectory.
-        timeout: bool, whether that end was a limit's and not the environment's, so that what follows has a value.
+        privileged_observation: the observation for the critic alone; None if there is none.
+        action: the action taken.
+        reward: the reward of the action.
+        done: bool, whether it is the last transition of its trajectory.
+        timeout: bool, whether a limit ended the trajectory and not the environment, so that the state after it has a
+            value.
         next_observation: after the action, of the same trajectory. After the last step it is the final observation;
             where none was stored, the last one again.
         next_privileged_observation: likewise.
-        is_first: bool, the first that is delivered of its trajectory.
-        mask: bool, False where nothing is left for an environment: the rest of it is zeros.
+        is_first: bool, whether it is the first transition delivered of its trajectory.
+        mask: bool, False where no trajectory is left for an environment; its other fields are zeros.
     """
 
     observation: Any
@@ -76,14 +77,15 @@ class Transition(NamedTuple):
 
 
 class TransitionFields:
-    """Where the fields of transitions are in steps. Immutable."""
+    """The names under which steps have the fields of transitions. Immutable."""
 
     def __init__(self, names: Mapping[str, str] | None = None, *, concatenate: bool = False) -> None:
-        """Take names as they are usual.
+        """Use the usual names, and the given ones instead of them.
 
         Args:
-            names: name of the leaf, or of the nest, by field, where it is another.
-            concatenate: whether an observation of several components becomes one vector, see `concatenate_components`.
+            names: name of the leaf or nest by field, if it is not one of the usual names.
+            concatenate: whether to make one vector of an observation of several components, see
+                `concatenate_components`.
 
         Raises:
             SpecError: there is no such field.
@@ -113,7 +115,7 @@ class TransitionFields:
             `observation`, `privileged_observation`, `action`, `reward`, `done` and `timeout`; a reward [T, 1] is [T].
 
         Raises:
-            StructureError: a field is not there; names those that are.
+            StructureError: the steps lack a field; names those that they have.
         """
         observation, privileged = self.observations(steps)
         reward = _flat(self._get(steps, "reward"))
@@ -136,7 +138,7 @@ class TransitionFields:
         }
 
     def _ends(self, steps: Any, manifest: Manifest, num_steps: int) -> tuple[Flags, Flags, bool]:
-        """Return `done` and `timeout` as the steps have them, and whether they have the former."""
+        """Return `done` and `timeout` of the steps, and whether the steps have `done`."""
         done = timeout = np.zeros(num_steps, bool)
         ends = None
         if not manifest.boundary_step:

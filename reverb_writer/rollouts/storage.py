@@ -276,9 +276,6 @@ class RolloutStorage:
         batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
         return batches.recurrent(self._trajectories())
 
-    reccurent_mini_batch_generator = recurrent_mini_batch_generator
-    """The seed's spelling."""
-
     def contiguous_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
     ) -> Iterator[storage_records.ContiguousMiniBatch]:

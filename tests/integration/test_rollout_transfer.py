@@ -116,7 +116,7 @@ def test_step_that_one_side_refuses_is_taken_by_neither(place: Place, tmp_path: 
 def test_observer_and_writer_of_different_environments_are_refused(place: Place, tmp_path: Path) -> None:
     with (
         rw.VectorObserver(place.client, "a", 2, num_envs=2) as observer,
-        pytest.raises(rw.SpecError, match="`num_envs` 2, the writer None"),
+        pytest.raises(rw.SpecError, match="`num_envs` 2, but the writer has None"),
     ):
         RolloutTee(observer, RolloutWriter(tmp_path))
 
@@ -134,7 +134,7 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
                     break  # closes the iterator: what was sent is confirmed
         assert Journal(tmp_path / "journal", {"table": "a"}).done == {paths[index].name for index in delivered}
     assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12]]
-    with pytest.raises(rw.SpecError, match="is of another import"):
+    with pytest.raises(rw.SpecError, match="belongs to another import"):
         Journal(tmp_path / "journal", {"table": "b"})
 
 
@@ -159,7 +159,7 @@ def test_export_writes_each_item_once(
             feed(observer, (12,))
         writer = RolloutWriter(tmp_path)
         if not keeps:
-            with pytest.raises(rw.SpecError, match="only be read by taking its items out"):
+            with pytest.raises(rw.SpecError, match="only be read by removing its items"):
                 list(export_items(client, "t", writer))
         done = list(export_items(client, "t", writer, consume=not keeps))
         assert client.server_info()["t"].current_size == (10 if keeps else 0)

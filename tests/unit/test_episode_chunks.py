@@ -113,7 +113,7 @@ def test_slice_of_a_finalized_episode_is_its_own() -> None:
 def test_only_slices_forward_are_there() -> None:
     with pytest.raises(NotImplementedError, match="an episode can only be sliced"):
         five_steps()[1]
-    with pytest.raises(SpecError, match="the step of an episode.s slice must be >= 1, got -1"):
+    with pytest.raises(SpecError, match=r"the step of an episode.s slice must be >= 1, got -1"):
         five_steps()[::-1]
 
 

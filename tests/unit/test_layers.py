@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2]
 CLIENT = [
     "cli",
     "tf_agents",
+    "instinct_rl",
     "rollouts",
     "files",
     "writing",

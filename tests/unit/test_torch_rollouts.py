@@ -57,7 +57,7 @@ def test_next_observation_and_flags_are_tensors_too(tmp_path: Path) -> None:
     *_, last = RolloutDataset(tmp_path, 1).as_torch("cpu")
     assert last.timeout.tolist() == last.done.tolist() == [True]
     assert last.next_observation.tolist() == [[0, 1]]
-    assert type(last).__name__ == "Transition"
+    assert type(last).__name__ == "TransitionBatch"
     assert rw.rollouts.RolloutDataset is RolloutDataset
 
 

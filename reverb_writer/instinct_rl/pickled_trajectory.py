@@ -1,13 +1,12 @@
-"""Trajectories of the original's layout: pickle files, read only when asked for.
+"""Trajectories in the files of instinct_rl's savers, which are pickles.
 
     DIR/metadata.json
     DIR/trajectory_7/traj_000000_000064.pickle       frames 0..63: a dict of arrays [64, ...]
     DIR/trajectory_7/traj_000064_000100.pickle
 
 Keys are `observations`, or `obs_NAME` for each component that `metadata.json` lists under `obs_segments`, and
-`privileged_observations`, `actions`, `rewards`, `dones`, `values`, `timeouts`. Any ending of the file's name will do.
-
-Source: the seed document and behaviour, 5.8.
+`privileged_observations`, `actions`, `rewards`, `dones`, `values`, `timeouts`. A file name may have any
+ending.
 """
 
 from __future__ import annotations
@@ -23,22 +22,24 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.files.manifest import End, Manifest, Part
-from reverb_writer.files.unpickling import load_arrays
+from reverb_writer.files.trajectory_folder import MANIFEST, StoredTrajectory
+from reverb_writer.files.trajectory_folder import open_trajectory as open_stored_trajectory
+from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 
-__all__ = ["LegacyTrajectory", "frame_range"]
+__all__ = ["PickledTrajectory", "frame_range", "open_trajectory"]
 
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\..*)?")
 _LARGEST = 255
 
 
 def frame_range(filename: str) -> tuple[int, int]:
-    """Return the frames [start, stop) that a file's name says it has.
+    """Return the frames [start, stop) that a file's name states.
 
     >>> frame_range("traj_100_200.pkl")
     (100, 200)
 
     Raises:
-        FormatError: it says none.
+        FormatError: the name states none.
     """
     found = _FILE.fullmatch(filename)
     if not found:
@@ -46,12 +47,27 @@ def frame_range(filename: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-class LegacyTrajectory:
+def open_trajectory(path: Path) -> StoredTrajectory | PickledTrajectory:
+    """Open a trajectory of this project's format or of the original's.
+
+    Raises:
+        FormatError: it is torn, half-written or damaged; names it.
+        UnsafeDataError: a pickle asks for more than arrays.
+    """
+    if not PickledTrajectory.is_at(path):
+        return open_stored_trajectory(path)
+    pickled = PickledTrajectory(path)
+    if len(pickled.manifest.parts) > 1:  # its first step is delivered before its last file is read
+        pickled.verify()
+    return pickled
+
+
+class PickledTrajectory:
     """A trajectory of pickle files, with the methods of `StoredTrajectory`.
 
     Attributes:
         path: its folder.
-        manifest: what can be known of it without reading the files.
+        manifest: what the file names tell about it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +101,7 @@ class LegacyTrajectory:
     @staticmethod
     def is_at(path: Path) -> bool:
         """Return whether a folder holds such a trajectory."""
-        return not (path / "manifest.json").exists() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
+        return not (path / MANIFEST).exists() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
 
     @property
     def name(self) -> str:
@@ -100,7 +116,7 @@ class LegacyTrajectory:
             UnsafeDataError: it asks for more than arrays.
         """
         try:
-            return self.assemble_obs_components(
+            return self._assemble_components(
                 _frames(load_arrays((self.path / part.file).read_bytes()), part.stop - part.start)
             )
         except (FormatError, OSError) as error:
@@ -109,7 +125,7 @@ class LegacyTrajectory:
             raise UnsafeDataError(f"trajectory `{self.name}`, `{part.file}`: {error}") from error
 
     def pack(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the steps of `columns`: they are a nest already."""
+        """Return the steps of `columns`, which are a nest already."""
         return columns
 
     def steps(self) -> Iterator[dict[str, Any]]:
@@ -128,7 +144,7 @@ class LegacyTrajectory:
         for part in self.manifest.parts:
             self.columns(part)
 
-    def assemble_obs_components(self, arrays: dict[str, Any]) -> dict[str, Any]:
+    def _assemble_components(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists.
 
         Raises:
@@ -161,7 +177,7 @@ class LegacyTrajectory:
 
 
 def _frames(arrays: Any, num_frames: int) -> dict[str, Any]:
-    """Return the arrays by key; an array in a tuple of one, as the original's savers leave some, is taken out."""
+    """Return the arrays by key; the original's savers leave some arrays in a tuple of one, which is removed."""
     if not isinstance(arrays, dict):
         raise FormatError(f"it has a {type(arrays).__name__}, expected a dict of arrays.")
     found = {

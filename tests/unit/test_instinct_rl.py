@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 import reverb_writer as rw
-from reverb_writer.files.legacy import LegacyTrajectory, frame_range
-from reverb_writer.files.unpickling import load_arrays
-from reverb_writer.rollouts import RolloutDataset
+from reverb_writer import instinct_rl
+from reverb_writer.instinct_rl import PickledTrajectory, RolloutDataset
+from reverb_writer.instinct_rl.pickled_trajectory import frame_range
+from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 
 
 def frames(start: int, stop: int, *, done: bool = False) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def write(folder: Path, *chunks: tuple[int, int, dict[str, Any]], ending: str = 
 def test_legacy_trajectories_are_delivered_when_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_10", (0, 2, frames(0, 2)), (2, 3, frames(2, 3, done=True)))
     write(tmp_path / "trajectory_9", (4, 6, frames(4, 6)), ending="pkl")
-    batch = RolloutDataset(tmp_path, 1, allow_pickle=True).get_batch(5)
+    batch = RolloutDataset(tmp_path, 1).get_batch(5)
     assert batch.observation[:, 0, 0].tolist() == [4, 5, 0, 1, 2]  # 9 comes before 10
     assert batch.next_observation[:, 0, 0].tolist() == [5, 5, 1, 2, 2]
     assert batch.done[:, 0].tolist() == [False, True, False, False, True]
@@ -57,7 +58,7 @@ def test_legacy_trajectories_are_delivered_when_asked_for(tmp_path: Path) -> Non
 def test_legacy_trajectories_are_not_read_unless_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_0", (0, 2, frames(0, 2)))
     with pytest.raises(rw.FormatError, match=r"manifest\.json"):
-        RolloutDataset(tmp_path, 1).get_batch()
+        rw.rollouts.RolloutDataset(tmp_path, 1).get_batch()
 
 
 def test_compressed_components_are_put_together_in_the_listed_order(tmp_path: Path) -> None:
@@ -68,17 +69,17 @@ def test_compressed_components_are_put_together_in_the_listed_order(tmp_path: Pa
     metadata: dict[str, Any] = {"obs_segments": {"speed": [1], "depth": [1, 2]}}
     metadata["obs_disassemble_mapping"] = {"depth": "normalized_image"}
     (tmp_path / "metadata.json").write_text(json.dumps(metadata))
-    found = RolloutDataset(tmp_path, 1, allow_pickle=True).get_batch(2).observation[:, 0]
+    found = RolloutDataset(tmp_path, 1).get_batch(2).observation[:, 0]
     np.testing.assert_allclose(found, [[3, 0, 0.49804], [4, 0.99608, 1]], atol=5e-6)
     (tmp_path / "metadata.json").unlink()
     with pytest.raises(rw.FormatError, match="lists no `obs_segments`"):
-        LegacyTrajectory(tmp_path / "trajectory_0").verify()
+        PickledTrajectory(tmp_path / "trajectory_0").verify()
 
 
 def test_observations_that_a_saver_left_in_a_tuple_are_read(tmp_path: Path) -> None:
     chunk = frames(0, 2)
     write(tmp_path / "trajectory_0", (0, 2, {**chunk, "observations": (chunk["observations"],)}))
-    assert RolloutDataset(tmp_path, 1, allow_pickle=True).get_batch(2).observation[:, 0, 0].tolist() == [0, 1]
+    assert RolloutDataset(tmp_path, 1).get_batch(2).observation[:, 0, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_observations_that_a_saver_left_in_a_tuple_are_read(tmp_path: Path) -> N
 def test_chunks_that_do_not_fit_are_refused_by_name(tmp_path: Path, chunks: Any, text: str) -> None:
     write(tmp_path / "trajectory_0", *chunks)
     with pytest.raises(rw.FormatError, match=f"trajectory `trajectory_0`.*{text}"):
-        LegacyTrajectory(tmp_path / "trajectory_0").verify()
+        PickledTrajectory(tmp_path / "trajectory_0").verify()
 
 
 def test_frame_range_is_in_the_name() -> None:
@@ -233,12 +234,32 @@ def test_one_pickle_does_not_change_the_next() -> None:
 def test_hostile_trajectory_is_skipped_by_name(tmp_path: Path) -> None:
     write(tmp_path / "trajectory_0", (0, 1, {"observations": Hostile(os.system, "true")}))
     write(tmp_path / "trajectory_1", (0, 1, frames(0, 1)))
-    dataset = RolloutDataset(tmp_path, 1, allow_pickle=True)
+    dataset = RolloutDataset(tmp_path, 1)
     assert len(list(dataset)) == 1
     assert "system" in dataset.skipped["trajectory_0"]
 
 
+def test_storages_have_the_spelling_of_the_original() -> None:
+    storage = instinct_rl.RolloutStorage(2, 2, (1,), None, (1,))
+    for observation in range(2):
+        storage.add_transitions(
+            instinct_rl.RolloutStorage.Transition(
+                observations=np.full((2, 1), observation, np.float32),
+                actions=np.zeros((2, 1)),
+                rewards=np.zeros(2),
+                dones=np.zeros(2),
+                values=np.zeros((2, 1)),
+                actions_log_prob=np.zeros(2),
+                action_mean=np.zeros((2, 1)),
+                action_sigma=np.ones((2, 1)),
+            )
+        )
+    (batch,) = storage.reccurent_mini_batch_generator(1, 1)
+    (same,) = storage.recurrent_mini_batch_generator(1, 1)
+    assert batch.obs[..., 0].tolist() == same.obs[..., 0].tolist() == [[0, 0], [1, 1]]
+
+
 def test_every_opcode_that_is_allowed_exists() -> None:
-    from reverb_writer.files.unpickling import _OPCODES
+    from reverb_writer.instinct_rl.restricted_pickle import _OPCODES
 
     assert {opcode.name for opcode in pickletools.opcodes} >= _OPCODES
