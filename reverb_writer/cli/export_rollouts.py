@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.server_options import connection_options, ends_well, new_client
+from reverb_writer.cli.server_options import connection_options, new_client, report_errors
 from reverb_writer.cli.transfer import follow
 from reverb_writer.files.exporting import export_items, exported_keys, takes_items_out
 from reverb_writer.files.rollout_writer import RolloutWriter
@@ -40,7 +40,7 @@ def command(table: str, directory: Path, consume: bool, **connection: Any) -> No
       3    every item but those that are named: their columns have different lengths
       130  stopped by Ctrl-C or SIGTERM; the same command goes on
     """  # noqa: D301  # \b is click's mark for lines to keep
-    with ends_well(), new_client(**connection) as client:
+    with report_errors(), new_client(**connection) as client:
         found = client.server_info().get(table)
         if found is not None and takes_items_out(found) and not consume:
             limit = f", max_times_sampled {found.max_times_sampled}" if found.max_times_sampled else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.server_options import connection_options, ends_well, new_client
+from reverb_writer.cli.server_options import connection_options, new_client, report_errors
 from reverb_writer.cli.transfer import follow
 from reverb_writer.client.client import Client
 from reverb_writer.files.importing import import_trajectories
@@ -93,7 +93,7 @@ def command(
     windows: dict[str, Any] = {"whole_episodes": True}
     if sequence_length is not None:
         windows = {"length": sequence_length, "stride": stride_length, "end_of_episode": end_of_episode, "mask": mask}
-    with ends_well(), new_client(**connection) as client:
+    with report_errors(), new_client(**connection) as client:
         observer: Any
         if sequence_length is None:
             observer = EpisodeObserver(client, tables, _WHOLE, _number(priority))

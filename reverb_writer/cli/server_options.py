@@ -13,7 +13,7 @@ from reverb_writer.errors import ReverbWriterError
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client
 
-__all__ = ["connection_options", "ends_well", "new_client", "security_options", "timeout_option"]
+__all__ = ["connection_options", "new_client", "report_errors", "security_options", "timeout_option"]
 
 _PEM = click.Path(exists=True, dir_okay=False)
 
@@ -73,7 +73,7 @@ def new_client(
 
 
 @contextlib.contextmanager
-def ends_well(exit_code: int = 1) -> Iterator[None]:
+def report_errors(exit_code: int = 1) -> Iterator[None]:
     """Turn errors that a person can mend into one line and an exit code."""
     try:
         yield

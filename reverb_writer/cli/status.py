@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reverb_writer.cli.server_options import ends_well, new_client, security_options, timeout_option
+from reverb_writer.cli.server_options import new_client, report_errors, security_options, timeout_option
 from reverb_writer.client.client import Client
 from reverb_writer.client.rate_limits import Standstill, Watch, figures, rates, reason
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
@@ -100,7 +100,7 @@ def command(
     code = HEALTHY
     show = _json_lines if as_json else _screen
     with (
-        ends_well(CANNOT_ASK),
+        report_errors(CANNOT_ASK),
         new_client(address, timeout, **security) as client,
         show(address, why=why, watch=watch) as tell,
         contextlib.suppress(KeyboardInterrupt),

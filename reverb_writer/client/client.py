@@ -1,7 +1,7 @@
 """The client of a replay server, or of several with the same tables.
 
-Each server is a `Shard`. What is sampled comes from all of them in turn, what is inserted goes to one after the other,
-all else is for all, which are asked at once. A verb for one server costs nothing more than calling it there.
+Each server is a `ServerConnection`. What is sampled comes from all of them in turn, what is inserted goes to one after
+the other, all else is for all, which are asked at once. A verb for one server costs nothing more than calling it there.
 
 `as_client` is what takes a `client` argument. What is given an address shares one connection with all others in the
 process that are given the same address and time-out; a `Client` that a caller makes is a connection of its own.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_priority, check_timeout, integer
-from reverb_writer.client.server_connection import Sample, Shard
+from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
@@ -76,11 +76,13 @@ class Client:
         names = list(map(str, addresses))
         if not names or len(set(names)) < len(names):
             raise SpecError(f"`address` must be one server or different ones, got {', '.join(names) or 'none'}.")
-        shards = [Shard(Channel(one, tls=tls, token=token, use_proxy=use_proxy), timeout_s) for one in addresses]
+        shards = [
+            ServerConnection(Channel(one, tls=tls, token=token, use_proxy=use_proxy), timeout_s) for one in addresses
+        ]
         self._use(shards, (addresses, tls, token, timeout_s, use_proxy))
 
     def _use(
-        self, shards: Sequence[Shard], arguments: tuple[Any, ...], release: Callable[[], None] | None = None
+        self, shards: Sequence[ServerConnection], arguments: tuple[Any, ...], release: Callable[[], None] | None = None
     ) -> None:
         self.shards = tuple(shards)
         self.timeout_s = shards[0].timeout_s
@@ -288,7 +290,7 @@ class Client:
         """Close."""
         self.close()
 
-    def _all(self, verb: Callable[[Shard], _T]) -> list[_T]:
+    def _all(self, verb: Callable[[ServerConnection], _T]) -> list[_T]:
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
         self.check_usable()
         if len(self.shards) == 1:
@@ -297,12 +299,12 @@ class Client:
         wait(answers)
         return [answer.result() for answer in answers]
 
-    def _next(self) -> Shard:
+    def _next(self) -> ServerConnection:
         self.check_usable()
         with self._lock:
             return next(self._turns)
 
-    def _only(self) -> Shard:
+    def _only(self) -> ServerConnection:
         self.check_usable()
         if len(self.shards) > 1:
             raise SpecError(

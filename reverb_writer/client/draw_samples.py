@@ -15,7 +15,7 @@ from reverb_writer.decoding.samples import SampleInfo, split_samples
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import ServerInfo, look_at_server
+from reverb_writer.transport.server_info import ServerInfo, try_server_info
 
 __all__ = ["CACHE_BYTES", "draw", "make_assembler"]
 
@@ -97,7 +97,7 @@ def _ready(channel: Channel, table: str, num_in_flight: int, deadline: Deadline)
     pause_s, longest_s = _LOOK_S
     while True:
         left_s = deadline.left_s()
-        info = look_at_server(channel, left_s)
+        info = try_server_info(channel, left_s)
         num_ready = info.tables[table].num_ready() - num_in_flight if info and table in info.tables else 0
         if num_ready > 0 or num_in_flight:
             return max(num_ready, 0)

@@ -33,13 +33,13 @@ from reverb_writer.transport.channel import Channel, describe
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.transport.server_info import (
     ServerInfo,
-    look_at_server,
+    check_tables_exist,
     request_server_info,
-    unknown_table,
+    try_server_info,
     why_samples_wait,
 )
 
-__all__ = ["Sample", "Shard"]
+__all__ = ["Sample", "ServerConnection"]
 
 _ASK_WHY = (
     0.1,
@@ -61,7 +61,7 @@ class Sample(NamedTuple):
     info: SampleInfo
 
 
-class Shard:
+class ServerConnection:
     """One of the servers of a `Client`, which documents the verbs. Thread-safe."""
 
     def __init__(self, channel: Channel, timeout_s: float) -> None:
@@ -109,7 +109,7 @@ class Shard:
         if not columns:
             raise StructureError(f"`data` must have at least one leaf, got {data!r}.")
         info = self.request_info(deadline.left_s())
-        unknown_table(checked, info, self.address)
+        check_tables_exist(checked, info, self.address)
         _check_signatures(info, checked, paths, columns, is_scalar)
         request = one_item(columns, is_scalar, checked)
         if spec is not None:
@@ -129,7 +129,7 @@ class Shard:
         part, seconds = _ASK_WHY
         until = deadline.earlier(min(part * deadline.timeout_s, seconds))
         info = self.request_info(until.left_s(f"table `{table}`: {num_samples} samples did not come"))
-        unknown_table([table], info, self.address)
+        check_tables_exist([table], info, self.address)
         pack = packer(self._spec_of(info, table, until))
         with self._lock:
             assembler = self._assemblers.pop(table, None) or make_assembler()
@@ -236,7 +236,7 @@ class Shard:
 
     def _why_samples_wait(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
         try:
-            now = look_at_server(self.channel, deadline.left_s())
+            now = try_server_info(self.channel, deadline.left_s())
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             return str(error)
         if now is None:
@@ -254,7 +254,7 @@ class Shard:
             return self.channel.call(method, request.SerializeToString(), deadline.left_s())
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
-                unknown_table([request.table], self.request_info(deadline.left_s()), self.address)
+                check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
             raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error
 
 

@@ -18,8 +18,8 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.transport.channel import Channel, describe, refused
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
-from reverb_writer.transport.server_info import request_server_info, unknown_table
-from reverb_writer.transport.server_probe import Inquiry
+from reverb_writer.transport.server_info import check_tables_exist, request_server_info
+from reverb_writer.transport.server_probe import ServerProbe
 
 __all__ = ["column", "insert_items", "one_item"]
 
@@ -114,7 +114,7 @@ class _Delivery:
             self._flight.add(request)
         self._tables = self._flight.tables()
         self._began_at = self._heard_at = time.monotonic()
-        self._inquiry = Inquiry(channel, deadline.left_s())
+        self._inquiry = ServerProbe(channel, deadline.left_s())
 
     def run(self) -> None:
         """Send until all is confirmed."""
@@ -124,7 +124,7 @@ class _Delivery:
             while not self._attempt():
                 time.sleep(min(_PAUSE_S, self._deadline.left_s()))
                 info = request_server_info(self._channel, self._deadline.left_s())
-                unknown_table(self._tables, info, self._channel.address)
+                check_tables_exist(self._tables, info, self._channel.address)
                 self._heard_at = info.at
                 self._flight.requeue()
         except ReplayTimeoutError:

@@ -22,7 +22,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.table_specs import decode_spec, encode_spec
-from reverb_writer.transport.server_info import ServerInfo, TableInfo, look_at_server, unknown_table
+from reverb_writer.transport.server_info import ServerInfo, TableInfo, check_tables_exist, try_server_info
 
 __all__ = ["MAX_BYTES", "Variables"]
 
@@ -76,7 +76,7 @@ class Variables:
         try:
             _check_one_server(self._client)
             info = self._client.request_info(self._timeout_s)
-            unknown_table([table], info, self._client.address)
+            check_tables_exist([table], info, self._client.address)
             _check_table(info.tables[table])
         except BaseException:
             self.close()
@@ -151,7 +151,7 @@ class Variables:
 
     def _newer(self, seen: _Version | None) -> tuple[_Version, Any] | None:
         """Return the newest version, unless it is the one that was seen or there is none."""
-        info = look_at_server(self._client.shards[0].channel, self._timeout_s)
+        info = try_server_info(self._client.shards[0].channel, self._timeout_s)
         version = None if info is None else self._version_in(info)
         return None if version is None or version == seen or not version[1] else self._newest(self._timeout_s)
 
@@ -174,7 +174,7 @@ class Variables:
 
     def _version_in(self, info: ServerInfo) -> _Version:
         """Return what changes with every `publish`, and with a restart of the server."""
-        unknown_table([self._table], info, self._client.address)
+        check_tables_exist([self._table], info, self._client.address)
         return info.state_id, info.tables[self._table].rate_limiter.num_inserts
 
     def close(self) -> None:

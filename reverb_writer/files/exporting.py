@@ -23,7 +23,7 @@ from reverb_writer.client.client import Client, Sample
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory, list_trajectories
-from reverb_writer.transport.server_info import TableInfo, unknown_table
+from reverb_writer.transport.server_info import TableInfo, check_tables_exist
 
 __all__ = ["Exported", "export_items", "exported_keys", "takes_items_out"]
 
@@ -92,7 +92,7 @@ def export_items(
         ReplayTimeoutError: not all items came; says how many did.
     """
     info = client.request_info(timeout_s)
-    unknown_table([table], info, client.address)
+    check_tables_exist([table], info, client.address)
     found = info.tables[table]
     if takes_items_out(found) and not consume:
         limit = f", `max_times_sampled` {found.max_times_sampled}" if found.max_times_sampled else ""

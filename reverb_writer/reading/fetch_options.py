@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 
-__all__ = ["Plan"]
+__all__ = ["FetchOptions"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class FetchOptions:
     """What to fetch, and how far ahead.
 
     Attributes:

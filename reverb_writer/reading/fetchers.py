@@ -9,20 +9,20 @@ from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.fetch_options import Plan
+from reverb_writer.reading.fetch_options import FetchOptions
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.thread_fetcher import Prefetch
+from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import logged, unchained
-from reverb_writer.transport.server_info import ServerInfo, TableInfo, unknown_table
+from reverb_writer.transport.server_info import ServerInfo, TableInfo, check_tables_exist
 
-__all__ = ["check_end", "let_go", "made_again", "request_infos", "start_sources", "stop_sources"]
+__all__ = ["check_end", "picklable_client", "request_infos", "shut_down", "start_sources", "stop_sources"]
 
 _STOP_S = 3.0
 _LEAST_S = 0.05  # a server that is asked at all has a chance to answer
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
-def check_end(plan: Plan, infos: Sequence[ServerInfo]) -> None:
+def check_end(plan: FetchOptions, infos: Sequence[ServerInfo]) -> None:
     """Check that samples can end as they are to, by what the servers tell.
 
     Raises:
@@ -69,11 +69,13 @@ def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerIn
     with logged(lambda: f"table `{table}`: waiting for the server at {waited_for()}"), unchained():
         for shard in client.shards:
             infos.append(shard.request_info(max(deadline - time.monotonic(), _LEAST_S)))
-            unknown_table([table], infos[-1], shard.address)
+            check_tables_exist([table], infos[-1], shard.address)
     return infos
 
 
-def start_sources(client: Client, infos: Sequence[ServerInfo], plan: Plan, wake: Callable[[], None]) -> list[Prefetch]:
+def start_sources(
+    client: Client, infos: Sequence[ServerInfo], plan: FetchOptions, wake: Callable[[], None]
+) -> list[ThreadFetcher]:
     """Start to fetch; return what does so for each server. If one cannot start, none goes on.
 
     Args:
@@ -85,18 +87,18 @@ def start_sources(client: Client, infos: Sequence[ServerInfo], plan: Plan, wake:
     with contextlib.ExitStack() as started:
         sources = []
         for shard, info in zip(client.shards, infos, strict=True):
-            sources.append(Prefetch(shard.channel, info, plan, wake=wake))
+            sources.append(ThreadFetcher(shard.channel, info, plan, wake=wake))
             started.callback(stop_sources, sources[-1:])
         started.pop_all()
     return sources
 
 
-def stop_sources(sources: Sequence[Prefetch], drain_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
+def stop_sources(sources: Sequence[ThreadFetcher], drain_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
     """Stop fetching. All are stopped before one is waited for.
 
     Args:
         sources: what fetches.
-        drain_s: see `Prefetch.drain`.
+        drain_s: see `ThreadFetcher.drain`.
         timeout_s: how long their threads are waited for at most, together, seconds; one may be in a call to its server.
     """
     deadline = time.monotonic() + min(timeout_s, _STOP_S)
@@ -110,7 +112,7 @@ def stop_sources(sources: Sequence[Prefetch], drain_s: float = 0.0, timeout_s: f
         source.join(max(deadline - time.monotonic(), 0.0))
 
 
-def let_go(sources: Sequence[Prefetch], updates: PriorityUpdates, client: Client | None) -> None:
+def shut_down(sources: Sequence[ThreadFetcher], updates: PriorityUpdates, client: Client | None) -> None:
     """End what a dataset has started; `client` if it is its own. Does nothing in a forked child."""
     if any(source.is_forked for source in sources):
         return
@@ -120,6 +122,6 @@ def let_go(sources: Sequence[Prefetch], updates: PriorityUpdates, client: Client
         client.close()
 
 
-def made_again(client: Any) -> Any:
+def picklable_client(client: Any) -> Any:
     """Return what another process can make a dataset's client of."""
     return client if isinstance(client, Client) else getattr(client, "server_address", client)

@@ -1,7 +1,7 @@
 """Batches of a replay table, for any learner.
 
-    server a -> Prefetch \
-    server b -> Prefetch  > the next that is ready, in turn -> collate -> Batch(data, info)
+    server a -> ThreadFetcher \
+    server b -> ThreadFetcher  > the next that is ready, in turn -> collate -> Batch(data, info)
 
 A dataset fetches ahead in the background, at most `max_in_flight_batches` batches a server, and no wait is without end:
 a time-out names what keeps samples from coming.
@@ -27,12 +27,19 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, Spe
 from reverb_writer.protocol.table_specs import packer
 from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as make_batch
-from reverb_writer.reading.fetch_options import Plan
-from reverb_writer.reading.fetchers import check_end, let_go, made_again, request_infos, start_sources, stop_sources
+from reverb_writer.reading.fetch_options import FetchOptions
+from reverb_writer.reading.fetchers import (
+    check_end,
+    picklable_client,
+    request_infos,
+    shut_down,
+    start_sources,
+    stop_sources,
+)
 from reverb_writer.reading.priority_updates import PriorityUpdates
-from reverb_writer.reading.round_robin import Turns
-from reverb_writer.reading.stats import DatasetStats, PrefetchStats
-from reverb_writer.reading.subsequences import Pieces, check_same_length
+from reverb_writer.reading.round_robin import RoundRobin
+from reverb_writer.reading.stats import DatasetStats, FetchStats
+from reverb_writer.reading.subsequences import SubsequenceCutter, check_same_length
 from reverb_writer.reading.thread_fetcher import Fetched
 from reverb_writer.reading.waiting import unchained
 
@@ -115,8 +122,8 @@ class ReplayDataset:
             ServerUnavailableError: a server does not answer within the time-out.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "table")}
-        self._reopen = functools.partial(ReplayDataset, made_again(client), table, **given)
-        self._plan = Plan(
+        self._reopen = functools.partial(ReplayDataset, picklable_client(client), table, **given)
+        self._plan = FetchOptions(
             table,
             batch_size,
             max_in_flight_batches,
@@ -144,7 +151,7 @@ class ReplayDataset:
             infos = request_infos(self._client, table, self.timeout_s)
             check_end(self._plan, infos)
             start = functools.partial(start_sources, self._client, infos, self._plan)
-            self._turns = Turns(table, self._plan.batch_size, start)
+            self._turns = RoundRobin(table, self._plan.batch_size, start)
         except BaseException:
             if self._owns_client:
                 self._client.close()
@@ -155,12 +162,12 @@ class ReplayDataset:
             None  # servers whose last batch is due, once a time-out has ended an iteration
         )
         self._closed = self.is_exhausted = False
-        self._pieces = None if self._num_steps is None else Pieces(self._num_steps)
+        self._pieces = None if self._num_steps is None else SubsequenceCutter(self._num_steps)
         self._stats = DatasetStats()
         self._updates = PriorityUpdates(self._client, infos[0].tables[table])
         # Whoever forgets close() must not hang when the interpreter ends.
         self._finalizer = weakref.finalize(
-            self, let_go, self._turns.sources, self._updates, self._client if self._owns_client else None
+            self, shut_down, self._turns.sources, self._updates, self._client if self._owns_client else None
         )
 
     # ------------------------------------------------------------------------------------------- iteration
@@ -238,7 +245,7 @@ class ReplayDataset:
                 return fetched
         return None
 
-    def _next_pieces(self, pieces: Pieces, start: float) -> Fetched | None:
+    def _next_pieces(self, pieces: SubsequenceCutter, start: float) -> Fetched | None:
         """Return the next batch of pieces of samples, or the last one; None at the end."""
         oldest_at = time.monotonic()
         while pieces.num_pieces < self._plan.batch_size:
@@ -341,7 +348,7 @@ class ReplayDataset:
         stats = DatasetStats(**vars(self._stats))
         for source in self._turns.sources:
             of_one = source.stats()
-            for field in fields(PrefetchStats):
+            for field in fields(FetchStats):
                 setattr(stats, field.name, getattr(stats, field.name) + getattr(of_one, field.name))
         stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
         if self._closed:

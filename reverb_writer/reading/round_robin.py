@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 from reverb_writer.client.due_windows import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.reading.thread_fetcher import Fetched, Prefetch
+from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 
-__all__ = ["Turns"]
+__all__ = ["RoundRobin"]
 
 _PATIENCE_S = 0.1
 
 
-class Turns:
+class RoundRobin:
     """The next batch of whichever server has its turn. For one thread at a time.
 
     Attributes:
@@ -24,7 +24,9 @@ class Turns:
         latest: number of the server that the batch before came from.
     """
 
-    def __init__(self, table: str, batch_size: int, start: Callable[[Callable[[], None]], Sequence[Prefetch]]) -> None:
+    def __init__(
+        self, table: str, batch_size: int, start: Callable[[Callable[[], None]], Sequence[ThreadFetcher]]
+    ) -> None:
         """Start to fetch.
 
         Args:

@@ -28,7 +28,7 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.client.client import as_client
 from reverb_writer.decoding.samples import SampleInfos
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.fetchers import made_again
+from reverb_writer.reading.fetchers import picklable_client
 from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.reading.slice_pools import Draw, Member, Part
 from reverb_writer.reading.stats import DatasetStats
@@ -131,7 +131,7 @@ class ContiguousDataset:
             ServerUnavailableError: a server does not answer within the time-out.
         """
         given = {name: value for name, value in locals().items() if name not in ("self", "client", "table", "options")}
-        self._reopen = functools.partial(ContiguousDataset, made_again(client), table, **given, **options)
+        self._reopen = functools.partial(ContiguousDataset, picklable_client(client), table, **given, **options)
         self._sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
         for name in ("num_steps", "collate"):
             if name in options:

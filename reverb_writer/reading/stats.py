@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DatasetStats", "PrefetchStats"]
+__all__ = ["DatasetStats", "FetchStats"]
 
 
 @dataclass
-class PrefetchStats:
+class FetchStats:
     """What was fetched so far; cumulative but for the first three.
 
     Attributes:
@@ -38,8 +38,8 @@ class PrefetchStats:
 
 
 @dataclass
-class DatasetStats(PrefetchStats):
-    """What a dataset has done so far: the sums of `PrefetchStats` over its servers, and more.
+class DatasetStats(FetchStats):
+    """What a dataset has done so far: the sums of `FetchStats` over its servers, and more.
 
     Attributes:
         batches: batches handed out.

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from reverb_writer.decoding.samples import Column, SampleInfos
 from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["Pieces", "check_same_length", "cut"]
+__all__ = ["SubsequenceCutter", "check_same_length", "cut"]
 
 
-class Pieces:
+class SubsequenceCutter:
     """Pieces of samples that wait to fill a batch. Not thread-safe.
 
     Attributes:

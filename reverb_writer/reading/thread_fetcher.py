@@ -30,14 +30,14 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
-from reverb_writer.reading.fetch_options import Plan
-from reverb_writer.reading.stats import PrefetchStats
+from reverb_writer.reading.fetch_options import FetchOptions
+from reverb_writer.reading.stats import FetchStats
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import ServerInfo, look_at_server, request_server_info
-from reverb_writer.transport.server_probe import Inquiry, Outage
+from reverb_writer.transport.server_info import ServerInfo, request_server_info, try_server_info
+from reverb_writer.transport.server_probe import Outage, ServerProbe
 
-__all__ = ["Fetched", "Prefetch"]
+__all__ = ["Fetched", "ThreadFetcher"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -62,7 +62,7 @@ class Fetched:
     oldest_at: float
 
 
-class Prefetch:
+class ThreadFetcher:
     """The samples of one table on one server, ahead of their use.
 
     Attributes:
@@ -73,7 +73,7 @@ class Prefetch:
         self,
         channel: Channel,
         info: ServerInfo,
-        plan: Plan,
+        plan: FetchOptions,
         *,
         wake: Callable[[], None],
     ) -> None:
@@ -112,7 +112,7 @@ class Prefetch:
         self._oldest_at = 0.0  # when the first sample of the batch that is put together came
         self._heard_at = time.monotonic()
         self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
-        self._stats = PrefetchStats()
+        self._stats = FetchStats()
         self._changed = threading.Event()  # there is more room, or the end has come
         self._closed = threading.Event()
         self._ended = False
@@ -163,9 +163,9 @@ class Prefetch:
         """Whether nothing will come any more."""
         return self._ended
 
-    def inquiry(self, timeout_s: float) -> Inquiry:
+    def probe(self, timeout_s: float) -> ServerProbe:
         """Return what asks the server, during a wait of so many seconds, what keeps samples from coming."""
-        return Inquiry(self._channel, timeout_s)
+        return ServerProbe(self._channel, timeout_s)
 
     @property
     def is_silent(self) -> bool:
@@ -173,19 +173,19 @@ class Prefetch:
         outage = self._outage
         return outage is not None and outage.is_silence
 
-    def why_waiting(self, inquiry: Inquiry | None) -> str:
-        """Say what keeps samples from coming, as far as an inquiry tells; None if there was no time for one."""
+    def why_waiting(self, probe: ServerProbe | None) -> str:
+        """Say what keeps samples from coming, as far as an probe tells; None if there was no time for one."""
         outage, since = self._outage, self.gone_since
         if outage is not None and since is not None:
             return outage.describe(self._channel, time.monotonic() - since)
-        return (inquiry or self.inquiry(0.0)).why_samples_wait(self._table, self._info)
+        return (probe or self.probe(0.0)).why_samples_wait(self._table, self._info)
 
-    def stats(self) -> PrefetchStats:
+    def stats(self) -> FetchStats:
         """Return the counters so far; in a forked child, those that need no lock."""
         if self.is_forked:
-            return PrefetchStats(**vars(self._stats))
+            return FetchStats(**vars(self._stats))
         with self._lock:
-            stats = PrefetchStats(**vars(self._stats))
+            stats = FetchStats(**vars(self._stats))
             stream = self._stream
             stats.in_flight_samples = stream.num_in_flight if stream else 0
             stats.ready_samples = self._held
@@ -287,7 +287,7 @@ class Prefetch:
         while self._remaining != 0 and not self._closed.is_set():
             self._changed.clear()
             if self._room > 0:
-                info = look_at_server(self._channel, _LOOK_TIMEOUT_S, begun=self._looks)
+                info = try_server_info(self._channel, _LOOK_TIMEOUT_S, begun=self._looks)
                 table = info.tables.get(self._table) if info else None
                 num_ready = table.num_ready() if table else 0
                 with self._lock:

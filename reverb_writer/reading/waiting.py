@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.reading.thread_fetcher import Prefetch
-from reverb_writer.transport.server_probe import Inquiry
+from reverb_writer.reading.thread_fetcher import ThreadFetcher
+from reverb_writer.transport.server_probe import ServerProbe
 
 __all__ = ["LOG_EVERY_S", "Wait", "logged", "unchained"]
 
@@ -27,11 +27,11 @@ class Wait:
         look_at: `time.monotonic()` when `look` is to be called next.
     """
 
-    def __init__(self, table: str, sources: Sequence[Prefetch], began_at: float, timeout_s: float) -> None:
+    def __init__(self, table: str, sources: Sequence[ThreadFetcher], began_at: float, timeout_s: float) -> None:
         """Begin to wait for samples of `table`, `timeout_s` seconds from `began_at`."""
         self._table, self._sources = table, sources
         self._began_at, self._timeout_s = began_at, timeout_s
-        self._inquiries: dict[Prefetch, Inquiry] = {}
+        self._inquiries: dict[ThreadFetcher, ServerProbe] = {}
         self._log_at = began_at + LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s
@@ -43,7 +43,7 @@ class Wait:
         for source in self._sources:
             if not source.has_ended and source.gone_since is None and now < self._began_at + self._timeout_s:
                 if source not in self._inquiries:
-                    self._inquiries[source] = source.inquiry(self._timeout_s)
+                    self._inquiries[source] = source.probe(self._timeout_s)
                 self._inquiries[source].proceed(now - self._began_at)
         if now >= self._log_at:
             self._log_at = now + LOG_EVERY_S

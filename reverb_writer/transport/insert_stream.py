@@ -33,7 +33,7 @@ from reverb_writer.transport import process_hooks
 from reverb_writer.transport.channel import Channel, describe
 from reverb_writer.transport.connection import Call
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
-from reverb_writer.transport.server_info import request_server_info, unknown_table
+from reverb_writer.transport.server_info import check_tables_exist, request_server_info
 from reverb_writer.transport.server_probe import Outage, Wait
 from reverb_writer.transport.timer import Timer
 
@@ -323,7 +323,7 @@ class InsertStream:
                 _LOG.warning(text, self.channel.address, self.num_pending)
             self._state_id = info.state_id
             self._heard_at = info.at
-        unknown_table(tables, info, self.channel.address)
+        check_tables_exist(tables, info, self.channel.address)
         with self._lock:
             self._down = self._fault = None
             self._update()

@@ -25,12 +25,12 @@ __all__ = [
     "RateLimiterInfo",
     "ServerInfo",
     "TableInfo",
+    "check_tables_exist",
     "inserts_move",
-    "look_at_server",
     "merge_tables",
     "parse_server_info",
     "request_server_info",
-    "unknown_table",
+    "try_server_info",
     "why_inserts_wait",
     "why_samples_wait",
 ]
@@ -165,7 +165,7 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
     return parse_server_info(reply, time.monotonic())
 
 
-def look_at_server(
+def try_server_info(
     channel: Channel, timeout_s: float, *, begun: Callable[[Any], object] | None = None
 ) -> ServerInfo | None:
     """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time.
@@ -371,7 +371,7 @@ def _described_but_empty(info: ServerInfo, table: str) -> str | None:
     return "it" if len(empty) == 1 else f"one of {', '.join(f'`{name}`' for name in sorted(empty))}"
 
 
-def unknown_table(tables: Iterable[str], info: ServerInfo, address: str) -> None:
+def check_tables_exist(tables: Iterable[str], info: ServerInfo, address: str) -> None:
     """Refuse tables that the server does not have.
 
     Raises:

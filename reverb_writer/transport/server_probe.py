@@ -22,7 +22,7 @@ from reverb_writer.transport.server_info import (
     why_samples_wait,
 )
 
-__all__ = ["Inquiry", "Outage", "Wait"]
+__all__ = ["Outage", "ServerProbe", "Wait"]
 
 _PATIENCE_S = 0.2
 _ASK_EVERY_S = 4.0
@@ -58,10 +58,10 @@ class Outage:
         return f"There is no connection to the server at {channel.address}, {heard}. It is tried again and again."
 
 
-class Inquiry:
+class ServerProbe:
     """Questions to the server: when a wait proves to be long, every few seconds, and just before its time is up.
 
-    The difference of the answers tells who stands still. None blocks, so an inquiry takes no time from the wait. Not
+    The difference of the answers tells who stands still. None blocks, so an probe takes no time from the wait. Not
     thread-safe.
     """
 
@@ -191,7 +191,7 @@ class Wait:
         return self._timeout_s if self._since == self.began_at else time.monotonic() - self.began_at
 
     def why(self, silence_s: float, down: Outage | None) -> str:
-        """Say why it takes so long, see `Inquiry.why_inserts_wait`."""
+        """Say why it takes so long, see `ServerProbe.why_inserts_wait`."""
         if num_confirmed := 0 if self._inquiry.has_asked else self._acknowledged - self._acknowledged_before:
             return f"{num_confirmed} items were confirmed meanwhile; the rest waits for its turn."
         return self._inquiry.why_inserts_wait(self._flight.tables(), silence_s, down)
@@ -199,4 +199,4 @@ class Wait:
     def _renew(self, now: float) -> None:
         self._since = now
         self._acknowledged = self._flight.acknowledged
-        self._inquiry = Inquiry(self._channel, self._timeout_s)
+        self._inquiry = ServerProbe(self._channel, self._timeout_s)

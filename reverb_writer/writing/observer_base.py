@@ -18,7 +18,7 @@ from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
 from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.session import Columns, ObserverStats, StreamOptions, WriteSession
-from reverb_writer.writing.window_targets import Target, can_align
+from reverb_writer.writing.window_targets import WindowTarget, can_align
 
 __all__ = ["Observer", "SingleObserver", "columns_of", "packer", "spec_of"]
 
@@ -31,7 +31,7 @@ _LEAVE_S = 2.0
 class Observer:
     """The life of an observer: open, flush, close, counters. What it does with a step is its own."""
 
-    def __init__(self, client: Any, targets: Sequence[Target], *, mask: bool, options: StreamOptions) -> None:
+    def __init__(self, client: Any, targets: Sequence[WindowTarget], *, mask: bool, options: StreamOptions) -> None:
         """Open the session; see the observers for the arguments."""
         self._session = WriteSession(client, targets, options)
         self._mask = mask
@@ -121,7 +121,7 @@ class SingleObserver(Observer):
     _spans_episodes = False
 
     def __init__(
-        self, client: Any, targets: Sequence[Target], *, spec: Any, mask: bool, options: StreamOptions
+        self, client: Any, targets: Sequence[WindowTarget], *, spec: Any, mask: bool, options: StreamOptions
     ) -> None:
         """Open the session, and make the writer if it is known what steps look like."""
         super().__init__(client, targets, mask=mask, options=options)

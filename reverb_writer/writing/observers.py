@@ -22,7 +22,7 @@ from reverb_writer.writing.observer_base import SingleObserver
 from reverb_writer.writing.priorities import Priority
 from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.session import StreamOptions
-from reverb_writer.writing.window_targets import Target, end_of_episode_mode, window_targets
+from reverb_writer.writing.window_targets import WindowTarget, end_of_episode_mode, window_targets
 
 __all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver"]
 
@@ -53,7 +53,7 @@ class TrajectoryObserver(SingleObserver):
         tile_end_of_episodes: bool = False,
         *,
         end_of_episode: EndOfEpisode | str | None = None,
-        windows: Mapping[str, WindowSpec | Target] | None = None,
+        windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
         spec: Any = None,
         mask: bool = False,
         timeout_s: float | None = None,
@@ -71,8 +71,8 @@ class TrajectoryObserver(SingleObserver):
             tile_end_of_episodes: for compatibility, with the former: `end_of_episode="tile"`.
             end_of_episode: what becomes of the last steps of an episode, see `EndOfEpisode`.
             windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
-                a `Target` for each name, with tables and a priority of its own. Beside or instead of the arguments
-                above.
+                a `WindowTarget` for each name, with tables and a priority of its own. Beside or instead of the
+                arguments above.
             spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.
             mask: write one more column, after the leaves, that is True for real steps and False for padding.
             timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
@@ -119,7 +119,7 @@ class SequenceObserver(SingleObserver):
         tile_end_of_episodes: bool = False,
         *,
         end_of_episode: EndOfEpisode | str | None = None,
-        windows: Mapping[str, WindowSpec | Target] | None = None,
+        windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
         spec: Any = None,
         mask: bool = False,
         timeout_s: float | None = None,
@@ -176,7 +176,7 @@ class EpisodeObserver(SingleObserver):
             raise SpecError("`table_name` must be a name or several different ones, got none.")
         super().__init__(
             client,
-            [Target(WindowSpec.whole_episode(), tables, priority)],
+            [WindowTarget(WindowSpec.whole_episode(), tables, priority)],
             spec=spec,
             mask=False,
             options=StreamOptions(timeout_s=timeout_s, **options),
@@ -243,7 +243,7 @@ class EpisodeObserver(SingleObserver):
         Raises:
             SpecError: it is no number >= 0, or becomes a function in the middle of an episode. Nothing changed.
         """
-        target = Target(WindowSpec.whole_episode(), self._session.targets[0].tables, priority)
+        target = WindowTarget(WindowSpec.whole_episode(), self._session.targets[0].tables, priority)
         if self._writer is not None:
             self._writer.set_priority(0, priority)
         self._session.targets = (target,)

@@ -20,14 +20,14 @@ from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["Ending", "Priority", "StepPlan", "WindowPriorities"]
+__all__ = ["EpisodeEnd", "Priority", "StepPlan", "WindowPriorities"]
 
 Priority = float | Callable[[Any], float]
 """A number, finite and >= 0, or a function that makes one of a window: a nest of arrays [L, ...]."""
 
 
 @dataclass(frozen=True)
-class Ending:
+class EpisodeEnd:
     """How an episode ends, for each kind of window.
 
     Attributes:
@@ -80,7 +80,7 @@ class WindowPriorities:
         self.history: collections.deque[tuple[int, list[npt.NDArray[Any]]]] = collections.deque(maxlen=bound)
         self._known: dict[tuple[int, int], float] = {}
 
-    def plan(self, leaves: Sequence[Any] | None, n: int, ending: Ending | None) -> StepPlan:
+    def plan(self, leaves: Sequence[Any] | None, n: int, ending: EpisodeEnd | None) -> StepPlan:
         """Ask for the windows that end at step count `n`, with `leaves` as its last step, and at the episode's end.
 
         Raises:

@@ -31,9 +31,9 @@ from reverb_writer.protocol.item_encoding import KEY_BITS
 from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.insert_stream import InsertStream
-from reverb_writer.writing.priorities import Ending, Priority, StepPlan, WindowPriorities
+from reverb_writer.writing.priorities import EpisodeEnd, Priority, StepPlan, WindowPriorities
 from reverb_writer.writing.window_items import Chunk, ChunkEncoder, Handover, Windows, hand_over
-from reverb_writer.writing.window_targets import NEVER, Target, chunk_cuts, chunk_length_of, ending_of
+from reverb_writer.writing.window_targets import NEVER, WindowTarget, chunk_cuts, chunk_length_of, ending_of
 
 __all__ = ["SequenceWriter"]
 
@@ -57,7 +57,7 @@ class SequenceWriter:
         stream: InsertStream,
         dtypes: Sequence[np.dtype[Any]],
         shapes: Sequence[tuple[int, ...]],
-        targets: Sequence[Target],
+        targets: Sequence[WindowTarget],
         *,
         padding_step: Sequence[Any] | None = None,
         pack: Callable[[Sequence[Any]], Any] = list,
@@ -121,7 +121,7 @@ class SequenceWriter:
         self._unsent_bytes = 0
         if self._priorities is not None:
             self._priorities.clear()
-        self._ending: Ending | None = None  # how it ends, once its last step is taken
+        self._ending: EpisodeEnd | None = None  # how it ends, once its last step is taken
         self._is_over = False  # whether that is written
 
     def append(self, leaves: Sequence[Any], *, last: bool = False, plan: StepPlan | None = None) -> dict[str, int]:
@@ -249,7 +249,7 @@ class SequenceWriter:
             self.settle()
             return ending.dropped
 
-    def _discarding(self, num_skipped: int) -> Ending:
+    def _discarding(self, num_skipped: int) -> EpisodeEnd:
         """Return the end of an episode that adds nothing, with so many steps left out."""
         ending = ending_of(self._targets, self.num_steps, discard="overflow" if num_skipped else "reset")
         if num_skipped:
@@ -280,7 +280,7 @@ class SequenceWriter:
                     self._write()
             self._is_settled = True
 
-    def _pad(self, ending: Ending) -> None:
+    def _pad(self, ending: EpisodeEnd) -> None:
         for _ in range(self.num_steps + max(ending.num_padding) - self._sealed - self.fill):
             if self.fill == self._stop:
                 self._seal()
@@ -304,7 +304,7 @@ class SequenceWriter:
             self.send()
             self._targets, self._priorities = targets, priorities
 
-    def _priorities_of(self, targets: Sequence[Target]) -> WindowPriorities | None:
+    def _priorities_of(self, targets: Sequence[WindowTarget]) -> WindowPriorities | None:
         asked = [target.priority for target in targets]
         specs = [target.spec for target in targets]
         return WindowPriorities(specs, asked, self._pads, self._pack) if any(map(callable, asked)) else None

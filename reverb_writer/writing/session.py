@@ -21,10 +21,10 @@ from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.protocol.table_specs import check_signature
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream, OnBlock
-from reverb_writer.transport.server_info import ServerInfo, unknown_table
+from reverb_writer.transport.server_info import ServerInfo, check_tables_exist
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.window_items import check_dtypes
-from reverb_writer.writing.window_targets import Target
+from reverb_writer.writing.window_targets import WindowTarget
 
 __all__ = ["Columns", "ObserverStats", "StreamOptions", "WriteSession"]
 
@@ -146,7 +146,7 @@ class WriteSession:
     Not thread-safe by itself: an observer is called from one thread at a time. `stats()` may be called from any.
     """
 
-    def __init__(self, client: Any, targets: Sequence[Target], options: StreamOptions) -> None:
+    def __init__(self, client: Any, targets: Sequence[WindowTarget], options: StreamOptions) -> None:
         """Find the tables and open the stream.
 
         Args:
@@ -198,7 +198,7 @@ class WriteSession:
         try:
             info = _find(client, self.timeout_s)
             names = [table for target in self.targets for table in target.tables]
-            unknown_table(names, info, client.address)
+            check_tables_exist(names, info, client.address)
             stream = client.open_stream(
                 max_in_flight_items=options.max_in_flight_items,
                 max_in_flight_bytes=options.max_in_flight_bytes,
@@ -212,7 +212,7 @@ class WriteSession:
         self._signatures = {name: info.tables[name].signature for name in names}
         self._client, self._owns_client = client, owned
         # Whoever forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _let_go, self._writers, stream, client if owned else None)
+        self._finalizer = weakref.finalize(self, _shut_down, self._writers, stream, client if owned else None)
         reference = weakref.ref(self)
 
         def send() -> None:
@@ -365,7 +365,7 @@ def _find(client: Client, timeout_s: float) -> ServerInfo:
     return client.request_info(max(left_s, 0.001))
 
 
-def _let_go(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
+def _shut_down(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
     if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
         return
     stream.abandon(sum(writer.num_due for writer in writers))

@@ -16,8 +16,8 @@ from reverb_writer.writing.observer_base import Observer, columns_of, packer, sp
 from reverb_writer.writing.priorities import Priority
 from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.session import StreamOptions
-from reverb_writer.writing.vector_writer import Lanes
-from reverb_writer.writing.window_targets import Target, chunk_length_for, end_of_episode_mode, window_targets
+from reverb_writer.writing.vector_writer import VectorWriter
+from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for, end_of_episode_mode, window_targets
 
 __all__ = ["VectorObserver"]
 
@@ -48,7 +48,7 @@ class VectorObserver(Observer):
         *,
         num_envs: int,
         end_of_episode: EndOfEpisode | str | None = None,
-        windows: Mapping[str, WindowSpec | Target] | None = None,
+        windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
         spec: Any = None,
         mask: bool = False,
         timeout_s: float | None = None,
@@ -60,7 +60,7 @@ class VectorObserver(Observer):
         """
         self._num_envs = integer("num_envs", num_envs, minimum=1)
         self._all = np.arange(self._num_envs)
-        self._lanes: Lanes | None = None
+        self._lanes: VectorWriter | None = None
         mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
         targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
         super().__init__(client, targets, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
@@ -117,7 +117,7 @@ class VectorObserver(Observer):
             ended = self._lanes.end_episodes(chosen, align=write_cached_steps, discard=not write_cached_steps)
             self._session.tell(ended)
 
-    def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, Lanes]:
+    def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, VectorWriter]:
         structure = self._structure or StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         columns = columns_of(structure, self._mask)
         self._session.check_columns(columns)
@@ -145,7 +145,7 @@ class VectorObserver(Observer):
             )
             for lane in range(self._num_envs)
         ]
-        lanes = Lanes(writers, blocks, lock, asks=any(callable(target.priority) for target in targets))
+        lanes = VectorWriter(writers, blocks, lock, asks=any(callable(target.priority) for target in targets))
         self._session.add_writer(lanes)
         self._num_before = self._session.num_steps // self._num_envs
         self._structure, self._lanes = structure, lanes

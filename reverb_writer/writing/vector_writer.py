@@ -14,7 +14,7 @@ import numpy.typing as npt
 from reverb_writer.writing.priorities import StepPlan
 from reverb_writer.writing.sequence_writer import SequenceWriter
 
-__all__ = ["Lanes"]
+__all__ = ["VectorWriter"]
 
 
 class _Step(NamedTuple):
@@ -33,7 +33,7 @@ class _Step(NamedTuple):
     plans: list[StepPlan | None] | None
 
 
-class Lanes:
+class VectorWriter:
     """Writers of N environments, each with episodes of its own.
 
     A step is committed for all lanes by one assignment; then they take it one after the other. A call that is cut off

@@ -10,11 +10,11 @@ from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
-from reverb_writer.writing.priorities import Ending, Priority
+from reverb_writer.writing.priorities import EpisodeEnd, Priority
 
 __all__ = [
     "NEVER",
-    "Target",
+    "WindowTarget",
     "can_align",
     "chunk_cuts",
     "chunk_length_for",
@@ -32,7 +32,7 @@ _TINY_CHUNK_BYTES = 2048
 
 
 @dataclass(frozen=True)
-class Target:
+class WindowTarget:
     """One kind of window and where it goes.
 
     Attributes:
@@ -80,8 +80,8 @@ def window_targets(
     stride_length: int,
     mode: EndOfEpisode,
     priority: Priority,
-    windows: Mapping[str, WindowSpec | Target] | None,
-) -> list[Target]:
+    windows: Mapping[str, WindowSpec | WindowTarget] | None,
+) -> list[WindowTarget]:
     """Turn an observer's arguments into the kinds of windows it writes.
 
     Raises:
@@ -97,14 +97,14 @@ def window_targets(
         tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
         if not tables:
             raise SpecError("`table_name` must be a name or several different ones, got none.")
-        targets.append(Target(WindowSpec(sequence_length, stride_length, mode), tables, priority))
+        targets.append(WindowTarget(WindowSpec(sequence_length, stride_length, mode), tables, priority))
     for name, window in (windows or {}).items():
         if isinstance(window, WindowSpec):
-            targets.append(Target(window, (name,), priority))
-        elif isinstance(window, Target):
-            targets.append(Target(window.spec, window.tables or (name,), window.priority))
+            targets.append(WindowTarget(window, (name,), priority))
+        elif isinstance(window, WindowTarget):
+            targets.append(WindowTarget(window.spec, window.tables or (name,), window.priority))
         else:
-            raise SpecError(f"`windows[{name!r}]` must be a WindowSpec or a Target, got {type(window).__name__}.")
+            raise SpecError(f"`windows[{name!r}]` must be a WindowSpec or a WindowTarget, got {type(window).__name__}.")
     return targets
 
 
@@ -138,7 +138,7 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     return min(2 * length if length * step_bytes < _TINY_CHUNK_BYTES else length, MAX_CHUNK_LENGTH)
 
 
-def chunk_length_of(targets: Sequence[Target], chunk_length: int | None, step_bytes: float) -> int:
+def chunk_length_of(targets: Sequence[WindowTarget], chunk_length: int | None, step_bytes: float) -> int:
     """Return the chunk length that was asked for, or what suits the targets' windows if that is None.
 
     Raises:
@@ -174,7 +174,9 @@ def chunk_cuts(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int]
     return next_cut
 
 
-def ending_of(targets: Sequence[Target], n: int, *, align: bool = False, discard: str | None = None) -> Ending:
+def ending_of(
+    targets: Sequence[WindowTarget], n: int, *, align: bool = False, discard: str | None = None
+) -> EpisodeEnd:
     """Say what the end of an episode of `n` steps adds.
 
     Args:
@@ -183,7 +185,7 @@ def ending_of(targets: Sequence[Target], n: int, *, align: bool = False, discard
         align: whether DROP's windows get the last L steps too, if they are in no window yet.
         discard: why nothing is added, as the reason for all steps that are dropped; None if it is not so.
     """
-    ending = Ending([], [], {})
+    ending = EpisodeEnd([], [], {})
     for target in targets:
         spec = target.spec if discard is None else _without_end(target.spec)
         closing, reasons = spec.closing_window(n), spec.num_dropped(n)
@@ -209,7 +211,7 @@ def ending_of(targets: Sequence[Target], n: int, *, align: bool = False, discard
     return ending
 
 
-def can_align(targets: Sequence[Target], n: int) -> bool:
+def can_align(targets: Sequence[WindowTarget], n: int) -> bool:
     """Whether a reset after `n` steps has something to write, or nothing that it could lose."""
     return any(
         target.spec.end_of_episode is not EndOfEpisode.DROP or n >= (target.spec.sequence_length or 1)

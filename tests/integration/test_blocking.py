@@ -220,7 +220,7 @@ def test_blocked_table_is_the_one_that_is_named(replay_server: Callable[..., Hos
 def test_wait_in_one_thread_ends_when_another_closes(server: HostedServer) -> None:
     errors: list[Exception] = []
     with rw.Client(server.address) as client, client.open_stream() as stream:
-        writer = rw.SequenceWriter(stream, [np.dtype(np.int64)], [()], [rw.Target(rw.WindowSpec(1), ("queue",))])
+        writer = rw.SequenceWriter(stream, [np.dtype(np.int64)], [()], [rw.WindowTarget(rw.WindowSpec(1), ("queue",))])
 
         def flush() -> None:
             try:

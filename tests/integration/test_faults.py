@@ -125,7 +125,7 @@ def test_all_kinds_of_windows_in_all_tables_survive_a_kill(lone_server: StartSer
     server = lone_server(fifo("short"), fifo("long"), fifo("copy"))
     windows: dict[str, Any] = {
         "short": rw.WindowSpec(2),
-        "long": rw.Target(rw.WindowSpec(12, stride_length=4), tables=("long", "copy")),
+        "long": rw.WindowTarget(rw.WindowSpec(12, stride_length=4), tables=("long", "copy")),
     }
     short = pairs(0, 5000)
     long = [list(range(first, first + 12)) for first in range(0, 5000 - 11, 4)]
@@ -177,7 +177,8 @@ def test_writers_that_share_a_stream_survive_a_kill(lone_server: StartServer) ->
     server = lone_server(fifo("a"), fifo("b"))
     with rw.Client(server.address) as client, client.open_stream() as stream:
         writers = {
-            table: rw.SequenceWriter(stream, [INTEGER], [()], [rw.Target(rw.WindowSpec(2), (table,))]) for table in "ab"
+            table: rw.SequenceWriter(stream, [INTEGER], [()], [rw.WindowTarget(rw.WindowSpec(2), (table,))])
+            for table in "ab"
         }
 
         def append(steps: range) -> None:

@@ -263,8 +263,8 @@ def test_every_pair_of_kinds_shares_the_steps(place: Place) -> None:
 
 def test_targets_have_tables_and_priorities_of_their_own(place: Place) -> None:
     windows = {
-        "a": rw.Target(rw.WindowSpec(3), priority=2.5),
-        "long": rw.Target(rw.WindowSpec(4, 4, "cover"), ("a", "b"), lambda window: window["n"].sum()),
+        "a": rw.WindowTarget(rw.WindowSpec(3), priority=2.5),
+        "long": rw.WindowTarget(rw.WindowSpec(4, 4, "cover"), ("a", "b"), lambda window: window["n"].sum()),
     }
     with rw.TrajectoryObserver(place.client, "b", 2, priority=0.5, windows=windows) as observer:
         feed(observer, [5])

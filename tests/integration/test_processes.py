@@ -193,7 +193,7 @@ def test_forked_child_is_refused_by_name_and_its_parent_goes_on(replay_server: S
     text = """
 client = rw.Client(address)
 stream = client.open_stream()
-writer = rw.SequenceWriter(stream, [np.dtype(np.int64)], [()], [rw.Target(rw.WindowSpec(1), ("replay",))])
+writer = rw.SequenceWriter(stream, [np.dtype(np.int64)], [()], [rw.WindowTarget(rw.WindowSpec(1), ("replay",))])
 observer = rw.TrajectoryObserver(client, "replay", 1)
 write(observer, range(100))
 child = os.fork()

@@ -84,7 +84,7 @@ def observed(place: Place, spec: rw.WindowSpec, /, **options: Any) -> rw.VectorO
     )
 
 
-# Lanes are observers of their own.
+# VectorWriter are observers of their own.
 
 
 @pytest.mark.parametrize("priority", [1.0, numbers_of], ids=["together", "one by one"])

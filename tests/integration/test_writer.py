@@ -43,10 +43,10 @@ class _Closing:
         self.stream.close(20)
 
 
-def writer_of(stream: InsertStream, *windows: rw.WindowSpec | rw.Target, **options: Any) -> rw.SequenceWriter:
+def writer_of(stream: InsertStream, *windows: rw.WindowSpec | rw.WindowTarget, **options: Any) -> rw.SequenceWriter:
     """Return a writer of integers; a spec's windows go to table `a` if it is the first, to `b` if the second."""
     targets = [
-        window if isinstance(window, rw.Target) else rw.Target(window, (table,))
+        window if isinstance(window, rw.WindowTarget) else rw.WindowTarget(window, (table,))
         for window, table in zip(windows, ("a", "b"), strict=False)
     ]
     return rw.SequenceWriter(stream, [INTEGER], [()], targets, padding_step=[0], **options)
@@ -103,7 +103,7 @@ def test_window_that_overlaps_none_is_one_whole_chunk(
 
 
 def test_step_is_stored_once_for_all_windows_and_tables(client: rw.Client, stream: InsertStream) -> None:
-    targets = [rw.Target(rw.WindowSpec(4, 1), ("a", "b")), rw.Target(rw.WindowSpec(8, 4), ("a",))]
+    targets = [rw.WindowTarget(rw.WindowSpec(4, 1), ("a", "b")), rw.WindowTarget(rw.WindowSpec(8, 4), ("a",))]
     writer = writer_of(stream, *targets, chunk_length=4)
     append_all(writer, *range(40))
     writer.end_episode()
@@ -128,7 +128,7 @@ def test_chunks_have_the_length_that_is_asked_for(client: rw.Client, stream: Ins
 
 
 def test_padding_is_what_is_given(client: rw.Client, stream: InsertStream) -> None:
-    target = rw.Target(rw.WindowSpec(3, 3, "cover"), ("a",))
+    target = rw.WindowTarget(rw.WindowSpec(3, 3, "cover"), ("a",))
     dtypes, shapes, padding = [np.dtype(np.float16), np.dtype(object)], [(2,), ()], [np.full(2, 9, np.float16), b"end"]
     writer = rw.SequenceWriter(stream, dtypes, shapes, [target], padding_step=padding)
     writer.append([np.ones(2, np.float16), b"x"], last=True)
@@ -228,18 +228,18 @@ def test_writer_of_no_windows_is_refused(stream: InsertStream) -> None:
 
 def test_windows_without_a_table_are_refused(stream: InsertStream) -> None:
     with pytest.raises(rw.SpecError, match="table"):
-        writer_of(stream, rw.Target(rw.WindowSpec(2)))
+        writer_of(stream, rw.WindowTarget(rw.WindowSpec(2)))
 
 
 def test_dtype_that_reverb_does_not_know_is_refused(stream: InsertStream) -> None:
-    targets = [rw.Target(rw.WindowSpec(2), ("a",))]
+    targets = [rw.WindowTarget(rw.WindowSpec(2), ("a",))]
     with pytest.raises(rw.StructureError, match="dtype datetime64"):
         rw.SequenceWriter(stream, [np.dtype("M8[s]")], [()], targets, padding_step=[0])
 
 
 @pytest.mark.parametrize("leaves", [[], [np.int64(1)], [np.int64(1)] * 3])
 def test_step_of_too_few_or_too_many_leaves_is_refused(client: rw.Client, stream: InsertStream, leaves: Any) -> None:
-    writer = rw.SequenceWriter(stream, [INTEGER] * 2, [()] * 2, [rw.Target(rw.WindowSpec(2), ("a",))])
+    writer = rw.SequenceWriter(stream, [INTEGER] * 2, [()] * 2, [rw.WindowTarget(rw.WindowSpec(2), ("a",))])
     writer.append([np.int64(40), np.int64(41)])
     with pytest.raises(rw.StructureError, match=f"a step has {len(leaves)} leaves, expected 2"):
         writer.append(leaves)
@@ -273,7 +273,9 @@ def test_priority_counts_for_windows_that_are_not_complete_yet(client: rw.Client
 def test_constant_becomes_a_function_between_episodes_and_sees_whole_windows(
     client: rw.Client, stream: InsertStream
 ) -> None:
-    short, long = (rw.Target(rw.WindowSpec(n), (table,), p) for n, table, p in ((3, "a", length_of), (5, "b", 1.0)))
+    short, long = (
+        rw.WindowTarget(rw.WindowSpec(n), (table,), p) for n, table, p in ((3, "a", length_of), (5, "b", 1.0))
+    )
     writer = writer_of(stream, short, long)
     append_all(writer, 1, 2, 3, 4, 5)
     writer.end_episode()
@@ -288,7 +290,9 @@ def test_constant_becomes_a_function_between_episodes_and_sees_whole_windows(
 def test_constant_becomes_a_function_in_mid_episode_if_the_steps_were_kept(
     client: rw.Client, stream: InsertStream
 ) -> None:
-    kept, long = (rw.Target(rw.WindowSpec(n), (table,), p) for n, table, p in ((3, "a", length_of), (2, "b", 1.0)))
+    kept, long = (
+        rw.WindowTarget(rw.WindowSpec(n), (table,), p) for n, table, p in ((3, "a", length_of), (2, "b", 1.0))
+    )
     writer = writer_of(stream, kept, long, chunk_length=10)
     append_all(writer, 1, 2, 3)
     writer.set_priority(1, length_of)
@@ -301,7 +305,9 @@ def test_constant_becomes_a_function_in_mid_episode_if_the_steps_were_kept(
 
 
 def test_priority_that_would_need_steps_that_were_not_kept_is_refused(client: rw.Client, stream: InsertStream) -> None:
-    short, long = (rw.Target(rw.WindowSpec(n), (table,), p) for n, table, p in ((2, "a", length_of), (5, "b", 1.0)))
+    short, long = (
+        rw.WindowTarget(rw.WindowSpec(n), (table,), p) for n, table, p in ((2, "a", length_of), (5, "b", 1.0))
+    )
     writer = writer_of(stream, short, long)
     append_all(writer, 1, 2, 3, 4)
     with pytest.raises(rw.SpecError, match="last 4 steps of this one, and 3 were kept"):

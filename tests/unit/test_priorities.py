@@ -11,7 +11,7 @@ import pytest
 from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import WindowSpec
-from reverb_writer.writing.priorities import Ending, WindowPriorities
+from reverb_writer.writing.priorities import EpisodeEnd, WindowPriorities
 
 Window = list[int]
 
@@ -54,8 +54,8 @@ def run(asked: WindowPriorities, *numbers: int, first: int = 1) -> None:
         asked.commit(asked.plan([np.array(number)], n, None))
 
 
-def ending(spec: WindowSpec, n: int) -> Ending:
-    return Ending([spec.num_padding(n)], [spec.closing_window(n)], {})
+def ending(spec: WindowSpec, n: int) -> EpisodeEnd:
+    return EpisodeEnd([spec.num_padding(n)], [spec.closing_window(n)], {})
 
 
 def test_function_is_asked_for_every_window_when_its_last_step_comes() -> None:

@@ -9,7 +9,7 @@ import pytest
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import EndOfEpisode, WindowSpec
-from reverb_writer.writing.window_targets import Target, chunk_length_for, end_of_episode_mode, window_targets
+from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for, end_of_episode_mode, window_targets
 
 DROP = EndOfEpisode.DROP
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
@@ -19,19 +19,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
     ("tables", "expected"), [("one", ("one",)), (["b", "a"], ("b", "a")), (("one",), ("one",)), ((), ())]
 )
 def test_tables_are_a_name_or_several(tables: Any, expected: tuple[str, ...]) -> None:
-    assert Target(WindowSpec(2), tables).tables == expected
+    assert WindowTarget(WindowSpec(2), tables).tables == expected
 
 
 @pytest.mark.parametrize("tables", [("a", "a"), ("a", ""), "", ("a", 3), (None,)])
 def test_tables_that_are_none_are_refused(tables: Any) -> None:
     with pytest.raises(SpecError, match="`table_name` must be a name or several different ones"):
-        Target(WindowSpec(2), tables)
+        WindowTarget(WindowSpec(2), tables)
 
 
 @pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "high", None])
 def test_priority_that_is_none_is_refused(priority: Any) -> None:
     with pytest.raises(SpecError, match="`priority` must be a finite number >= 0"):
-        Target(WindowSpec(2), ("table",), priority)
+        WindowTarget(WindowSpec(2), ("table",), priority)
 
 
 # TF-Agents' booleans.
@@ -70,21 +70,21 @@ def test_booleans_that_contradict_are_refused(mode: Any, pad: bool, tile: bool, 
 
 def test_one_kind_goes_to_all_tables() -> None:
     assert window_targets(["a", "b"], 4, 2, EndOfEpisode.PAD, 3.0, None) == [
-        Target(WindowSpec(4, 2, "pad"), ("a", "b"), 3.0)
+        WindowTarget(WindowSpec(4, 2, "pad"), ("a", "b"), 3.0)
     ]
 
 
 def test_windows_go_to_the_tables_of_their_names_or_their_own() -> None:
-    windows: dict[str, WindowSpec | Target] = {
+    windows: dict[str, WindowSpec | WindowTarget] = {
         "short": WindowSpec(2),
-        "long": Target(WindowSpec(8, 4), ("x", "y"), 0.5),
-        "named": Target(WindowSpec(3), (), 7.0),
+        "long": WindowTarget(WindowSpec(8, 4), ("x", "y"), 0.5),
+        "named": WindowTarget(WindowSpec(3), (), 7.0),
     }
     assert window_targets("all", 5, 1, DROP, 2.0, windows) == [
-        Target(WindowSpec(5), ("all",), 2.0),
-        Target(WindowSpec(2), ("short",), 2.0),
-        Target(WindowSpec(8, 4), ("x", "y"), 0.5),
-        Target(WindowSpec(3), ("named",), 7.0),
+        WindowTarget(WindowSpec(5), ("all",), 2.0),
+        WindowTarget(WindowSpec(2), ("short",), 2.0),
+        WindowTarget(WindowSpec(8, 4), ("x", "y"), 0.5),
+        WindowTarget(WindowSpec(3), ("named",), 7.0),
     ]
     assert len(window_targets(None, None, 1, DROP, 2.0, windows)) == 3
 
@@ -99,7 +99,7 @@ def test_windows_go_to_the_tables_of_their_names_or_their_own() -> None:
         (None, 3, {"b": WindowSpec(2)}, "got None and 3"),
         ([], 3, None, "`table_name` must be a name or several different ones, got none"),
         (["a", "a"], 3, None, "several different ones"),
-        (None, None, {"b": 3}, r"`windows\['b'\]` must be a WindowSpec or a Target, got int"),
+        (None, None, {"b": 3}, r"`windows\['b'\]` must be a WindowSpec or a WindowTarget, got int"),
         ("a", 0, None, "`sequence_length` must be >= 1, got 0"),
     ],
 )
