@@ -24,9 +24,9 @@ from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
-from reverb_writer.transport.server_info import ServerInfo, TableInfo, merge_tables
 
 __all__ = ["Client", "Sample", "as_client", "in_background"]
 

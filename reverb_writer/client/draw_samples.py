@@ -13,9 +13,10 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo, split_samples
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import ServerInfo, try_server_info
+from reverb_writer.transport.server_info import try_server_info
 
 __all__ = ["CACHE_BYTES", "draw", "make_assembler"]
 

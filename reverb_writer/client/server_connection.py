@@ -7,37 +7,27 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import grpc
 import numpy as np
 import tree
 
 from reverb_writer.arguments import check_priority, check_timeout
 from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
-from reverb_writer.client.single_item import column, insert_items, one_item
+from reverb_writer.client.single_item import column, one_item
 from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo
-from reverb_writer.errors import (
-    ReplayTimeoutError,
-    ReverbWriterError,
-    ServerUnavailableError,
-    SpecError,
-    StructureError,
-)
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.table_specs import SPECS_TABLE, check_same, check_signature, packer, spec_key
-from reverb_writer.transport.channel import Channel, describe
+from reverb_writer.rate_limits import explain_samples
+from reverb_writer.table_info import ServerInfo, check_tables_exist
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.insert_stream import InsertStream
-from reverb_writer.transport.server_info import (
-    ServerInfo,
-    check_tables_exist,
-    request_server_info,
-    try_server_info,
-    why_samples_wait,
-)
+from reverb_writer.transport.server_info import request_server_info, try_server_info
 
 __all__ = ["Sample", "ServerConnection"]
 
@@ -137,7 +127,7 @@ class ServerConnection:
             for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembler):
                 yield Sample(pack(columns), sample_info)
         except ReplayTimeoutError as error:
-            why = self._why_samples_wait(table, info, deadline, remedy)
+            why = self._explain_samples(table, info, deadline, remedy)
             raise ReplayTimeoutError(f"{error} {why}") from None
         finally:
             if not assembler.num_samples and assembler.cache_bytes <= CACHE_BYTES:
@@ -234,14 +224,14 @@ class ServerConnection:
             while len(self._assemblers) > _MAX_ASSEMBLERS:
                 del self._assemblers[next(iter(self._assemblers))]
 
-    def _why_samples_wait(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
+    def _explain_samples(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
         try:
             now = try_server_info(self.channel, deadline.left_s())
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             return str(error)
         if now is None:
             return f"The server at {self.address} does not answer."
-        return why_samples_wait(now, table, before, remedy=remedy)
+        return explain_samples(now, table, before, remedy=remedy)
 
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -252,10 +242,9 @@ class ServerConnection:
     def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
         try:
             return self.channel.call(method, request.SerializeToString(), deadline.left_s())
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
-                check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
-            raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error
+        except StructureError:  # there is no such table: this error names those that there are
+            check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
+            raise
 
 
 def _check_signatures(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.client.draw_samples import draw
-from reverb_writer.client.single_item import insert_items, one_item
+from reverb_writer.client.single_item import one_item
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol.table_specs import (
@@ -33,8 +33,9 @@ from reverb_writer.protocol.table_specs import (
     spec_key,
     with_trajectories,
 )
+from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.server_info import ServerInfo
+from reverb_writer.transport.insert_call import insert_items
 
 __all__ = ["keeps_spec", "spec_of", "store_specs", "stored_specs"]
 

@@ -22,7 +22,8 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.table_specs import decode_spec, encode_spec
-from reverb_writer.transport.server_info import ServerInfo, TableInfo, check_tables_exist, try_server_info
+from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.transport.server_info import try_server_info
 
 __all__ = ["MAX_BYTES", "Variables"]
 

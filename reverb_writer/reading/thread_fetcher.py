@@ -32,9 +32,10 @@ from reverb_writer.errors import (
 )
 from reverb_writer.reading.fetch_options import FetchOptions
 from reverb_writer.reading.stats import FetchStats
+from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import ServerInfo, request_server_info, try_server_info
+from reverb_writer.transport.server_info import request_server_info, try_server_info
 from reverb_writer.transport.server_probe import Outage, ServerProbe
 
 __all__ = ["Fetched", "ThreadFetcher"]
@@ -178,7 +179,7 @@ class ThreadFetcher:
         outage, since = self._outage, self.gone_since
         if outage is not None and since is not None:
             return outage.describe(self._channel, time.monotonic() - since)
-        return (probe or self.probe(0.0)).why_samples_wait(self._table, self._info)
+        return (probe or self.probe(0.0)).explain_samples(self._table, self._info)
 
     def stats(self) -> FetchStats:
         """Return the counters so far; in a forked child, those that need no lock."""

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-import grpc
 import numpy as np
 
 from reverb_writer.arguments import integer
@@ -26,14 +25,16 @@ from reverb_writer.errors import (
     ReverbWriterError,
     ServerUnavailableError,
     SpecError,
+    StructureError,
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
+from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.channel import Channel, describe
+from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Call
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
-from reverb_writer.transport.server_info import check_tables_exist, request_server_info
+from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import Outage, Wait
 from reverb_writer.transport.timer import Timer
 
@@ -45,13 +46,6 @@ OnBlock = Literal["wait", "raise", "drop_oldest"]
 
 _MESSAGE_BYTES = 1 << 20
 _GATHER_S = 0.025
-_REFUSALS = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 2.0
 _PROBE_TIMEOUT_S = 5.0
 _LOG_EVERY_S = 10.0
@@ -334,13 +328,11 @@ class InsertStream:
                 return
             self._connection += 1
             call, self._call = self._call, None
-            reason = str(error)
-            if isinstance(error, grpc.RpcError):
-                reason = describe(error) if call is None else call.why_ended(error)
-                if error.code() in _REFUSALS:
-                    self._fault = ReverbWriterError, f"the server at {self.channel.address} refuses: {reason}."
-            elif not isinstance(error, ConnectionError | ReplayTimeoutError):
-                self._fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, reason
+            reason = (call and call.end_reason) or str(error)
+            # A table that a stream does not find may be there when the server is asked for its tables.
+            is_gone = call is not None and isinstance(error, StructureError)
+            if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
+                self._fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
             if self._down is None:
                 self._reconnects += 1
                 _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)

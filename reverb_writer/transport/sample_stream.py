@@ -17,12 +17,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
-
-from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, StructureError
+from reverb_writer.errors import (
+    FormatError,
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    StructureError,
+)
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
-from reverb_writer.transport.channel import Channel, no_connection
+from reverb_writer.transport.channel import Channel
 
 __all__ = ["SampleStream"]
 
@@ -82,8 +86,15 @@ class SampleStream:
             raise ServerUnavailableError(
                 f"the server at {self._address} ended the stream of `{self._table}`."
             ) from None
-        except grpc.RpcError as error:
-            raise self._translated(error) from error
+        except ReplayTimeoutError as error:
+            text = f"{self.num_in_flight} samples did not come within {self._deadline_s:.1f} s."
+            raise ReplayTimeoutError(f"table `{self._table}`: {text}") from error
+        except StructureError as error:
+            raise StructureError(f"table `{self._table}` is not on the server at {self._address}.") from error
+        except ServerUnavailableError:
+            raise
+        except ReverbWriterError as error:  # a gateway may refuse for a while: who reads tries again
+            raise ServerUnavailableError(str(error)) from error
         self.num_bytes += len(message)
         try:
             samples = self._reassembler.feed(message)
@@ -110,12 +121,3 @@ class SampleStream:
     def _encoded_requests(self) -> Iterator[bytes]:
         while (num_samples := self._requests.get()) is not None:
             yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()
-
-    def _translated(self, error: grpc.RpcError) -> Exception:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ReplayTimeoutError(
-                f"table `{self._table}`: {self.num_in_flight} samples did not come within {self._deadline_s:.1f} s."
-            )
-        if error.code() is grpc.StatusCode.NOT_FOUND:
-            return StructureError(f"table `{self._table}` is not on the server at {self._address}.")
-        return no_connection(self._address, self._call.why_ended(error))

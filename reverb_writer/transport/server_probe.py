@@ -5,22 +5,16 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
-
-from reverb_writer.errors import FormatError, ReplayTimeoutError
+from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.protocol import messages
-from reverb_writer.transport.channel import Channel, describe
-from reverb_writer.transport.connection import UNHEARD, is_refusal, is_silence
+from reverb_writer.rate_limits import explain_inserts, explain_samples, inserts_progress
+from reverb_writer.table_info import ServerInfo
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.connection import Reply
+from reverb_writer.transport.grpc_errors import is_refusal, is_silence
 from reverb_writer.transport.in_flight import InFlight
-from reverb_writer.transport.server_info import (
-    ServerInfo,
-    inserts_move,
-    parse_server_info,
-    why_inserts_wait,
-    why_samples_wait,
-)
+from reverb_writer.transport.server_info import parse_server_info
 
 __all__ = ["Outage", "ServerProbe", "Wait"]
 
@@ -49,7 +43,7 @@ class Outage:
 
     def describe(self, channel: Channel, silence_s: float) -> str:
         """Say what was seen. Only who is refused hears of a start: a server that is paused would lose its tables."""
-        seen = "; ".join([self.reason.rstrip("."), *channel.met()])
+        seen = "; ".join([self.reason.rstrip("."), *channel.recent_connect_errors()])
         heard = f"last heard of {silence_s:.1f} s ago ({seen})"
         if self.is_silence or is_silence(seen):
             return f"The server at {channel.address} does not answer, {heard}. It may be paused: look at its process."
@@ -69,7 +63,7 @@ class ServerProbe:
         """Ask nothing yet; the wait is `timeout_s` seconds at most."""
         self._channel = channel
         self._timeout_s = timeout_s
-        self._question: Any = None  # the newest
+        self._question: Reply | None = None  # the newest
         self._asked_at = 0.0
         self._unread = False
         self._answers: list[ServerInfo] = []  # the first one and the newest
@@ -92,12 +86,12 @@ class ServerProbe:
         is_last = waited_s >= self._ask_last_at_s
         self._ask_at_s = math.inf if is_last else min(waited_s + _ASK_EVERY_S, self._ask_last_at_s)
 
-    def inserts_move(self, tables: set[str]) -> bool:
+    def inserts_progress(self, tables: set[str]) -> bool:
         """Return whether the server has taken inserts into `tables` between the questions, although it blocks them."""
         answers = self._read_answer()
-        return bool(answers) and inserts_move(answers[0], answers[-1], tables)
+        return bool(answers) and inserts_progress(answers[0], answers[-1], tables)
 
-    def why_inserts_wait(self, tables: set[str], silence_s: float, down: Outage | None) -> str:
+    def explain_inserts(self, tables: set[str], silence_s: float, down: Outage | None) -> str:
         """Say why inserts are not confirmed, as far as it shows.
 
         Args:
@@ -115,18 +109,18 @@ class ServerProbe:
             return f"The server at {address} does not say what its tables do: {self._refusal}"
         if not answers:
             return f"The server at {address} holds the connection but does not answer; silent for {silence_s:.1f} s."
-        return why_inserts_wait(answers[0], answers[-1], tables) or (
+        return explain_inserts(answers[0], answers[-1], tables) or (
             f"The server at {address} is slow: last confirmation {silence_s:.1f} s ago. Raise `timeout_s`."
         )
 
-    def why_samples_wait(self, table: str, before: ServerInfo) -> str:
+    def explain_samples(self, table: str, before: ServerInfo) -> str:
         """Say why samples of `table` do not come, as far as it shows; `before` is an earlier answer."""
         if self._question is None:
             return f"The time was up before the server at {self._channel.address} could be asked why."
         answers = self._read_answer()
         unanswered_s = time.monotonic() - self._asked_at
         if answers and (answers[-1].at == self._asked_at or unanswered_s < _LAST_QUESTION_S):
-            return why_samples_wait(answers[-1], table, before)
+            return explain_samples(answers[-1], table, before)
         if self._refusal:
             return f"The server at {self._channel.address} does not say what its tables do: {self._refusal}"
         return f"The server at {self._channel.address} did not answer within {unanswered_s:.1f} s. Look at its process."
@@ -134,16 +128,14 @@ class ServerProbe:
     def _read_answer(self) -> list[ServerInfo]:
         """Read the newest answer, once; return the first one and the newest."""
         question = self._question
-        if not self._unread or not question.done():
-            return self._answers
-        self._unread = False
-        if question.code() is grpc.StatusCode.OK:
+        if self._unread and question is not None and question.done():
+            self._unread = False
             try:
                 self._answers[1:] = [parse_server_info(question.result(), self._asked_at)]
-            except FormatError as error:
+            except (ReplayTimeoutError, ServerUnavailableError):
+                pass  # no answer
+            except ReverbWriterError as error:
                 self._refusal = str(error)
-        elif question.code() not in UNHEARD:
-            self._refusal = f"{describe(question)}."
         return self._answers
 
 
@@ -178,7 +170,7 @@ class Wait:
         waited_s = now - self._since
         if waited_s < self._timeout_s:
             self._inquiry.proceed(waited_s)
-        elif self._patient and self._inquiry.inserts_move(self._flight.tables()):
+        elif self._patient and self._inquiry.inserts_progress(self._flight.tables()):
             self._renew(now)
         until = self._since + self._timeout_s
         if self._patient:
@@ -191,10 +183,10 @@ class Wait:
         return self._timeout_s if self._since == self.began_at else time.monotonic() - self.began_at
 
     def why(self, silence_s: float, down: Outage | None) -> str:
-        """Say why it takes so long, see `ServerProbe.why_inserts_wait`."""
+        """Say why it takes so long, see `ServerProbe.explain_inserts`."""
         if num_confirmed := 0 if self._inquiry.has_asked else self._acknowledged - self._acknowledged_before:
             return f"{num_confirmed} items were confirmed meanwhile; the rest waits for its turn."
-        return self._inquiry.why_inserts_wait(self._flight.tables(), silence_s, down)
+        return self._inquiry.explain_inserts(self._flight.tables(), silence_s, down)
 
     def _renew(self, now: float) -> None:
         self._since = now

@@ -19,9 +19,9 @@ from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.protocol.table_specs import check_signature
+from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream, OnBlock
-from reverb_writer.transport.server_info import ServerInfo, check_tables_exist
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
