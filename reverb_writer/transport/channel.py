@@ -161,7 +161,7 @@ class Channel:
                     self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
             lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
             if left <= _PAUSE_S or not (lost or waits):
-                if self._connection.heard_at < started:
+                if self._connection.last_response_at < started:
                     self._connection.examine()
                 raise self._no_answer_error(list(reasons), timeout_s) from error
             if lost and waits:

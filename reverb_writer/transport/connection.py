@@ -118,7 +118,7 @@ class Call:
             self.end_reason = self.connection.fault or describe_error(error)
             address = self.connection.address
             raise translate_error(error, address, is_stream=True, reason=self.end_reason) from error
-        self.connection.heard_at = time.monotonic()
+        self.connection.last_response_at = time.monotonic()
         return message
 
     def cancel(self) -> None:
@@ -131,7 +131,7 @@ class Connection:
 
     Attributes:
         address: of the server, for errors.
-        heard_at: `time.monotonic()` when something came over it last; at first, when it was made.
+        last_response_at: `time.monotonic()` when something came over it last; at first, when it was made.
         fault: why it was given up; None as long as it was not.
     """
 
@@ -140,7 +140,7 @@ class Connection:
     ) -> None:
         """Prepare the connection, made at the first call; `metadata` goes with each."""
         self.address = address
-        self.heard_at = time.monotonic()
+        self.last_response_at = time.monotonic()
         self.fault: str | None = None
         self._connect, self._metadata = connect, metadata
         self._channel: Any = connect()
@@ -207,11 +207,11 @@ class Connection:
 
     def _note(self, future: Any) -> None:
         if future.code() not in NO_ANSWER:
-            self.heard_at = time.monotonic()
+            self.last_response_at = time.monotonic()
 
     def _suspect(self, since: float) -> None:
         """Go on if nothing has been heard: ask once more, and over a new connection, too."""
-        if self.heard_at >= since:
+        if self.last_response_at >= since:
             self._next_examination_at = 0.0
             return
         try:
@@ -225,7 +225,7 @@ class Connection:
         def judge(question: Any) -> None:
             answered = elsewhere.done() and elsewhere.code() not in NO_ANSWER
             other.close()
-            if answered and self.heard_at < since and question.code() is not grpc.StatusCode.CANCELLED:
+            if answered and self.last_response_at < since and question.code() is not grpc.StatusCode.CANCELLED:
                 self._give_up(time.monotonic() - since)
 
         again.add_done_callback(judge)

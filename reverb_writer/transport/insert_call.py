@@ -66,7 +66,7 @@ class _Delivery:
         for request in requests:
             self._flight.add(request)
         self._tables = self._flight.tables()
-        self._began_at = self._heard_at = time.monotonic()
+        self._began_at = self._last_response_at = time.monotonic()
         self._probe = ServerProbe(channel, deadline.left_s())
 
     def run(self) -> None:
@@ -78,7 +78,7 @@ class _Delivery:
                 time.sleep(min(_RETRY_S, self._deadline.left_s()))
                 info = request_server_info(self._channel, self._deadline.left_s())
                 check_tables_exist(self._tables, info, self._channel.address)
-                self._heard_at = info.at
+                self._last_response_at = info.at
                 self._flight.requeue()
         except ReplayTimeoutError:
             raise ReplayTimeoutError(f"{text} {self._explain()}") from None
@@ -127,4 +127,4 @@ class _Delivery:
                 _LOG.warning(text, self._channel.address, now - self._began_at, self._explain())
 
     def _explain(self) -> str:
-        return self._probe.explain_inserts(self._tables, time.monotonic() - self._heard_at, None)
+        return self._probe.explain_inserts(self._tables, time.monotonic() - self._last_response_at, None)

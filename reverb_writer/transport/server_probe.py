@@ -16,16 +16,16 @@ from reverb_writer.transport.grpc_errors import is_refusal, is_silence
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.transport.server_info import parse_server_info
 
-__all__ = ["Outage", "ServerProbe", "Wait"]
+__all__ = ["ConfirmationWait", "ConnectionLoss", "ServerProbe"]
 
-_PATIENCE_S = 0.2
+_FIRST_QUESTION_S = 0.2
 _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
 _LONGEST = 10  # times the time-out: no wait is without end
 
 
 @dataclass(frozen=True)
-class Outage:
+class ConnectionLoss:
     """There is no connection to work with.
 
     Attributes:
@@ -41,7 +41,7 @@ class Outage:
         """Whether something is there and says nothing."""
         return isinstance(self.error, ReplayTimeoutError) or is_silence(self.reason)
 
-    def describe(self, channel: Channel, silence_s: float) -> str:
+    def explain(self, channel: Channel, silence_s: float) -> str:
         """Say what was seen. Only who is refused hears of a start: a server that is paused would lose its tables."""
         seen = "; ".join([self.reason.rstrip("."), *channel.recent_connect_errors()])
         heard = f"last heard of {silence_s:.1f} s ago ({seen})"
@@ -55,7 +55,7 @@ class Outage:
 class ServerProbe:
     """Questions to the server: when a wait proves to be long, every few seconds, and just before its time is up.
 
-    The difference of the answers tells who stands still. None blocks, so an probe takes no time from the wait. Not
+    The difference of the answers tells who stands still. None blocks, so a probe takes no time from the wait. Not
     thread-safe.
     """
 
@@ -68,7 +68,7 @@ class ServerProbe:
         self._unread = False
         self._answers: list[ServerInfo] = []  # the first one and the newest
         self._refusal = ""  # what came instead of an answer
-        self._ask_at_s = min(_PATIENCE_S, timeout_s / 4)
+        self._ask_at_s = min(_FIRST_QUESTION_S, timeout_s / 4)
         self._ask_last_at_s = max(timeout_s / 2, timeout_s - _LAST_QUESTION_S)
 
     @property
@@ -91,17 +91,17 @@ class ServerProbe:
         answers = self._read_answer()
         return bool(answers) and inserts_progress(answers[0], answers[-1], tables)
 
-    def explain_inserts(self, tables: set[str], silence_s: float, down: Outage | None) -> str:
+    def explain_inserts(self, tables: set[str], silence_s: float, loss: ConnectionLoss | None) -> str:
         """Say why inserts are not confirmed, as far as it shows.
 
         Args:
             tables: that they go to.
             silence_s: since the server was heard of.
-            down: what ended the connection, if there is none.
+            loss: what ended the connection, if there is none.
         """
         address = self._channel.address
-        if down is not None:
-            return down.describe(self._channel, silence_s)
+        if loss is not None:
+            return loss.explain(self._channel, silence_s)
         if self._question is None:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         answers = self._read_answer()
@@ -139,12 +139,12 @@ class ServerProbe:
         return self._answers
 
 
-class Wait:
+class ConfirmationWait:
     """A wait for confirmations: until when it goes on, and why it takes so long. Not thread-safe.
 
-    A patient wait counts its time from the last progress: a confirmation, or other streams' inserts into a table whose
-    rate limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours. Even so
-    it ends after ten times the time-out.
+    With `extend`, progress starts the time-out again: a confirmation, or other streams' inserts into a table whose rate
+    limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours. Even so the
+    wait ends after ten times the time-out.
 
     Attributes:
         began_at: `time.monotonic()` of its begin.
@@ -152,28 +152,28 @@ class Wait:
     Source: Reverb 0.14, `table.cc`: one queue of inserts for each table, whatever stream they came by.
     """
 
-    def __init__(self, channel: Channel, flight: InFlight, timeout_s: float, *, patient: bool) -> None:
-        """Begin to wait for what is in `flight`, `timeout_s` seconds at most; without progress, if `patient`."""
+    def __init__(self, channel: Channel, flight: InFlight, timeout_s: float, *, extend: bool) -> None:
+        """Begin to wait for what is in `flight`, `timeout_s` seconds at most; without progress if `extend`."""
         self._channel = channel
         self._flight = flight
         self._timeout_s = timeout_s
-        self._patient = patient
+        self._extend = extend
         self.began_at = time.monotonic()
         self._acknowledged_before = flight.acknowledged
-        self._renew(self.began_at)
+        self._restart(self.began_at)
 
     def left_s(self) -> float:
         """Ask the server what is to be asked by now; return the seconds that are left, 0 if the time is up."""
         now = time.monotonic()
-        if self._patient and self._flight.acknowledged > self._acknowledged:
-            self._renew(now)
+        if self._extend and self._flight.acknowledged > self._acknowledged:
+            self._restart(now)
         waited_s = now - self._since
         if waited_s < self._timeout_s:
-            self._inquiry.proceed(waited_s)
-        elif self._patient and self._inquiry.inserts_progress(self._flight.tables()):
-            self._renew(now)
+            self._probe.proceed(waited_s)
+        elif self._extend and self._probe.inserts_progress(self._flight.tables()):
+            self._restart(now)
         until = self._since + self._timeout_s
-        if self._patient:
+        if self._extend:
             until = min(until, self.began_at + _LONGEST * self._timeout_s)
         return max(until - now, 0.0)
 
@@ -182,13 +182,13 @@ class Wait:
         """Return how long it was, once its time is up."""
         return self._timeout_s if self._since == self.began_at else time.monotonic() - self.began_at
 
-    def why(self, silence_s: float, down: Outage | None) -> str:
+    def explain(self, silence_s: float, loss: ConnectionLoss | None) -> str:
         """Say why it takes so long, see `ServerProbe.explain_inserts`."""
-        if num_confirmed := 0 if self._inquiry.has_asked else self._acknowledged - self._acknowledged_before:
+        if num_confirmed := 0 if self._probe.has_asked else self._acknowledged - self._acknowledged_before:
             return f"{num_confirmed} items were confirmed meanwhile; the rest waits for its turn."
-        return self._inquiry.explain_inserts(self._flight.tables(), silence_s, down)
+        return self._probe.explain_inserts(self._flight.tables(), silence_s, loss)
 
-    def _renew(self, now: float) -> None:
+    def _restart(self, now: float) -> None:
         self._since = now
         self._acknowledged = self._flight.acknowledged
-        self._inquiry = ServerProbe(self._channel, self._timeout_s)
+        self._probe = ServerProbe(self._channel, self._timeout_s)
