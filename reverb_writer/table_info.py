@@ -128,7 +128,7 @@ class ServerInfo:
 
 
 def check_tables_exist(tables: Iterable[str], info: ServerInfo, address: str) -> None:
-    """Refuse tables that the server does not have.
+    """Check that the server has these tables.
 
     Raises:
         StructureError: names them, and the tables that there are.

@@ -310,7 +310,7 @@ class Client:
     def _only(self) -> ServerConnection:
         self.check_usable()
         if len(self.shards) > 1:
-            raise SpecError(f"this needs a client of one server, got {self.address}. Use one of `client.each()`.")
+            raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
         return self.shards[0]
 
 

@@ -67,8 +67,8 @@ class Channel:
         Args:
             address: `host:port`, `unix:path` or `dns:host:port`.
             tls: certificates; True for the system's; None or False for plain text.
-            token: sent with every call as `authorization: Bearer ...`; refused where it would travel in plain text.
-            use_proxy: whether `http_proxy` and its relatives in the environment count.
+            token: sent with every call as `authorization: Bearer ...`; an error if it would travel in plain text.
+            use_proxy: whether `http_proxy` and the like in the environment are used.
 
         Raises:
             SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
@@ -140,8 +140,8 @@ class Channel:
         started = time.monotonic()
         deadline = started + timeout_s
         reasons: dict[str, None] = {}
-        # In turn: a call that fails at once tells why; a short one that waits keeps gRPC connecting, which before 1.60
-        # does nothing in the background.
+        # Two kinds of attempts take turns: one that fails at once tells why; a short one that waits keeps gRPC
+        # connecting, which before 1.60 does nothing in the background.
         waits = False
         while True:
             left = max(deadline - time.monotonic(), 0.0)
@@ -169,7 +169,7 @@ class Channel:
             waits = not waits
 
     def _reply(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool) -> bytes:
-        """Make one attempt; raises what became of it, and `grpc.RpcError` of the server's own as it is."""
+        """Make one attempt; raises gRPC's errors as they are."""
         call = self._start(lambda connection: connection.ask(method, request, timeout_s, wait_for_ready=wait_for_ready))
         try:
             reply: bytes = call.result()
@@ -185,7 +185,7 @@ class Channel:
         return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < _RECENT_S))
 
     def _no_answer_error(self, reasons: list[str], timeout_s: float) -> Exception:
-        """Tell a server that is not there from one that does not answer, by what was seen at any of its addresses."""
+        """Return the error of a call without an answer: a server that is not there, or one that does not answer."""
         if not reasons or any(map(is_silence, reasons)):
             return ReplayTimeoutError(
                 f"the server at {self.address} did not answer within {timeout_s:.1f} s. It may be paused, overloaded "

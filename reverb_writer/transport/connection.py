@@ -1,9 +1,9 @@
-"""One connection of gRPC: the calls that it carries, when it was heard of last, and whether it is dead.
+"""One connection of gRPC: the calls that it carries, when the last response came, and whether it is dead.
 
-gRPC notices after minutes that nothing comes over a connection any more. Nor does a call that is late prove it: the
-server may be paused or busy. So a connection is given up only for what was seen, and only its own calls end then:
+gRPC notices only after minutes that a connection is dead. A late call does not prove it: the server may be paused or
+busy. So a connection is given up only after these observations, and only its own calls end then:
 
-    nothing heard -> a question over it is not answered -> one over a new connection is, one over the old one is not
+    no response -> a probe over it is not answered -> one over a new connection is, one over the old one is not
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_REPLY_BYTES: Final = 8 << 20
 
 _ANSWER_WITHIN_S = 2.0
 _AGAIN_WITHIN_S = 3.0
-_NOT_BEFORE_S = 10.0  # from an examination that found nothing to the next one
+_NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
 _FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
 _SERVICE = messages.SERVER_INFO.split("/")[1]
 

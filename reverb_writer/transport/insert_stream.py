@@ -1,10 +1,10 @@
-"""One insert stream: what is written arrives once, or the caller is told why not.
+"""One insert stream: every item that is written arrives once, or the caller gets an error that says why not.
 
     write() -> InFlight -> gRPC's thread takes messages -> server -> acknowledgements, read by the stream's thread
 
-A writing thread never waits for the network; when too much is in flight it waits for room, before it does the work.
-When the connection is lost, all that is not acknowledged is sent again with the same keys: the server keeps an item
-whose key it knows and takes the new priority, so nothing is there twice.
+A writing thread never waits for the network. When too much is in flight, it waits for room before it does the work.
+When the connection is lost, all items that are not acknowledged are sent again with the same keys. The server keeps an
+item whose key it knows and only takes the new priority, so no item is there twice.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class InsertStream:
         process_hooks.watch(self)
 
     def after_fork(self) -> None:
-        """Refuse all use in a forked child, and let go of locks that a thread of the parent may have held."""
+        """Make every call raise in a forked child, and replace locks that a thread of the parent may have held."""
         self.blocked = True
         self._make_locks()
 
@@ -115,7 +115,7 @@ class InsertStream:
         self._progress = threading.Condition(self._lock)  # something confirmed, or no hope that it will be
 
     def check(self) -> None:
-        """Raise what keeps the stream from ever delivering: closed, forked, or refused by the server."""
+        """Raise if the stream cannot deliver any more: closed, forked, or refused by the server."""
         self.channel.check_usable()
         if self._ended.is_set():
             raise ClosedError("the insert stream is closed. Open the observer again, or make a new writer.")
@@ -127,7 +127,7 @@ class InsertStream:
             raise kind(text)  # a new one each time: an exception that is raised again keeps all its frames alive
 
     def wait_for_room(self, timeout_s: float, *, extend: bool = False) -> None:
-        """Return when nothing speaks against writing: `blocked` is False; do as `on_block` says if it is not.
+        """Return when `blocked` is False; if it is not, do as `on_block` says.
 
         `blocked` may be read before, to save the call: it is True when a bound is reached, and after `close`, a fork or
         a refusal by the server.
@@ -176,7 +176,7 @@ class InsertStream:
         if request is None:
             self.check()
             self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
-        elif request.num_pending:  # what is confirmed stays so, whoever closes
+        elif request.num_pending:  # an acknowledged request stays so after a close
             self.check()
             self._wait(lambda: not request.num_pending, timeout_s, extend=extend)
 

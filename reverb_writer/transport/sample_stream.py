@@ -1,11 +1,12 @@
-"""One sample stream of one connection: ask for samples, get them in the order in which the server chose them.
+"""One sample stream of one connection: request samples, read them in the order in which the server chose them.
 
     request(n) -> gRPC's thread -> server -> messages of a few or many samples -> read(), which waits
 
-What is asked for and has not come is what is in flight. More than that ends the stream, for nobody has room for it; so
-does a lost connection. Whoever holds the stream opens another. The protocol's `rate_limiter_timeout` is not used: in
-0.14 the samples of a response that is not full are lost when it runs out. To stop waiting, `cancel()` from another
-thread, or give the stream a deadline.
+Samples that were requested and have not come are in flight. More samples than that end the stream, for nobody has
+room for them; so does a lost connection. The owner opens another stream then.
+
+The protocol's `rate_limiter_timeout` is not used: in 0.14 the samples of a response that is not full are lost when it
+runs out. To stop waiting, `cancel()` from another thread, or give the stream a deadline.
 
 Source: Reverb 0.14 (`reverb_service_impl.cc`, WorkerlessSampleReactor; `sampler.cc`).
 """
@@ -38,7 +39,7 @@ class SampleStream:
 
     Attributes:
         num_bytes: bytes of the messages read so far.
-        num_unasked: samples that came although nobody had asked for them; they are left out.
+        num_unasked: samples that came although they were not requested; they are left out.
     """
 
     def __init__(self, channel: Channel, table: str, *, deadline_s: float | None = None) -> None:
@@ -62,11 +63,11 @@ class SampleStream:
 
     @property
     def num_in_flight(self) -> int:
-        """Samples asked for that `read` has not returned."""
+        """Samples requested that `read` has not returned."""
         return self._num_asked - self._num_come
 
     def request(self, num_samples: int) -> None:
-        """Ask for more samples, >= 1."""
+        """Request more samples, >= 1."""
         with self._lock:
             self._num_asked += num_samples
         self._requests.put(num_samples)
@@ -78,7 +79,7 @@ class SampleStream:
             ReplayTimeoutError: the deadline is over.
             StructureError: there is no such table.
             ServerUnavailableError: the connection is lost, or cancelled.
-            FormatError: what came is no response of a Reverb server, or more than was asked for. The stream has ended.
+            FormatError: a message is no response of Reverb's, or has more than was requested. The stream has ended.
         """
         try:
             message = next(self._call)

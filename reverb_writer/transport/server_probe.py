@@ -1,4 +1,4 @@
-"""Questions to a server that does not answer fast enough: is it there, what is it waiting for, and shall we go on?"""
+"""Probes of a server during a long wait: is it there, what does it wait for, and shall the wait go on?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST = 10  # times the time-out: no wait is without end
 
 @dataclass(frozen=True)
 class ConnectionLoss:
-    """There is no connection to work with.
+    """A connection was lost, and there is no new one yet.
 
     Attributes:
         error: what ended the last one, or what the last attempt to make one met.
@@ -38,11 +38,11 @@ class ConnectionLoss:
 
     @property
     def is_silence(self) -> bool:
-        """Whether something is there and says nothing."""
+        """Whether the server is there and does not answer."""
         return isinstance(self.error, ReplayTimeoutError) or is_silence(self.reason)
 
     def explain(self, channel: Channel, silence_s: float) -> str:
-        """Say what was seen. Only who is refused hears of a start: a server that is paused would lose its tables."""
+        """Say what was seen. Only a refused connection advises a start: a paused server would lose its tables by it."""
         seen = "; ".join([self.reason.rstrip("."), *channel.recent_connect_errors()])
         heard = f"last heard of {silence_s:.1f} s ago ({seen})"
         if self.is_silence or is_silence(seen):
