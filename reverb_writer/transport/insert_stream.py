@@ -183,7 +183,7 @@ class InsertStream:
     def check_connection(self) -> None:
         """Have the connection examined if an acknowledgement is long overdue; never waits.
 
-        Whoever owns the stream calls this now and then, for instance twice a second. A call that waits does it, too.
+        The owner of the stream calls this about twice a second. A call that waits does it itself.
         """
         with self._lock:
             connection = None if self._call is None else self._call.connection

@@ -96,8 +96,8 @@ class ServerProbe:
 
         Args:
             tables: that they go to.
-            silence_s: since the server was heard of.
-            loss: what ended the connection, if there is none.
+            silence_s: seconds since the last response.
+            loss: what ended the connection; None while there is one.
         """
         address = self._channel.address
         if loss is not None:
