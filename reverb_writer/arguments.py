@@ -1,4 +1,4 @@
-"""Numbers that callers pass: any integer or real type is taken, a plain one comes back, the rest is refused by name."""
+"""Checks of numbers that callers pass: any integer or real type becomes a plain one, anything else is an error."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def integer(name: str, value: object, *, minimum: int, maximum: int | None = Non
 
     Args:
         name: The argument's name, for the message.
-        value: An int or anything with `__index__`, as NumPy's integers; a bool is none.
+        value: An int or anything with `__index__`, such as NumPy's integers; not a bool.
         minimum: The smallest number allowed.
-        maximum: The largest one, if there is one.
+        maximum: The largest number allowed; None for no bound.
         hint: What to do about it, appended to the message.
 
     Raises:
-        SpecError: It is no integer, or out of range.
+        SpecError: It is not an integer, or out of range.
 
     >>> integer("stride_length", 0, minimum=1)
     Traceback (most recent call last):
@@ -32,7 +32,7 @@ def integer(name: str, value: object, *, minimum: int, maximum: int | None = Non
     hint = hint and f" {hint}"
     is_bool = type(value).__name__ in ("bool", "bool_")  # NumPy's too, which has an index before NumPy 2
     try:
-        number = None if is_bool else operator.index(value)  # type: ignore[arg-type]  # what is none raises TypeError
+        number = None if is_bool else operator.index(value)  # type: ignore[arg-type]  # anything else raises TypeError
     except TypeError:
         number = None
     if number is None:
@@ -49,10 +49,10 @@ def number(name: str, value: object) -> float:
 
     Args:
         name: The argument's name, for the message.
-        value: An int, a float or anything with `__float__`; a bool, a string, NaN and infinity are none.
+        value: An int, a float or anything with `__float__`; not a bool, a string, NaN or infinity.
 
     Raises:
-        SpecError: It is no number, or not finite.
+        SpecError: It is not a finite number.
 
     >>> number("exponent", float("nan"))
     Traceback (most recent call last):
@@ -71,7 +71,7 @@ def check_timeout(timeout_s: float) -> float:
     """Return a time-out as a float; infinity as the longest time that locks can wait, some 292 years.
 
     Raises:
-        SpecError: it is no number > 0.
+        SpecError: it is not a number > 0.
     """
     try:
         seconds = float(timeout_s)
@@ -86,7 +86,7 @@ def check_priority(priority: Any) -> float:
     """Return a priority as a float.
 
     Raises:
-        SpecError: it is no number, NaN, infinite or negative.
+        SpecError: it is not a number, or NaN, infinite or negative.
 
     >>> check_priority(-1)
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""When a call must have returned, handed down to all that it waits for."""
+"""The deadline of a call, passed down to every call that it makes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Deadline:
     """
 
     def __init__(self, timeout_s: float) -> None:
-        """Let the time begin now."""
+        """Start the time now."""
         self.timeout_s = timeout_s
         self._at = time.monotonic() + timeout_s
 
     def earlier(self, seconds: float) -> Deadline:
-        """Return one that ends so much earlier, for what shall leave time to something else."""
+        """Return a deadline that ends so many seconds earlier, to leave time for what follows."""
         deadline = Deadline(self.timeout_s)
         deadline._at = self._at - seconds
         return deadline
@@ -41,7 +41,7 @@ class Deadline:
         """Return the seconds that are left, > 0.
 
         Args:
-            what: did not happen in time, for the error.
+            what: what did not happen in time, for the error.
 
         Raises:
             ReplayTimeoutError: the time is up.

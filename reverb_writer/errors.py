@@ -5,12 +5,12 @@
     │   ├── OutOfRangeError     (IndexError)       an index where there is no data
     │   └── UnknownKeyError     (KeyError)         a name under which there is no data
     ├── StructureError          (ValueError)       a step, leaf or table of the wrong structure, dtype or shape
-    ├── MissingExtraError       (ImportError)      a package that the client can do without is not installed
-    ├── IncompleteError         (RuntimeError)     asked for data that is not all there yet
+    ├── MissingExtraError       (ImportError)      an optional package is not installed
+    ├── IncompleteError         (RuntimeError)     data was requested that is not complete yet
     ├── ClosedError             (RuntimeError)     used after close(), or in a forked child
     ├── ServerUnavailableError  (ConnectionError)  nothing answers at the address
     ├── ReplayTimeoutError      (TimeoutError)     the server answers, but the time is up; the message names the cause
-    ├── FormatError             (ValueError)       bytes or files that are not what they should be
+    ├── FormatError             (ValueError)       bytes or files in an unexpected format
     └── UnsafeDataError         (ValueError)       data that could run code or exhaust memory if it were decoded
 
 Each also derives from the built-in error that a caller would expect, so that `except ValueError` and
@@ -58,11 +58,11 @@ class StructureError(ReverbWriterError, ValueError):
 
 
 class IncompleteError(ReverbWriterError, RuntimeError):
-    """Data was asked for that is not all there yet."""
+    """Data was requested that is not complete yet."""
 
 
 class MissingExtraError(ReverbWriterError, ModuleNotFoundError):
-    """A package that only this call needs is not installed; says what installs it."""
+    """An optional package that this call needs is not installed; the message says how to install it."""
 
 
 class ClosedError(ReverbWriterError, RuntimeError):
@@ -78,7 +78,7 @@ class ReplayTimeoutError(ReverbWriterError, TimeoutError):
 
 
 class FormatError(ReverbWriterError, ValueError):
-    """Bytes or files that are not what they should be."""
+    """Bytes or files in an unexpected format."""
 
 
 class UnsafeDataError(ReverbWriterError, ValueError):

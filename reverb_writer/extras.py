@@ -1,4 +1,4 @@
-"""Packages that the client can do without: where one is missing, the error says what installs it."""
+"""Optional packages: if one is missing, the error says how to install it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["needs"]
 
 @contextlib.contextmanager
 def needs(what: str, install: str) -> Iterator[None]:
-    """Say what to install where an import within the block finds no module.
+    """Turn a failed import in the block into an error that says what to install.
 
     Args:
-        what: what cannot go on without it.
-        install: what `pip install` brings it, such as "reverb-writer[torch]".
+        what: the feature that needs it, for the error.
+        install: the argument of `pip install`, such as "reverb-writer[torch]".
 
     Raises:
         MissingExtraError: a module is missing; names it.

@@ -17,10 +17,10 @@ from rich.text import Text
 
 from reverb_writer.cli.server_options import new_client, report_errors, security_options, timeout_option
 from reverb_writer.client.client import Client
-from reverb_writer.client.rate_limits import Standstill, Watch, figures, rates, reason
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
-from reverb_writer.transport.server_info import ServerInfo, TableInfo
+from reverb_writer.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
+from reverb_writer.table_info import ServerInfo, TableInfo
 
 _HEADINGS = ("table", "size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample")
 _ANY_WIDTH = 10_000
@@ -113,7 +113,7 @@ def command(
 
 def _looks(client: Client, interval_s: float, *, endless: bool) -> Iterator[Look | Missed]:
     """Yield a look after each interval; one, or until someone interrupts it. After a miss it goes on from before."""
-    watch = Watch()
+    watch = StandstillDetector()
     before: ServerInfo | None = None
     while True:
         try:
@@ -123,7 +123,7 @@ def _looks(client: Client, interval_s: float, *, endless: bool) -> Iterator[Look
             if not endless:
                 return
         else:
-            standstills = watch.look(now)
+            standstills = watch.update(now)
             if before is not None:
                 yield Look(before, now, standstills)
                 if not endless:
@@ -245,7 +245,7 @@ def _rooms(table: TableInfo) -> str:
     sentences = []
     for side, room, other in (("inserts", inserts, "sampled"), ("samples", samples, "inserted")):
         if room == 0:
-            sentences.append(f"{side} would have to wait. {' '.join(reason(table, side))}")  # type: ignore[arg-type]  # a Side
+            sentences.append(f"{side} would have to wait. {' '.join(explain_side(table, side))}")  # type: ignore[arg-type]  # a Side
         elif room is None:
             sentences.append(f"{side} never wait.")
         else:

@@ -1,10 +1,10 @@
 """The client of a replay server, or of several with the same tables.
 
-Each server is a `ServerConnection`. What is sampled comes from all of them in turn, what is inserted goes to one after
-the other, all else is for all, which are asked at once. A verb for one server costs nothing more than calling it there.
+Each server is a `ServerConnection`. Samples come from the servers in turn, inserts go to one server after the other,
+and every other call goes to all servers at once.
 
-`as_client` is what takes a `client` argument. What is given an address shares one connection with all others in the
-process that are given the same address and time-out; a `Client` that a caller makes is a connection of its own.
+`as_client` reads every `client` argument. Objects that are given the same address and time-out share one connection
+per process; a `Client` that a caller makes is a connection of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
-from reverb_writer.transport.server_info import ServerInfo, TableInfo, merge_tables
 
 __all__ = ["Client", "Sample", "as_client", "in_background"]
 
@@ -40,7 +40,7 @@ class Client:
 
     Attributes:
         shards: the servers.
-        timeout_s: how long each call waits at most that gives no time-out of its own.
+        timeout_s: time-out of a call that gives none of its own, seconds.
 
     Example:
         with rw.Client("localhost:8000") as client:
@@ -65,8 +65,8 @@ class Client:
             address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
-            timeout_s: how long each call waits at most, seconds, > 0; a server that is not up yet is waited for.
-            use_proxy: whether `http_proxy` and its relatives in the environment count.
+            timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.
+            use_proxy: whether `http_proxy` and the like in the environment are used.
 
         Raises:
             SpecError: an argument can never work.
@@ -87,8 +87,8 @@ class Client:
         self.shards = tuple(shards)
         self.timeout_s = shards[0].timeout_s
         self._arguments = arguments
-        self._release = release  # instead of closing connections that others use, too
-        self._end = threading.Lock()  # taken by the first `close`, for good
+        self._release = release  # called by `close` for connections that are shared; None to close them
+        self._end = threading.Lock()  # taken by the first `close`, and never released
         self._turns = itertools.cycle(self.shards)
         self._lock = threading.Lock()
 
@@ -132,15 +132,16 @@ class Client:
         return _remade, self._arguments
 
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
-        """Return what the server tells about its tables, by name; of several servers what they hold together.
+        """Return the server's tables by name.
 
-        Those of several servers are added up, bounds of rate limiters included; `TableInfo.servers` has each one's.
+        Tables of several servers are added up, bounds of rate limiters included; `TableInfo.servers` has each one's.
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time-out.
             ReplayTimeoutError: the server is there but does not answer.
         """
-        tables = merge_tables([info.tables for info in self._all(lambda shard: shard.request_info(timeout_s))])
+        infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
+        tables = merge_tables([info.tables for info in infos])
         return {name: table for name, table in tables.items() if name != SPECS_TABLE}
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
@@ -156,33 +157,31 @@ class Client:
         squeeze: Any = None,
         spec: Any = None,
     ) -> None:
-        """Write one item, and return when the server has it. An insert that waits keeps no other one waiting.
+        """Write one item, and return when the server has it. An insert that waits does not block another one.
 
         Args:
             data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
                 is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: None for the client's.
-            squeeze: nest of booleans like `data`: which leaves are one value, [...] without time, here and when it is
-                sampled; None for none of them.
-            spec: nest of `ArraySpec` like `data`, to be kept beside the tables as `store_spec` does, so that samples
-                are nests; None to keep none.
+            squeeze: nest of booleans like `data`: leaves that are one value, [...] without time; None for none.
+            spec: nest of `ArraySpec` like `data`, stored as by `store_spec`, so that samples are nests; None for none.
 
         Raises:
-            SpecError: no table, or a priority that is none.
-            StructureError: an unknown table, no leaf, a leaf without steps, one that is not what a table's signature
-                says, or a table that was first written with another spec. Nothing changed.
+            SpecError: `priorities` is empty, or a priority is invalid.
+            StructureError: an unknown table, no leaf, a leaf without steps, one that does not match a table's
+                signature, or a table that was first written with another spec. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
-            ServerUnavailableError: likewise, and the server is gone.
+            ServerUnavailableError: likewise, and there is no connection to the server.
             ClosedError: another thread has closed the client.
         """
-        self._next().insert(data, priorities, timeout_s, squeeze=squeeze, spec=spec)
+        self._next().insert(data, priorities, self._deadline(timeout_s), squeeze=squeeze, spec=spec)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
 
-        From a table with `max_times_sampled` only what is there is asked for, so that what comes too late is not lost.
+        From a table with `max_times_sampled` only items that are ready are requested: one that came late would be lost.
 
         Args:
             table: its name.
@@ -194,18 +193,18 @@ class Client:
 
         Raises:
             ReplayTimeoutError: not all came in time; says why.
-            UnsafeDataError, FormatError: what came must not or cannot be decoded.
+            UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
         order = [self._next() for _ in self.shards]
         counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
-        deadline = Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+        deadline = self._deadline(timeout_s)
         streams = [shard.sample(table, n, deadline) for shard, n in zip(order, counts, strict=True) if n]
         for turn in range(num_samples):
             yield next(streams[turn % len(streams)])
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
-        """Return the nest of `ArraySpec` that a table's items have; None if nobody has told.
+        """Return the nest of `ArraySpec` that a table's items have; None if it is not known.
 
         It is the table's signature, with the time dimension, or what its first observer has stored, without it.
         """
@@ -213,20 +212,20 @@ class Client:
         return self.shards[0].spec_of(table, timeout_s)
 
     def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
-        """Keep the step spec of a table that is going to be written; what is there already must be the same.
+        """Store the step spec of a table that is going to be written; a spec that is stored already must be the same.
 
-        It is kept until `reset`. A server without a table for specs keeps none, nor is a nest kept that Reverb cannot
+        It stays until `reset`. Nothing is stored on a server without a table for specs, nor a nest that Reverb cannot
         describe.
 
         Args:
-            table: its name, or several; all are compared before any is kept.
+            table: its name, or several; all are compared before any is stored.
             spec: nest of `ArraySpec`, without the time dimension.
             timeout_s: None for the client's.
 
         Raises:
             StructureError: the table was first written with another structure; names the leaf.
         """
-        self._only().store_spec([table] if isinstance(table, str) else table, spec, timeout_s)
+        self._only().store_spec([table] if isinstance(table, str) else table, spec, self._deadline(timeout_s))
 
     def mutate_priorities(
         self,
@@ -244,20 +243,20 @@ class Client:
             timeout_s: None for the client's.
 
         Raises:
-            SpecError: a key or a priority that is none. Nothing changed.
+            SpecError: a key or a priority is invalid. Nothing changed.
             StructureError: there is no such table.
         """
         checked = {_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
         keys = [_key(key) for key in deletes]
-        self._all(lambda shard: shard.mutate_priorities(table, checked, keys, timeout_s))
+        self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
         """Remove all items of a table, set its rate limiter to zero, and let its next items have any structure."""
-        self._all(lambda shard: shard.reset(table, timeout_s))
+        self._all(lambda shard, deadline: shard.reset(table, deadline), timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
         """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
-        return "\n".join(self._all(lambda shard: shard.checkpoint(timeout_s)))
+        return "\n".join(self._all(lambda shard, deadline: shard.checkpoint(deadline), timeout_s))
 
     def open_stream(self, **options: Any) -> InsertStream:
         """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
@@ -265,7 +264,7 @@ class Client:
         Args:
             **options: bounds and policies, see `InsertStream`.
         """
-        return self._only().open_stream(**options)
+        return InsertStream(self._only().channel, **options)
 
     def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child.
@@ -290,14 +289,18 @@ class Client:
         """Close."""
         self.close()
 
-    def _all(self, verb: Callable[[ServerConnection], _T]) -> list[_T]:
+    def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
         self.check_usable()
+        deadline = self._deadline(timeout_s)
         if len(self.shards) == 1:
-            return [verb(self.shards[0])]
-        answers = [in_background(functools.partial(verb, shard)) for shard in self.shards]
+            return [verb(self.shards[0], deadline)]
+        answers = [in_background(functools.partial(verb, shard, deadline)) for shard in self.shards]
         wait(answers)
         return [answer.result() for answer in answers]
+
+    def _deadline(self, timeout_s: float | None) -> Deadline:
+        return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def _next(self) -> ServerConnection:
         self.check_usable()
@@ -307,17 +310,14 @@ class Client:
     def _only(self) -> ServerConnection:
         self.check_usable()
         if len(self.shards) > 1:
-            raise SpecError(
-                f"this is for a client of one server, got one of {self.address}. Use one of `client.each()`."
-            )
+            raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
         return self.shards[0]
 
 
 def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
-    """Return a client for whatever was given, and whether it was made here and is the caller's to close.
+    """Return a client for a `client` argument, and whether it was made here, for the caller to close.
 
-    Those made here for the same addresses and time-out share their connections, which are closed with the last of them.
-    Thread-safe.
+    Thread-safe. Clients made here for the same addresses and time-out share connections, closed with the last of them.
 
     Args:
         client: a `Client`, an address or several, or anything with a `server_address`, such as `reverb.Client`.
@@ -338,7 +338,7 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
             if shared is None:
                 shared = _shared[key] = _Shared(Client(addresses, timeout_s=timeout_s))
             shared.num_users += 1
-            if _shared.get(key) is shared:  # else the garbage collector has ended its last user in between
+            if _shared.get(key) is shared:  # else the garbage collector has just closed its last user
                 break
     mine: Client = object.__new__(Client)
     mine._use(shared.client.shards, shared.client._arguments, functools.partial(_release, key, shared))  # noqa: SLF001
@@ -378,7 +378,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def in_background(work: Callable[[], _T]) -> Future[_T]:
-    """Do something in a thread that does not keep the interpreter from ending."""
+    """Start `work` in a daemon thread; return its result, to come."""
     future: Future[_T] = Future()
 
     def run() -> None:

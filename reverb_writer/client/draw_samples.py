@@ -13,18 +13,19 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo, split_samples
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import ServerInfo, try_server_info
+from reverb_writer.transport.server_info import try_server_info
 
 __all__ = ["CACHE_BYTES", "draw", "make_assembler"]
 
 CACHE_BYTES = 64 << 20
-"""Bound on what is kept decoded of a table; more only where one sample is larger."""
+"""Memory limit of decoded chunks kept for a table; one sample may exceed it."""
 
 _LOG = logging.getLogger("reverb_writer")
 
-_LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
+_POLL_S = (0.002, 0.05)  # pause before the server is asked again for ready samples: the first one and the longest
 
 
 def draw(
@@ -45,14 +46,14 @@ def draw(
         table: one of them.
         num_samples: how many.
         deadline: of all of them.
-        assembler: one that has nothing to hand out; what it knows of the table is not decoded again.
-        request_samples: how many to ask for at a time, two such requests being under way.
+        assembler: an empty one to use; chunks that it has cached are not decoded again.
+        request_samples: how many to request at a time; two such requests are in flight.
 
     Raises:
         ReplayTimeoutError: not all came in time.
-        ServerUnavailableError: the server is gone.
+        ServerUnavailableError: there is no connection to the server.
         StructureError: there is no such table.
-        UnsafeDataError, FormatError: what came must not or cannot be decoded.
+        UnsafeDataError, FormatError: a sample must not or cannot be decoded.
     """
     takes_out = info.tables[table].max_times_sampled > 0
     stream = SampleStream(
@@ -62,7 +63,7 @@ def draw(
     missing = unasked = num_samples
     try:
         while missing:
-            # Two requests are under way, so that the server need not wait for us.
+            # Two requests are in flight, so that the server need not wait for us.
             while unasked and stream.num_in_flight <= request_samples:
                 ready = _ready(channel, table, stream.num_in_flight, deadline) if takes_out else unasked
                 if not ready:
@@ -88,13 +89,13 @@ def draw(
 
 
 def make_assembler() -> BatchAssembler:
-    """Return what puts the samples of one table together, for `draw`."""
+    """Return an assembler for the samples of one table, for `draw`."""
     return BatchAssembler(CACHE_BYTES, MAX_SAMPLE_BYTES)
 
 
 def _ready(channel: Channel, table: str, num_in_flight: int, deadline: Deadline) -> int:
-    """Return how many samples more there are; wait for one, if none is under way either."""
-    pause_s, longest_s = _LOOK_S
+    """Return how many more samples are ready; wait for one if none is in flight either."""
+    pause_s, longest_s = _POLL_S
     while True:
         left_s = deadline.left_s()
         info = try_server_info(channel, left_s)

@@ -1,4 +1,4 @@
-"""Windows that observers of this process hold back, to send many together: sent before a learner waits for more."""
+"""Sends the complete windows that observers of this process still hold, before a learner of it waits for samples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["add", "send_due"]
 
 
 class Sender(Protocol):
-    """What holds windows back for a while, to send many together."""
+    """An object that holds complete windows for a while, to send many together."""
 
     def send_due(self) -> None:
         """Send them now; never raises or waits."""
@@ -19,12 +19,12 @@ _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 
 def add(sender: Sender) -> None:
-    """Have its windows sent before a learner of this process waits; holds no reference."""
+    """Have the sender's windows sent before a learner of this process waits; holds no reference."""
     _senders.add(sender)
 
 
 def send_due() -> None:
-    """Send what is due of every observer: who acts and learns in turns would wait for what is still here."""
+    """Send the due windows of every observer: a process that acts and learns would wait for its own windows."""
     if _senders:
         for sender in list(_senders):
             sender.send_due()

@@ -7,44 +7,31 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import grpc
 import numpy as np
 import tree
 
 from reverb_writer.arguments import check_priority, check_timeout
 from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
-from reverb_writer.client.single_item import column, insert_items, one_item
+from reverb_writer.client.single_item import column, one_item
 from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo
-from reverb_writer.errors import (
-    ReplayTimeoutError,
-    ReverbWriterError,
-    ServerUnavailableError,
-    SpecError,
-    StructureError,
-)
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.table_specs import SPECS_TABLE, check_same, check_signature, packer, spec_key
-from reverb_writer.transport.channel import Channel, describe
-from reverb_writer.transport.insert_stream import InsertStream
-from reverb_writer.transport.server_info import (
-    ServerInfo,
-    check_tables_exist,
-    request_server_info,
-    try_server_info,
-    why_samples_wait,
-)
+from reverb_writer.rate_limits import explain_samples
+from reverb_writer.table_info import ServerInfo, check_tables_exist
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.insert_call import insert_items
+from reverb_writer.transport.server_info import request_server_info, try_server_info
 
 __all__ = ["Sample", "ServerConnection"]
 
-_ASK_WHY = (
-    0.1,
-    1.0,
-)  # of the time of a sample, what is kept for asking why none came: this part, these seconds at most
+# What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
+_DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
 _MAX_ASSEMBLERS = 4
 
 
@@ -52,7 +39,7 @@ class Sample(NamedTuple):
     """An item as it was sampled.
 
     Attributes:
-        data: the table's nest, or a tuple of columns where nobody has told its structure; leaves [T, ...], owned by
+        data: the table's nest, or a tuple of columns where its structure is not known; leaves [T, ...], owned by
             the caller.
         info: key, priority, probability, table size and times sampled.
     """
@@ -86,13 +73,12 @@ class ServerConnection:
         self,
         data: Any,
         priorities: Mapping[str, float],
-        timeout_s: float | None = None,
+        deadline: Deadline,
         *,
         squeeze: Any = None,
         spec: Any = None,
     ) -> None:
         """Write one item, and return when the server has it."""
-        deadline = self._deadline(timeout_s)
         if not priorities:
             raise SpecError("`priorities` must name at least one table, got none.")
         checked = {table: check_priority(priority) for table, priority in priorities.items()}
@@ -120,14 +106,12 @@ class ServerConnection:
         self,
         table: str,
         num_samples: int,
-        deadline: Deadline | None = None,
+        deadline: Deadline,
         *,
         remedy: str = "Start the actors or raise `timeout_s`.",
     ) -> Iterator[Sample]:
         """Sample items one after the other; an error says what they wait for, and the `remedy`."""
-        deadline = deadline or self._deadline(None)
-        part, seconds = _ASK_WHY
-        until = deadline.earlier(min(part * deadline.timeout_s, seconds))
+        until = deadline.earlier(min(_DIAGNOSIS_PART * deadline.timeout_s, _DIAGNOSIS_S))
         info = self.request_info(until.left_s(f"table `{table}`: {num_samples} samples did not come"))
         check_tables_exist([table], info, self.address)
         pack = packer(self._spec_of(info, table, until))
@@ -137,63 +121,50 @@ class ServerConnection:
             for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembler):
                 yield Sample(pack(columns), sample_info)
         except ReplayTimeoutError as error:
-            why = self._why_samples_wait(table, info, deadline, remedy)
+            why = self._explain_samples(table, info, deadline, remedy)
             raise ReplayTimeoutError(f"{error} {why}") from None
         finally:
             if not assembler.num_samples and assembler.cache_bytes <= CACHE_BYTES:
                 self._keep(table, assembler)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
-        """Return the nest of `ArraySpec` of a table's items; None if nobody has told."""
+        """Return the nest of `ArraySpec` of a table's items; None if it is not known."""
         deadline = self._deadline(timeout_s)
         return self._spec_of(self.request_info(deadline.left_s()), table, deadline)
 
-    def store_spec(self, tables: Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
-        """Keep the step spec of tables that are going to be written; what is there already must be the same."""
-        deadline = self._deadline(timeout_s)
+    def store_spec(self, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+        """Keep the step spec of tables that are going to be written; a stored spec must be the same."""
         self._store_spec(self.request_info(deadline.left_s()), tables, spec, deadline)
 
     def mutate_priorities(
         self,
         table: str,
-        updates: Mapping[int, float] | None = None,
+        updates: Mapping[int, float],
         deletes: Sequence[int] = (),
-        timeout_s: float | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """Change priorities and delete items; both are checked by the caller."""
-        self._mutate_priorities(table, updates or {}, deletes, self._deadline(timeout_s))
-
-    def reset(self, table: str, timeout_s: float | None = None) -> None:
-        """Remove all items of a table, set its rate limiter to zero and forget its spec."""
-        deadline = self._deadline(timeout_s)
-        self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
-        with contextlib.suppress(StructureError):  # a server that keeps no specs
-            self._mutate_priorities(SPECS_TABLE, {}, [spec_key(table)], deadline)
-
-    def checkpoint(self, timeout_s: float | None = None) -> str:
-        """Have the server write a checkpoint; return its path on the server's machine."""
-        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), self._deadline(timeout_s))
-        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
-
-    def open_stream(self, **options: Any) -> InsertStream:
-        """Open an insert stream, to be closed before this."""
-        self.channel.check_usable()
-        return InsertStream(self.channel, **options)
-
-    def close(self) -> None:
-        """Close the connection. Idempotent; does nothing in a forked child."""
-        if not self.channel.is_forked:
-            self.channel.close()
-
-    def _mutate_priorities(
-        self, table: str, updates: Mapping[int, float], deletes: Sequence[int], deadline: Deadline
-    ) -> None:
         request = messages.MutatePrioritiesRequest(
             table=table,
             updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
             delete_keys=deletes,
         )
-        self._call(messages.MUTATE_PRIORITIES, request, deadline)
+        self._call(messages.MUTATE_PRIORITIES, request, deadline or self._deadline(None))
+
+    def reset(self, table: str, deadline: Deadline) -> None:
+        """Remove all items of a table, set its rate limiter to zero and forget its spec."""
+        self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
+        with contextlib.suppress(StructureError):  # a server that keeps no specs
+            self.mutate_priorities(SPECS_TABLE, {}, [spec_key(table)], deadline)
+
+    def checkpoint(self, deadline: Deadline) -> str:
+        """Have the server write a checkpoint; return its path on the server's machine."""
+        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), deadline)
+        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent; does nothing in a forked child."""
+        self.channel.close()
 
     def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
         tables = [table for table in tables if keeps_spec(info, table)]
@@ -234,14 +205,14 @@ class ServerConnection:
             while len(self._assemblers) > _MAX_ASSEMBLERS:
                 del self._assemblers[next(iter(self._assemblers))]
 
-    def _why_samples_wait(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
+    def _explain_samples(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
         try:
             now = try_server_info(self.channel, deadline.left_s())
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             return str(error)
         if now is None:
             return f"The server at {self.address} does not answer."
-        return why_samples_wait(now, table, before, remedy=remedy)
+        return explain_samples(now, table, before, remedy=remedy)
 
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -252,10 +223,9 @@ class ServerConnection:
     def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
         try:
             return self.channel.call(method, request.SerializeToString(), deadline.left_s())
-        except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.NOT_FOUND:
-                check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
-            raise ReverbWriterError(f"the server at {self.address} refused: {describe(error)}.") from error
+        except StructureError:  # there is no such table: this error names those that there are
+            check_tables_exist([request.table], self.request_info(deadline.left_s()), self.address)
+            raise
 
 
 def _check_signatures(

@@ -1,11 +1,11 @@
 """The specs that a server keeps of its tables, in a table of their own: read, store, forget.
 
     observer, first step -> step spec -> an item of table `__specs__`,      -> learners: the nest back
-                                         its key a hash of the table's name -> other observers: refused if they differ
+                                         its key a hash of the table's name -> other observers: must be the same
 
 Calls before the first step: `ServerInfo` when the observer is opened and again at the step, for the table may have been
 reset since, and one stream that reads what is stored. The first actor stores before it reads, by one stream more, for
-nothing but a sample tells whose spec the server has kept.
+only a sample tells whose spec the server has kept.
 
 The server keeps an item whose key it knows already and takes the new priority alone, so of several actors that start
 together the first one's spec stays, and all read the same. It stays until `Client.reset` empties the table that it is
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.client.draw_samples import draw
-from reverb_writer.client.single_item import insert_items, one_item
+from reverb_writer.client.single_item import one_item
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol.table_specs import (
@@ -33,8 +33,9 @@ from reverb_writer.protocol.table_specs import (
     spec_key,
     with_trajectories,
 )
+from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.server_info import ServerInfo
+from reverb_writer.transport.insert_call import insert_items
 
 __all__ = ["keeps_spec", "spec_of", "store_specs", "stored_specs"]
 
@@ -55,7 +56,7 @@ def keeps_spec(info: ServerInfo, table: str) -> bool:
 
 
 def store_specs(channel: Channel, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-    """Keep the step spec of tables that have none; where another actor was first, its spec must be the same.
+    """Store the step spec of tables that have none; if another actor was first, its spec must be the same.
 
     Raises:
         StructureError: the table was first written with another structure; names the leaf.
@@ -74,24 +75,24 @@ def store_specs(channel: Channel, info: ServerInfo, tables: Sequence[str], spec:
 
 @functools.lru_cache(maxsize=256)
 def _warn_once(_address: str, table: str, reason: str) -> None:
-    # Nothing was kept, so with each item that is inserted by itself it is tried again.
+    # Nothing was stored, so every `Client.insert` tries again.
     _LOG.warning("Learners will get `%s` as flat tuples of columns: %s", table, reason)
 
 
 def stored_specs(
     channel: Channel, info: ServerInfo, tables: Iterable[str], deadline: Deadline, *, are_there: bool = False
 ) -> dict[str, Any]:
-    """Draw specs until those of the tables are found, or all were seen: a server chooses what it hands out.
+    """Sample specs until those of the tables are found or all were seen: the server chooses which one it sends.
 
     Args:
         channel: the connection.
         info: the server's tables.
         tables: whose specs are wanted.
         deadline: of all of it.
-        are_there: whether they were stored since `info`, as others may have been.
+        are_there: whether they were stored after `info`; others may have been stored then, too.
 
     Returns:
-        What can be read of those that it keeps, by table.
+        The stored specs that can be read, by table.
     """
     wanted = {spec_key(table): table for table in tables}
     num_specs = info.tables[SPECS_TABLE].current_size if SPECS_TABLE in info.tables else 0

@@ -2,7 +2,7 @@
 
     learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() to wait
 
-An item holds the nest's structure in its first column, so that no one needs to be told.
+The first column of an item holds the nest's structure, so an actor needs no configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.table_specs import decode_spec, encode_spec
-from reverb_writer.transport.server_info import ServerInfo, TableInfo, check_tables_exist, try_server_info
+from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.transport.server_info import try_server_info
 
 __all__ = ["MAX_BYTES", "Variables"]
 
@@ -37,7 +38,7 @@ MAX_BYTES = 1_000_000_000
 class Variables:
     """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
 
-    The table must have `max_size` 1, and its items may be sampled without end: `TableConfig(name, max_size=1)`.
+    The table must have `max_size` 1, and its items may be sampled any number of times: `TableConfig(name, max_size=1)`.
 
     Example:
         learner = rw.Variables("localhost:8000", "weights")
@@ -59,7 +60,7 @@ class Variables:
             interval_s: how often `poll` asks the server, seconds, >= 0.
 
         Raises:
-            SpecError: several servers, or a number that is none: what one of them published the others would not have.
+            SpecError: several servers, of which only one would get the weights, or a number that is invalid.
             StructureError: there is no such table, or it holds more than one item.
             ServerUnavailableError: no server answers within the time-out.
         """
@@ -70,7 +71,7 @@ class Variables:
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
-        self._news: Future[tuple[_Version, Any] | None] | None = None  # for `poll`, on their way
+        self._news: Future[tuple[_Version, Any] | None] | None = None  # the request of `poll` that is in flight
         self._seen: _Version | None = None
         self._lock = threading.Lock()
         try:
@@ -117,17 +118,17 @@ class Variables:
         version, nest = self._newest(timeout_s)
         with self._lock:
             self._seen = version
-            self._news = None  # what is on its way may be older
+            self._news = None  # its answer may be older
         return nest
 
     def poll(self, default: Any = None) -> Any:
         """Return the newest version if it is newer than what `latest` or `poll` has returned, else `default`.
 
         Never waits for the server, so it may be called at every step: it has a thread ask every `interval_s` seconds,
-        and fetch what is new, for one of the next calls. While the server is gone, nothing is new.
+        and fetch a new version, for one of the next calls. Without a connection it returns `default`.
 
         Raises:
-            StructureError: the table is gone.
+            StructureError: the table does not exist any more.
             FormatError: what is in the table was not written by `publish`.
         """
         with self._lock:

@@ -23,7 +23,7 @@ from reverb_writer.client.client import Client, Sample
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory, list_trajectories
-from reverb_writer.transport.server_info import TableInfo, check_tables_exist
+from reverb_writer.table_info import TableInfo, check_tables_exist
 
 __all__ = ["Exported", "export_items", "exported_keys", "takes_items_out"]
 

@@ -74,7 +74,7 @@ def with_trajectories(nest: Any) -> Any:
 
 
 def check_same(table: str, stored: Any, own: Any) -> None:
-    """Refuse a structure that is not the one in which a table was written first.
+    """Check that a structure is the one with which a table was written first.
 
     Raises:
         StructureError: names the leaf, what it is, and what the table has.
@@ -96,7 +96,7 @@ def check_signature(
     shapes: Sequence[tuple[int, ...]],
     times: Sequence[tuple[int | None, ...]] | None = None,
 ) -> None:
-    """Refuse columns that a table's signature does not describe.
+    """Check that a table's signature describes the columns.
 
     Args:
         table: its name.
@@ -114,7 +114,7 @@ def check_signature(
         names = ", ".join(name for name, _ in expected)
         raise StructureError(
             f"table `{table}`: its signature has {len(expected)} leaves ({names}), got {len(paths)} "
-            f"({', '.join(paths)}). Write those that it names."
+            f"({', '.join(paths)}). Write the leaves that it names."
         )
     times = [(None,)] * len(paths) if times is None else times
     # `reverb.TimestepDataset` wants the shapes of a step; with unknown sizes only all leaves together tell that apart.

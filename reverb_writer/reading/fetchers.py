@@ -13,7 +13,7 @@ from reverb_writer.reading.fetch_options import FetchOptions
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import logged, unchained
-from reverb_writer.transport.server_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
 __all__ = ["check_end", "picklable_client", "request_infos", "shut_down", "start_sources", "stop_sources"]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
-from reverb_writer.transport.server_info import TableInfo
+from reverb_writer.table_info import TableInfo
 
 __all__ = ["PriorityUpdates"]
 

@@ -32,10 +32,11 @@ from reverb_writer.errors import (
 )
 from reverb_writer.reading.fetch_options import FetchOptions
 from reverb_writer.reading.stats import FetchStats
+from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import ServerInfo, request_server_info, try_server_info
-from reverb_writer.transport.server_probe import Outage, ServerProbe
+from reverb_writer.transport.server_info import request_server_info, try_server_info
+from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
 __all__ = ["Fetched", "ThreadFetcher"]
 
@@ -116,7 +117,7 @@ class ThreadFetcher:
         self._changed = threading.Event()  # there is more room, or the end has come
         self._closed = threading.Event()
         self._ended = False
-        self._outage: Outage | None = None  # while there is no connection
+        self._outage: ConnectionLoss | None = None  # while there is no connection
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
         self._thread.start()
 
@@ -177,8 +178,8 @@ class ThreadFetcher:
         """Say what keeps samples from coming, as far as an probe tells; None if there was no time for one."""
         outage, since = self._outage, self.gone_since
         if outage is not None and since is not None:
-            return outage.describe(self._channel, time.monotonic() - since)
-        return (probe or self.probe(0.0)).why_samples_wait(self._table, self._info)
+            return outage.explain(self._channel, time.monotonic() - since)
+        return (probe or self.probe(0.0)).explain_samples(self._table, self._info)
 
     def stats(self) -> FetchStats:
         """Return the counters so far; in a forked child, those that need no lock."""
@@ -360,14 +361,14 @@ class ThreadFetcher:
 
     def _find_server(self, why: ServerUnavailableError) -> None:
         """Wait until the server is there again."""
-        self._outage = Outage(why, str(why))
+        self._outage = ConnectionLoss(why, str(why))
         self.gone_since = time.monotonic()
         _LOG.warning("Samples of `%s`: %s Looking for it.", self._table, why)
         while not self._closed.wait(_RETRY_S):
             try:
                 info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
             except (ReplayTimeoutError, ServerUnavailableError, FormatError) as error:
-                self._outage = Outage(error, str(error))
+                self._outage = ConnectionLoss(error, str(error))
                 continue
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id

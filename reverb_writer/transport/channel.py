@@ -1,7 +1,4 @@
-"""One connection to one Reverb server: address, TLS, token, time-outs.
-
-The only module that makes gRPC channels and the border at which gRPC's errors become ours.
-"""
+"""The channel to one Reverb server: address, TLS, token, time-outs. The only module that makes gRPC channels."""
 
 from __future__ import annotations
 
@@ -19,21 +16,16 @@ from typing import Any, ClassVar
 
 import grpc
 
-from reverb_writer.errors import (
-    ClosedError,
-    ReplayTimeoutError,
-    ReverbWriterError,
-    ServerUnavailableError,
-    SpecError,
-)
-from reverb_writer.transport.connection import OPTIONS, UNHEARD, Call, Connection, is_silence
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
+from reverb_writer.transport.grpc_errors import NO_ANSWER, is_silence, translate_error
 
-__all__ = ["TLS", "Channel", "describe", "no_connection", "refused"]
+__all__ = ["TLS", "Channel"]
 
 _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
-_RECENT_S, _MAX_MET = 10.0, 200  # at the pace of `_PAUSE_S`
+_RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
 _AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
 
 
@@ -75,8 +67,8 @@ class Channel:
         Args:
             address: `host:port`, `unix:path` or `dns:host:port`.
             tls: certificates; True for the system's; None or False for plain text.
-            token: sent with every call as `authorization: Bearer ...`; refused where it would travel in plain text.
-            use_proxy: whether `http_proxy` and its relatives in the environment count.
+            token: sent with every call as `authorization: Bearer ...`; an error if it would travel in plain text.
+            use_proxy: whether `http_proxy` and the like in the environment are used.
 
         Raises:
             SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
@@ -110,9 +102,9 @@ class Channel:
             )
         Channel._first_process = self._pid
         self._lock = threading.Lock()
-        self._connect = functools.partial(Connection, connect, metadata)
+        self._connect = functools.partial(Connection, address, connect, metadata)
         self._connection = self._connect()
-        self._met: list[tuple[str, float]] = []
+        self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
 
     def check_usable(self) -> None:
@@ -143,13 +135,13 @@ class Channel:
             ServerUnavailableError: nothing answers at the address within the time.
             ReplayTimeoutError: the server does not answer in time.
             ClosedError: the channel is or was closed, or belongs to a parent process.
-            grpc.RpcError: what the server itself refuses.
+            ReverbWriterError: the server refuses; StructureError if it has no such table.
         """
         started = time.monotonic()
         deadline = started + timeout_s
         reasons: dict[str, None] = {}
-        # In turn: a call that fails at once tells why; a short one that waits keeps gRPC connecting, which before 1.60
-        # does nothing in the background.
+        # Two kinds of attempts take turns: one that fails at once tells why; a short one that waits keeps gRPC
+        # connecting, which before 1.60 does nothing in the background.
         waits = False
         while True:
             left = max(deadline - time.monotonic(), 0.0)
@@ -161,23 +153,23 @@ class Channel:
                     continue
             except grpc.RpcError as met:
                 error = met
-                if error.code() not in UNHEARD:
-                    raise
+                if error.code() not in NO_ANSWER:
+                    raise translate_error(error, self.address) from error
                 if error.code() is grpc.StatusCode.UNAVAILABLE:
                     reason = str(error.details()).rpartition("last error: ")[2]  # one an address of the host
                     reasons[reason] = None
-                    self._met = [*self._met[-_MAX_MET:], (reason, time.monotonic())]
+                    self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
             lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
             if left <= _PAUSE_S or not (lost or waits):
-                if self._connection.heard_at < started:
+                if self._connection.last_response_at < started:
                     self._connection.examine()
-                raise self._why_late(list(reasons), timeout_s) from error
+                raise self._no_answer_error(list(reasons), timeout_s) from error
             if lost and waits:
                 time.sleep(_PAUSE_S)
             waits = not waits
 
     def _reply(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool) -> bytes:
-        """Make one attempt; raises what became of it, and `grpc.RpcError` of the server's own as it is."""
+        """Make one attempt; raises gRPC's errors as they are."""
         call = self._start(lambda connection: connection.ask(method, request, timeout_s, wait_for_ready=wait_for_ready))
         try:
             reply: bytes = call.result()
@@ -187,13 +179,13 @@ class Channel:
             raise
         return reply
 
-    def met(self) -> list[str]:
-        """Return what attempts to connect have met in the last seconds, in gRPC's words."""
+    def recent_connect_errors(self) -> list[str]:
+        """Return the errors of attempts to connect in the last seconds, in gRPC's words."""
         now = time.monotonic()
-        return list(dict.fromkeys(reason for reason, at in self._met if now - at < _RECENT_S))
+        return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < _RECENT_S))
 
-    def _why_late(self, reasons: list[str], timeout_s: float) -> Exception:
-        """Tell a server that is not there from one that does not answer, by what was seen at any of its addresses."""
+    def _no_answer_error(self, reasons: list[str], timeout_s: float) -> Exception:
+        """Return the error of a call without an answer: a server that is not there, or one that does not answer."""
         if not reasons or any(map(is_silence, reasons)):
             return ReplayTimeoutError(
                 f"the server at {self.address} did not answer within {timeout_s:.1f} s. It may be paused, overloaded "
@@ -204,9 +196,9 @@ class Channel:
             f"check the address and {self._advice}."
         )
 
-    def future(self, method: str, request: bytes, timeout_s: float) -> Any:
-        """Start a unary call and return its `grpc.Future`; if there is no server, it fails at once."""
-        return self._start(lambda connection: connection.ask(method, request, timeout_s))
+    def future(self, method: str, request: bytes, timeout_s: float) -> Reply:
+        """Start a unary call and return its reply, to come; if there is no server, it fails at once."""
+        return Reply(self._start(lambda connection: connection.ask(method, request, timeout_s)), self.address)
 
     def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Call:
         """Open a bidirectional stream of bytes: iterate for responses, `cancel()` to end."""
@@ -247,21 +239,6 @@ class Channel:
     ) -> None:
         """Close."""
         self.close()
-
-
-def describe(error: grpc.RpcError) -> str:
-    """Return gRPC's status and text in one line."""
-    return f"{error.code().name}: {error.details()}"
-
-
-def no_connection(address: str, reason: str) -> ServerUnavailableError:
-    """Return our error for a connection that is lost; whether the server is still there is not known."""
-    return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
-
-
-def refused(address: str, error: grpc.RpcError) -> ReverbWriterError:
-    """Return our error for what the server, or a gateway in front of it, refuses."""
-    return ReverbWriterError(f"the server at {address} refused: {describe(error)}.")
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:

@@ -1,9 +1,9 @@
-"""One connection of gRPC: the calls that it carries, when it was heard of last, and whether it is dead.
+"""One connection of gRPC: the calls that it carries, when the last response came, and whether it is dead.
 
-gRPC notices after minutes that nothing comes over a connection any more. Nor does a call that is late prove it: the
-server may be paused or busy. So a connection is given up only for what was seen, and only its own calls end then:
+gRPC notices only after minutes that a connection is dead. A late call does not prove it: the server may be paused or
+busy. So a connection is given up only after these observations, and only its own calls end then:
 
-    nothing heard -> a question over it is not answered -> one over a new connection is, one over the old one is not
+    no response -> a probe over it is not answered -> one over a new connection is, one over the old one is not
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Any, Final
 
 import grpc
 
-from reverb_writer.errors import ClosedError
+from reverb_writer.errors import ClosedError, ReplayTimeoutError
 from reverb_writer.protocol import messages
 from reverb_writer.transport import process_hooks
+from reverb_writer.transport.grpc_errors import NO_ANSWER, describe_error, translate_error
 
-__all__ = ["MAX_REPLY_BYTES", "OPTIONS", "UNHEARD", "Call", "Connection", "is_refusal", "is_silence"]
+__all__ = ["MAX_REPLY_BYTES", "OPTIONS", "Call", "Connection", "Reply"]
 
 MAX_REPLY_BYTES: Final = 8 << 20
 """Bound on every message of a server but those with samples. Tables of some hundred leaves take far less than 1 MiB."""
 
 _ANSWER_WITHIN_S = 2.0
 _AGAIN_WITHIN_S = 3.0
-_NOT_BEFORE_S = 10.0  # from an examination that found nothing to the next one
+_NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
 _FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
 _SERVICE = messages.SERVER_INFO.split("/")[1]
 
@@ -59,16 +60,50 @@ OPTIONS: list[tuple[str, Any]] = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
-UNHEARD = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
-"""What a question ends with to which nobody has answered."""
+
+class Reply:
+    """The reply to a unary call, to come. Thread-safe."""
+
+    def __init__(self, future: Any, address: str) -> None:
+        """Take gRPC's future, and the address of the server for errors."""
+        self._future, self._address = future, address
+
+    def done(self) -> bool:
+        """Return whether the reply has come, or never will."""
+        return bool(self._future.done())
+
+    def cancel(self) -> None:
+        """End the call; `result` raises ReplayTimeoutError. Idempotent."""
+        self._future.cancel()
+
+    def result(self) -> bytes:
+        """Wait for the reply.
+
+        Raises:
+            ReverbWriterError: see `translate_error`.
+        """
+        try:
+            reply: bytes = self._future.result()
+        except grpc.FutureCancelledError:  # also if the connection was given up
+            raise ReplayTimeoutError(f"the server at {self._address} did not answer before the call ended.") from None
+        except grpc.RpcError as error:
+            raise translate_error(error, self._address) from error
+        return reply
 
 
 class Call:
-    """A stream that is under way: iterate for responses."""
+    """A stream that is under way: iterate for responses.
+
+    Attributes:
+        connection: what carries it.
+        end_reason: what ended it, in one line: gRPC's status and text, or why the connection was given up. None until
+            then.
+    """
 
     def __init__(self, connection: Connection, call: Any) -> None:
         """Take a call of gRPC, and the connection that carries it."""
         self.connection = connection
+        self.end_reason: str | None = None
         self._call = call
 
     def __iter__(self) -> Iterator[bytes]:
@@ -76,31 +111,36 @@ class Call:
         return self
 
     def __next__(self) -> bytes:
-        """Wait for the next response; raises `grpc.RpcError` when the stream has ended by an error."""
-        message: bytes = next(self._call)
-        self.connection.heard_at = time.monotonic()
+        """Wait for the next response; raises what `translate_error` makes of the error that has ended the stream."""
+        try:
+            message: bytes = next(self._call)
+        except grpc.RpcError as error:
+            self.end_reason = self.connection.fault or describe_error(error)
+            address = self.connection.address
+            raise translate_error(error, address, is_stream=True, reason=self.end_reason) from error
+        self.connection.last_response_at = time.monotonic()
         return message
 
     def cancel(self) -> None:
         """End the stream. Idempotent."""
         self._call.cancel()
 
-    def why_ended(self, error: grpc.RpcError) -> str:
-        """Say in one line what ended the stream: gRPC's status and text, or that the connection was given up."""
-        return self.connection.fault or f"{error.code().name}: {error.details()}"
-
 
 class Connection:
     """One connection and its calls. Thread-safe.
 
     Attributes:
-        heard_at: `time.monotonic()` when something came over it last; at first, when it was made.
+        address: of the server, for errors.
+        last_response_at: `time.monotonic()` when something came over it last; at first, when it was made.
         fault: why it was given up; None as long as it was not.
     """
 
-    def __init__(self, connect: Callable[[], grpc.Channel], metadata: tuple[tuple[str, str], ...] | None) -> None:
+    def __init__(
+        self, address: str, connect: Callable[[], grpc.Channel], metadata: tuple[tuple[str, str], ...] | None
+    ) -> None:
         """Prepare the connection, made at the first call; `metadata` goes with each."""
-        self.heard_at = time.monotonic()
+        self.address = address
+        self.last_response_at = time.monotonic()
         self.fault: str | None = None
         self._connect, self._metadata = connect, metadata
         self._channel: Any = connect()
@@ -166,26 +206,26 @@ class Connection:
         return call
 
     def _note(self, future: Any) -> None:
-        if future.code() not in UNHEARD:
-            self.heard_at = time.monotonic()
+        if future.code() not in NO_ANSWER:
+            self.last_response_at = time.monotonic()
 
     def _suspect(self, since: float) -> None:
         """Go on if nothing has been heard: ask once more, and over a new connection, too."""
-        if self.heard_at >= since:
+        if self.last_response_at >= since:
             self._next_examination_at = 0.0
             return
         try:
             again = self.ask(messages.SERVER_INFO, b"", _AGAIN_WITHIN_S)
         except ClosedError:
             return
-        other = Connection(self._connect, self._metadata)
+        other = Connection(self.address, self._connect, self._metadata)
         # What is answered at the last moment over the new connection could have been answered here a moment later.
         elsewhere = other.ask(messages.SERVER_INFO, b"", _AGAIN_WITHIN_S * 2 / 3)
 
         def judge(question: Any) -> None:
-            answered = elsewhere.done() and elsewhere.code() not in UNHEARD
+            answered = elsewhere.done() and elsewhere.code() not in NO_ANSWER
             other.close()
-            if answered and self.heard_at < since and question.code() is not grpc.StatusCode.CANCELLED:
+            if answered and self.last_response_at < since and question.code() is not grpc.StatusCode.CANCELLED:
                 self._give_up(time.monotonic() - since)
 
         again.add_done_callback(judge)
@@ -196,22 +236,6 @@ class Connection:
             calls = list(self._calls)
         for call in calls:
             call.cancel()
-
-
-def is_silence(reason: str) -> bool:
-    """Return whether gRPC's text for a lost or failed connection says that the other side is there but silent.
-
-    A process that is stopped or overloaded does not take the connections that the kernel has made for it. A host has
-    several addresses; at one of them it may be refused all the same.
-    """
-    text = reason.lower()
-    return any(word in text for word in ("timed out", "timeout", "deadline exceeded")) and "dns" not in text
-
-
-def is_refusal(reason: str) -> bool:
-    """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too."""
-    text = reason.lower()
-    return ("refused" in text or "no such file" in text) and not is_silence(reason)
 
 
 def _seconds(timeout_s: float | None) -> float | None:

@@ -1,12 +1,12 @@
-"""What is on its way to the server: requests queued and sent, and the chunks that they share. No I/O, no threads.
+"""Requests in flight, queued or sent, and the chunks that they share. No I/O, no threads.
 
-    add -> queued --take_message--> sent --acknowledge--> gone
+    add -> queued --take_message--> sent --acknowledge--> removed
              ^                        |
              +-------- requeue -------+   (the connection was lost)
 
 The server forgets a chunk unless each request that brings items names it among those to keep, and refuses a request
-that names one it does not have. So a chunk is counted by those who may still name it: requests in the queue, and
-writers that hold it for windows to come. What no one counts is not kept.
+that names one it does not have. So chunks are reference-counted by requests in the queue and by writers that hold them
+for windows to come. A chunk without references is not kept.
 
 A call that raises has changed nothing. `hold`, `add` and `release` may be cut off anywhere by an exception from
 outside, such as KeyboardInterrupt: made again with the same arguments, they complete what was begun and do nothing
@@ -44,10 +44,10 @@ class InsertRequest:
         first_key: of the items; the other keys follow it.
         rows: the items, as `encode_items` makes them, in the order of their insertion.
         chunks: encoded chunks by key, all that the items name, in the order of their steps.
-        num_bytes: what the request adds to the memory held: its rows and the chunks that no earlier request had.
+        num_bytes: memory that the request adds: its rows, and the chunks that no earlier request had.
         num_items: how many there are.
         num_pending: of them, those that are not acknowledged.
-        is_counted: whether it was added to what is on its way.
+        is_counted: whether it was added to the counters.
         is_taken: whether it has left the queue once: sent, or given up.
     """
 
@@ -64,7 +64,7 @@ class InsertRequest:
         self.is_counted = self.is_taken = False
 
     def acknowledge(self, keys: Keys) -> int:
-        """Take the server's word for those of these items that are the request's; return how many were news."""
+        """Mark those of these items that belong to the request as acknowledged; return how many were new."""
         index = keys - np.uint64(self.first_key)  # keys below the first come out huge
         self._is_pending[index[index < self.num_items]] = False
         before, self.num_pending = self.num_pending, int(np.count_nonzero(self._is_pending))
@@ -107,7 +107,7 @@ class InsertStats:
 
 
 class InFlight:
-    """Requests on their way, and the counters of what became of them.
+    """Requests in flight, and counters of what became of them.
 
     Attributes:
         items: items added.
@@ -117,11 +117,13 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        """Start with nothing on its way."""
+        """Start with nothing in flight."""
         self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
-        self._references: dict[int, set[InsertRequest | None]] = {}  # who may still name a chunk; None for its writer
+        self._references: dict[
+            int, set[InsertRequest | None]
+        ] = {}  # owners of the references to a chunk; None for its writer
         self._on_server: set[int] = set()
 
     @property
@@ -184,7 +186,7 @@ class InFlight:
                 True,
             )
         if not request.is_taken:
-            self._queued.append(request)  # a second time, perhaps: who takes it sees that
+            self._queued.append(request)  # perhaps for a second time: `take_message` skips it then
 
     def take_message(self, num_bytes: int) -> bytes:
         """Take requests from the queue until they make `num_bytes` or it is empty; return them as one message.
@@ -213,7 +215,7 @@ class InFlight:
         return b"".join(parts)
 
     def acknowledge(self, keys: Keys) -> None:
-        """Take the server's word for these items; keys that are not on their way are ignored."""
+        """Mark these items as acknowledged; keys that are not in flight are ignored."""
         expected = len(keys)
         for request in self._sent:
             if not expected:
@@ -226,7 +228,7 @@ class InFlight:
         self._sent = collections.deque(request for request in self._sent if request.num_pending)
 
     def requeue(self) -> None:
-        """Put all that is sent and not acknowledged back to the head of the queue, in order: the server is another."""
+        """Put all that is sent and not acknowledged back at the head of the queue, in order, for a new connection."""
         for request in reversed(self._sent):
             self.hold(request.chunks, request)
             request.is_taken = False

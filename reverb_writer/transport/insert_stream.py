@@ -1,10 +1,10 @@
-"""One insert stream: what is written arrives once, or the caller is told why not.
+"""One insert stream: every item that is written arrives once, or the caller gets an error that says why not.
 
     write() -> InFlight -> gRPC's thread takes messages -> server -> acknowledgements, read by the stream's thread
 
-A writing thread never waits for the network; when too much is in flight it waits for room, before it does the work.
-When the connection is lost, all that is not acknowledged is sent again with the same keys: the server keeps an item
-whose key it knows and takes the new priority, so nothing is there twice.
+A writing thread never waits for the network. When too much is in flight, it waits for room before it does the work.
+When the connection is lost, all items that are not acknowledged are sent again with the same keys. The server keeps an
+item whose key it knows and only takes the new priority, so no item is there twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
-import grpc
 import numpy as np
 
 from reverb_writer.arguments import integer
@@ -26,16 +25,17 @@ from reverb_writer.errors import (
     ReverbWriterError,
     ServerUnavailableError,
     SpecError,
+    StructureError,
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
+from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.channel import Channel, describe
+from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Call
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
-from reverb_writer.transport.server_info import check_tables_exist, request_server_info
-from reverb_writer.transport.server_probe import Outage, Wait
-from reverb_writer.transport.timer import Timer
+from reverb_writer.transport.server_info import request_server_info
+from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
 
 __all__ = ["InsertStream", "OnBlock"]
 
@@ -45,13 +45,6 @@ OnBlock = Literal["wait", "raise", "drop_oldest"]
 
 _MESSAGE_BYTES = 1 << 20
 _GATHER_S = 0.025
-_REFUSALS = {
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.UNIMPLEMENTED,
-}
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 2.0
 _PROBE_TIMEOUT_S = 5.0
 _LOG_EVERY_S = 10.0
@@ -68,9 +61,8 @@ class InsertStream:
         max_in_flight_items: int = 16_384,
         max_in_flight_bytes: int = 128 << 20,
         on_block: OnBlock = "wait",
-        tick_s: float = 0.25,
     ) -> None:
-        """Start the stream's threads; the connection is opened when there is something to send.
+        """Start the stream's thread; the connection is opened when there is something to send.
 
         Args:
             channel: the connection; not closed by the stream.
@@ -78,10 +70,9 @@ class InsertStream:
             max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
             on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
                 give up the oldest items that gRPC has not taken over yet.
-            tick_s: how often `on_tick` callbacks run, seconds, > 0; infinity for never.
 
         Raises:
-            SpecError: a bound is < 1, `on_block` is none of the three, or `tick_s` is not > 0.
+            SpecError: a bound is < 1, or `on_block` is none of the three.
         """
         self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)
@@ -92,25 +83,23 @@ class InsertStream:
         self.blocked = False
         self._make_locks()
         self._ended = threading.Event()
-        self._timer = Timer(channel.address, self._ended, tick_s, self._look, self._lose_channel)
-        self._hurry = threading.Event()  # someone waits for confirmation
+        self._send_now = threading.Event()  # someone waits for confirmation
         self._flight = InFlight()
         self._connection = 0  # even while down; the generator of an old connection sees that it is not the current one
         self._call: Call | None = None
         self._fault: tuple[type[Exception], str] | None = None
         self._state_id: int | None = None
-        self._heard_at = time.monotonic()
-        self._down: Outage | None = None
+        self._last_response_at = time.monotonic()
+        self._loss: ConnectionLoss | None = None
         self._waiting = self._num_abandoned = 0
         self._blocked_s = 0.0
         self._reconnects = self._restarts = 0
         self._dropping = self._orphaned = False
         threading.Thread(target=self._run, name="reverb-writer_run", daemon=True).start()
-        self._timer.start()
         process_hooks.watch(self)
 
     def after_fork(self) -> None:
-        """Refuse all use in a forked child, and let go of locks that a thread of the parent may have held."""
+        """Make every call raise in a forked child, and replace locks that a thread of the parent may have held."""
         self.blocked = True
         self._make_locks()
 
@@ -126,7 +115,7 @@ class InsertStream:
         self._progress = threading.Condition(self._lock)  # something confirmed, or no hope that it will be
 
     def check(self) -> None:
-        """Raise what keeps the stream from ever delivering: closed, forked, or refused by the server."""
+        """Raise if the stream cannot deliver any more: closed, forked, or refused by the server."""
         self.channel.check_usable()
         if self._ended.is_set():
             raise ClosedError("the insert stream is closed. Open the observer again, or make a new writer.")
@@ -137,18 +126,22 @@ class InsertStream:
             kind, text = self._fault
             raise kind(text)  # a new one each time: an exception that is raised again keeps all its frames alive
 
-    def wait_for_room(self, timeout_s: float, *, patient: bool = False) -> None:
-        """Return when nothing speaks against writing: `blocked` is False; do as `on_block` says if it is not.
+    def wait_for_room(self, timeout_s: float, *, extend: bool = False) -> None:
+        """Return when `blocked` is False; if it is not, do as `on_block` says.
 
         `blocked` may be read before, to save the call: it is True when a bound is reached, and after `close`, a fork or
         a refusal by the server.
 
         Raises:
-            ReplayTimeoutError, ServerUnavailableError: no room in time (at once under "raise"), or, if `patient`,
+            ReplayTimeoutError, ServerUnavailableError: no room in time (at once under "raise"), or, if `extend`,
                 nothing moved for that long; names the cause.
         """
         self.check()
-        self._wait(lambda: not self.blocked, 0.0 if self.on_block == "raise" else timeout_s, patient=patient)
+        self._wait(
+            lambda: not self.blocked,
+            0.0 if self.on_block == "raise" else timeout_s,
+            extend=extend,
+        )
 
     def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
         """Queue a request; never waits. Call `wait_for_room` before the work that leads to it.
@@ -173,23 +166,39 @@ class InsertStream:
                     _LOG.warning("%s: in-flight window full, oldest items are dropped.", self.channel.address)
             self._work.notify_all()
 
-    def flush(self, timeout_s: float, request: InsertRequest | None = None, *, patient: bool = False) -> None:
+    def flush(self, timeout_s: float, request: InsertRequest | None = None, *, extend: bool = False) -> None:
         """Return when everything written so far, or this one request, is acknowledged.
 
         Raises:
-            ReplayTimeoutError, ServerUnavailableError: not in `timeout_s` seconds, or, if `patient`, nothing moved for
+            ReplayTimeoutError, ServerUnavailableError: not in `timeout_s` seconds, or, if `extend`, nothing moved for
                 that long; names the cause with its numbers. Nothing is lost.
         """
         if request is None:
             self.check()
-            self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, patient=patient)
-        elif request.num_pending:  # what is confirmed stays so, whoever closes
+            self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
+        elif request.num_pending:  # an acknowledged request stays so after a close
             self.check()
-            self._wait(lambda: not request.num_pending, timeout_s, patient=patient)
+            self._wait(lambda: not request.num_pending, timeout_s, extend=extend)
 
-    def on_tick(self, callback: Callable[[], None]) -> None:
-        """Run `callback` every `tick_s` seconds in the stream's thread until the stream is closed."""
-        self._timer.add(callback)
+    def check_connection(self) -> None:
+        """Have the connection examined if an acknowledgement is long overdue; never waits.
+
+        The owner of the stream calls this about twice a second. A call that waits does it itself.
+        """
+        with self._lock:
+            connection = None if self._call is None else self._call.connection
+            if connection is not None:
+                self._last_response_at = max(self._last_response_at, connection.last_response_at)
+            is_silent = self._flight.has_sent and time.monotonic() - self._last_response_at > _SILENCE_S
+        if connection is not None and is_silent:
+            try:
+                connection.examine()
+            except ClosedError:
+                self._end_with_channel()
+
+    def wait_closed(self, timeout_s: float) -> bool:
+        """Wait until the stream is closed, `timeout_s` seconds at most; return whether it is."""
+        return self._ended.wait(timeout_s)
 
     @property
     def num_pending(self) -> int:
@@ -227,7 +236,7 @@ class InsertStream:
             return
         with self._lock:
             self._ended.set()
-            self._hurry.set()
+            self._send_now.set()
             self._update()
             self._num_abandoned = self._flight.drop_all()
             undelivered = self._num_abandoned + num_unwritten
@@ -265,7 +274,7 @@ class InsertStream:
             yield message
             # Each message, and each answer, costs as much as dozens of items: let some gather if no one waits for it.
             if small:
-                self._hurry.wait(_GATHER_S)
+                self._send_now.wait(_GATHER_S)
 
     def _may_send(self) -> bool:
         """Whether gRPC may take a message. What it has taken cannot be dropped, so it takes no more than half then."""
@@ -291,7 +300,7 @@ class InsertStream:
                     self._acknowledge(acknowledged_keys(reply))
                     failures = 0
             except ClosedError:
-                self._lose_channel()
+                self._end_with_channel()
                 return
             except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it, not this thread
                 self._disconnected(error)
@@ -303,7 +312,7 @@ class InsertStream:
 
     def _acknowledge(self, keys: Sequence[int]) -> None:
         with self._lock:
-            self._heard_at = time.monotonic()
+            self._last_response_at = time.monotonic()
             self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
             self._update()
             self._progress.notify_all()
@@ -322,10 +331,10 @@ class InsertStream:
                 )
                 _LOG.warning(text, self.channel.address, self.num_pending)
             self._state_id = info.state_id
-            self._heard_at = info.at
+            self._last_response_at = info.at
         check_tables_exist(tables, info, self.channel.address)
         with self._lock:
-            self._down = self._fault = None
+            self._loss = self._fault = None
             self._update()
 
     def _disconnected(self, error: Exception) -> None:
@@ -334,48 +343,36 @@ class InsertStream:
                 return
             self._connection += 1
             call, self._call = self._call, None
-            reason = str(error)
-            if isinstance(error, grpc.RpcError):
-                reason = describe(error) if call is None else call.why_ended(error)
-                if error.code() in _REFUSALS:
-                    self._fault = ReverbWriterError, f"the server at {self.channel.address} refuses: {reason}."
-            elif not isinstance(error, ConnectionError | ReplayTimeoutError):
-                self._fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, reason
-            if self._down is None:
+            reason = (call and call.end_reason) or str(error)
+            # A table that a stream does not find may be there when the server is asked for its tables.
+            is_gone = call is not None and isinstance(error, StructureError)
+            if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
+                self._fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
+            if self._loss is None:
                 self._reconnects += 1
                 _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-            self._down = Outage(error, reason)
+            self._loss = ConnectionLoss(error, reason)
             self._update()
             self._flight.requeue()
             self._work.notify_all()
             self._progress.notify_all()
 
-    def _look(self) -> None:
-        """Have a connection examined that says nothing although it should."""
-        with self._lock:
-            connection = None if self._call is None else self._call.connection
-            if connection is not None:
-                self._heard_at = max(self._heard_at, connection.heard_at)
-            is_silent = self._flight.has_sent and time.monotonic() - self._heard_at > _SILENCE_S
-        if connection is not None and is_silent:
-            connection.examine()
-
-    def _lose_channel(self) -> None:
+    def _end_with_channel(self) -> None:
         self._orphaned = not self._ended.is_set()
         self.abandon()
 
-    def _wait(self, done: Callable[[], bool], timeout_s: float, *, patient: bool = False) -> None:
-        """Wait until `done`, at most `timeout_s` seconds; without progress, if `patient`."""
+    def _wait(self, done: Callable[[], bool], timeout_s: float, *, extend: bool = False) -> None:
+        """Wait until `done`, at most `timeout_s` seconds; without progress, if `extend`."""
         with self._lock:
-            wait = Wait(self.channel, self._flight, timeout_s, patient=patient)
+            wait = ConfirmationWait(self.channel, self._flight, timeout_s, extend=extend)
             self._waiting += 1
-            self._hurry.set()
+            self._send_now.set()
             try:
                 self._await(done, wait)
             finally:
                 self._waiting -= 1
                 if not self._waiting:
-                    self._hurry.clear()
+                    self._send_now.clear()
                 self._blocked_s += time.monotonic() - wait.began_at
             if done():
                 return
@@ -384,18 +381,19 @@ class InsertStream:
             self._raise_fault()
             tables = ", ".join(f"`{table}`" for table in sorted(self._flight.tables()))
             text = f"table {tables}: {self.num_pending} items unconfirmed after {wait.spent_s:.1f} s. "
-            is_there = self._down is None or self._down.is_silence
-            raise (ReplayTimeoutError if is_there else ServerUnavailableError)(text + self._why(wait))
+            is_there = self._loss is None or self._loss.is_silence
+            raise (ReplayTimeoutError if is_there else ServerUnavailableError)(text + self._explain(wait))
 
-    def _await(self, done: Callable[[], bool], wait: Wait) -> None:
+    def _await(self, done: Callable[[], bool], wait: ConfirmationWait) -> None:
         logged_at = wait.began_at
         while not (done() or self._ended.is_set() or self._fault) and (left_s := wait.left_s()):
             now = time.monotonic()
             if now - logged_at > _LOG_EVERY_S:
                 logged_at = now
                 text = "%s: waiting for %.0f s: %s"
-                _LOG.warning(text, self.channel.address, now - wait.began_at, self._why(wait))
+                _LOG.warning(text, self.channel.address, now - wait.began_at, self._explain(wait))
+            self.check_connection()
             self._progress.wait(min(0.05, left_s))
 
-    def _why(self, wait: Wait) -> str:
-        return wait.why(time.monotonic() - self._heard_at, self._down)
+    def _explain(self, wait: ConfirmationWait) -> str:
+        return wait.explain(time.monotonic() - self._last_response_at, self._loss)

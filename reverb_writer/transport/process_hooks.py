@@ -1,4 +1,4 @@
-"""What becomes of streams and calls that nobody has closed: at the end of the interpreter, and in a forked child."""
+"""Cleanup of streams and calls that nobody has closed: when the interpreter ends, and in a forked child."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["unless_forked", "watch", "watch_call"]
 
 
 class Stream(Protocol):
-    """What can be watched."""
+    """A stream that `watch` accepts."""
 
     @property
     def is_forked(self) -> bool:
@@ -23,10 +23,10 @@ class Stream(Protocol):
         """End at once."""
 
     def check(self) -> None:
-        """Raise ClosedError in a forked child, and where it is of no use any more."""
+        """Raise ClosedError in a forked child, or if the stream is closed."""
 
     def after_fork(self) -> None:
-        """Refuse all use: this process is a forked child."""
+        """Make every later call raise: this process is a forked child."""
 
 
 _Lock = TypeVar("_Lock")
@@ -42,17 +42,17 @@ def watch(stream: Stream) -> None:
 
 
 def unless_forked(stream: Stream, lock: _Lock) -> _Lock:
-    """Return the lock; raise in a forked child, where a thread that is not there may hold it for ever."""
+    """Return the lock; raise in a forked child, where a thread of the parent may hold it for ever."""
     if stream.is_forked:
         stream.check()
     return lock
 
 
 def watch_call(call: Any) -> None:
-    """Never delete a call of gRPC that is still there when the interpreter ends; holds no reference until then.
+    """Keep a call of gRPC that still exists when the interpreter ends from being deleted; holds no reference before.
 
-    Deleting one takes its lock. One of gRPC's threads may have held it when the interpreter stopped them all: nobody
-    would ever give it back, and the program would not end.
+    Deleting a call takes its lock. A thread of gRPC that the interpreter has stopped may hold that lock and never
+    release it: the program would not end.
     """
     if _ending.is_set():
         _keep(call)

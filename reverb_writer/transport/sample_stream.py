@@ -1,11 +1,12 @@
-"""One sample stream of one connection: ask for samples, get them in the order in which the server chose them.
+"""One sample stream of one connection: request samples, read them in the order in which the server chose them.
 
     request(n) -> gRPC's thread -> server -> messages of a few or many samples -> read(), which waits
 
-What is asked for and has not come is what is in flight. More than that ends the stream, for nobody has room for it; so
-does a lost connection. Whoever holds the stream opens another. The protocol's `rate_limiter_timeout` is not used: in
-0.14 the samples of a response that is not full are lost when it runs out. To stop waiting, `cancel()` from another
-thread, or give the stream a deadline.
+Samples that were requested and have not come are in flight. More samples than that end the stream, for nobody has
+room for them; so does a lost connection. The owner opens another stream then.
+
+The protocol's `rate_limiter_timeout` is not used: in 0.14 the samples of a response that is not full are lost when it
+runs out. To stop waiting, `cancel()` from another thread, or give the stream a deadline.
 
 Source: Reverb 0.14 (`reverb_service_impl.cc`, WorkerlessSampleReactor; `sampler.cc`).
 """
@@ -17,12 +18,16 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import grpc
-
-from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, StructureError
+from reverb_writer.errors import (
+    FormatError,
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    StructureError,
+)
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
-from reverb_writer.transport.channel import Channel, no_connection
+from reverb_writer.transport.channel import Channel
 
 __all__ = ["SampleStream"]
 
@@ -34,7 +39,7 @@ class SampleStream:
 
     Attributes:
         num_bytes: bytes of the messages read so far.
-        num_unasked: samples that came although nobody had asked for them; they are left out.
+        num_unasked: samples that came although they were not requested; they are left out.
     """
 
     def __init__(self, channel: Channel, table: str, *, deadline_s: float | None = None) -> None:
@@ -58,11 +63,11 @@ class SampleStream:
 
     @property
     def num_in_flight(self) -> int:
-        """Samples asked for that `read` has not returned."""
+        """Samples requested that `read` has not returned."""
         return self._num_asked - self._num_come
 
     def request(self, num_samples: int) -> None:
-        """Ask for more samples, >= 1."""
+        """Request more samples, >= 1."""
         with self._lock:
             self._num_asked += num_samples
         self._requests.put(num_samples)
@@ -74,7 +79,7 @@ class SampleStream:
             ReplayTimeoutError: the deadline is over.
             StructureError: there is no such table.
             ServerUnavailableError: the connection is lost, or cancelled.
-            FormatError: what came is no response of a Reverb server, or more than was asked for. The stream has ended.
+            FormatError: a message is no response of Reverb's, or has more than was requested. The stream has ended.
         """
         try:
             message = next(self._call)
@@ -82,8 +87,15 @@ class SampleStream:
             raise ServerUnavailableError(
                 f"the server at {self._address} ended the stream of `{self._table}`."
             ) from None
-        except grpc.RpcError as error:
-            raise self._translated(error) from error
+        except ReplayTimeoutError as error:
+            text = f"{self.num_in_flight} samples did not come within {self._deadline_s:.1f} s."
+            raise ReplayTimeoutError(f"table `{self._table}`: {text}") from error
+        except StructureError as error:
+            raise StructureError(f"table `{self._table}` is not on the server at {self._address}.") from error
+        except ServerUnavailableError:
+            raise
+        except ReverbWriterError as error:  # a gateway may refuse for a while: who reads tries again
+            raise ServerUnavailableError(str(error)) from error
         self.num_bytes += len(message)
         try:
             samples = self._reassembler.feed(message)
@@ -110,12 +122,3 @@ class SampleStream:
     def _encoded_requests(self) -> Iterator[bytes]:
         while (num_samples := self._requests.get()) is not None:
             yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()
-
-    def _translated(self, error: grpc.RpcError) -> Exception:
-        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-            return ReplayTimeoutError(
-                f"table `{self._table}`: {self.num_in_flight} samples did not come within {self._deadline_s:.1f} s."
-            )
-        if error.code() is grpc.StatusCode.NOT_FOUND:
-            return StructureError(f"table `{self._table}` is not on the server at {self._address}.")
-        return no_connection(self._address, self._call.why_ended(error))

@@ -19,10 +19,11 @@ from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.protocol.table_specs import check_signature
+from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream, OnBlock
-from reverb_writer.transport.server_info import ServerInfo, check_tables_exist
 from reverb_writer.windows import SHORT_EPISODE
+from reverb_writer.writing.clock import start_clock
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
 
@@ -203,7 +204,6 @@ class WriteSession:
                 max_in_flight_items=options.max_in_flight_items,
                 max_in_flight_bytes=options.max_in_flight_bytes,
                 on_block=options.on_block,
-                tick_s=options.max_delay_s / 2,
             )
         except BaseException:
             if owned:
@@ -220,7 +220,7 @@ class WriteSession:
             if session is not None:
                 session.send()
 
-        stream.on_tick(send)
+        start_clock(stream, options.max_delay_s / 2, send)
         self._stream = stream
         due_windows.add(self)
         return True
@@ -231,7 +231,7 @@ class WriteSession:
         if stream is None or stream.blocked:
             self.stream.check()
             self.send()
-            self.stream.wait_for_room(self.timeout_s, patient=True)
+            self.stream.wait_for_room(self.timeout_s, extend=True)
 
     def check_columns(self, columns: Columns) -> None:
         """Check what is about to be written against what Reverb can store and what the tables' signatures ask for.
@@ -286,7 +286,7 @@ class WriteSession:
         stream = self.stream
         stream.check()
         self.send()
-        stream.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s), patient=timeout_s is None)
+        stream.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s), extend=timeout_s is None)
 
     def close(self, timeout_s: float | None = None) -> None:
         """Deliver what is pending, end the stream, and close the client if it is the session's own. Idempotent.

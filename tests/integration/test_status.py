@@ -53,9 +53,9 @@ def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) ->
     assert "healthy: no side of any table stands still" in done.stdout
     words = " ".join(done.stdout.split())
     assert (
-        "inserts never wait. samples would have to wait. The table holds 1 items; sampling starts at 5. 4 inserts"
-        in words
-    )
+        "inserts never wait. samples would have to wait. Table `replay` has 1 items; its rate limiter waits for 4 more "
+        "(min_size_to_sample 5). 4 inserts"
+    ) in words
 
 
 @pytest.mark.parametrize("columns", ["40", "80", "200"])

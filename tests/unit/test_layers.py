@@ -20,6 +20,8 @@ CLIENT = [
     "client",
     "transport",
     "decoding",
+    "rate_limits",
+    "table_info",
     "environments",
     "episodes",
     "protocol",
@@ -52,7 +54,6 @@ LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}
 FOLDERS = {"reverb_writer": ROOT / "reverb_writer", "reverb_writer_server": ROOT / "server" / "reverb_writer_server"}
 
 WITH_GRPC = "transport"
-NOT_MOVED_YET = {"server_connection", "single_item"}
 PURE = CLIENT[CLIENT.index(WITH_GRPC) + 1 :]
 FRAMEWORKS = {"jax", "reverb", "tensorflow", "tf_agents", "torch"}
 
@@ -97,7 +98,7 @@ def test_module_imports_only_packages_below_its_own(package: str, path: Path) ->
 @pytest.mark.parametrize("path", CLIENT_FILES, ids=str)
 def test_only_transport_imports_grpc(path: Path) -> None:
     uses_grpc = any(name.partition(".")[0] == "grpc" for name in imports(path))
-    assert not uses_grpc or layer_of("reverb_writer", path) == WITH_GRPC or path.stem in NOT_MOVED_YET
+    assert not uses_grpc or layer_of("reverb_writer", path) == WITH_GRPC
 
 
 @pytest.mark.parametrize("path", [path for path in CLIENT_FILES if path.parent.name != "views"], ids=str)

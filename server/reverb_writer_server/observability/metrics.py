@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from reverb_writer.client.rate_limits import insert_room, reached_ratio, sample_room
-from reverb_writer.transport.server_info import TableInfo
+from reverb_writer.rate_limits import insert_room, reached_ratio, sample_room
+from reverb_writer.table_info import TableInfo
 from reverb_writer_server.observability.memory import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import View
 from reverb_writer_server.observability.state import State

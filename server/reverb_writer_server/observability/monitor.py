@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import reverb_writer as rw
-from reverb_writer.client.rate_limits import Standstill, Watch, figures, rates
-from reverb_writer.transport.server_info import ServerInfo, TableInfo
+from reverb_writer.rate_limits import Standstill, StandstillDetector, figures, rates
+from reverb_writer.table_info import ServerInfo, TableInfo
 
 __all__ = ["Monitor", "View"]
 
@@ -54,7 +54,7 @@ class Monitor:
         """
         self._order = order
         self.client = rw.Client(address, timeout_s=_ANSWER_WITHIN_S)
-        self._watch = Watch()
+        self._watch = StandstillDetector()
         self._views: deque[View] = deque(maxlen=_HISTORY)
         self._closed = threading.Event()
         self._look(self.client.request_info())
@@ -114,7 +114,7 @@ class Monitor:
 
     def _look(self, info: ServerInfo) -> None:
         tables = {name: info.tables[name] for name in self._order}
-        self._views.append(View(tables, tuple(self._watch.look(info)), info.at))
+        self._views.append(View(tables, tuple(self._watch.update(info)), info.at))
 
 
 def _rates(before: View, after: View, name: str) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""What a server's figures say: how much a table would hand out at once, and whether blocked inserts come nearer."""
+"""What a server's figures say: how much a table would hand out at once, and what several servers hold together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from reverb_writer.transport.server_info import (
-    RateLimiterInfo,
-    ServerInfo,
-    TableInfo,
-    inserts_move,
-    merge_tables,
-    why_inserts_wait,
-)
+from reverb_writer.table_info import RateLimiterInfo, TableInfo, merge_tables
 
 INF = math.inf
 
@@ -36,41 +29,6 @@ def table(size: int, limiter: RateLimiterInfo) -> TableInfo:
 )
 def test_no_more_is_ready_than_items_and_rate_limiter_allow(size: int, limiter: RateLimiterInfo, expected: int) -> None:
     assert table(size, limiter).num_ready() == expected
-
-
-def look(at: float = 0.0, state_id: int = 1, **counts: tuple[int, int]) -> ServerInfo:
-    """Return tables of so many inserts and samples, which let insert 10 more than were sampled."""
-    limiters = {name: RateLimiterInfo(1.0, 0.0, 10.0, 1, *count) for name, count in counts.items()}
-    return ServerInfo(state_id, {name: table(10, limiter) for name, limiter in limiters.items()}, at)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "expected"),
-    [
-        (look(a=(10, 0)), look(a=(10, 0)), False),  # nobody samples
-        (look(a=(10, 0)), look(a=(13, 3)), True),  # three were let in
-        (look(a=(10, 0)), look(a=(12, 3)), True),  # the look came between a sample and the insert that it allows
-        (look(a=(3, 0)), look(a=(5, 0)), False),  # not the limiter is what keeps inserts waiting
-        (look(a=(10, 0), b=(10, 0)), look(a=(13, 3), b=(10, 0)), False),  # b stands still
-        (look(a=(10, 0), b=(2, 0)), look(a=(13, 3), b=(2, 0)), True),  # b is open
-        (look(a=(10, 0), b=(2, 0)), look(a=(10, 0), b=(4, 0)), False),  # only b, which is open, took some
-        (look(a=(10, 0)), look(a=(13, 3), state_id=2), False),  # another server
-        (look(a=(10, 0)), look(), False),  # the table is gone
-    ],
-)
-def test_blocked_inserts_come_nearer_when_each_table_that_blocks_lets_some_in(
-    before: ServerInfo, now: ServerInfo, expected: bool
-) -> None:
-    assert inserts_move(before, now, {"a", "b"}) is expected
-
-
-def test_limiter_that_lets_inserts_in_is_not_blamed_for_a_learner_that_does_not_run() -> None:
-    why = why_inserts_wait(look(a=(10, 0)), look(at=4.0, a=(22, 12)), {"a"})
-    assert why == (
-        "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10; it let 12 in during "
-        "the last 4.0 s, in the order of their arrival. The learner is slower than the actors: wait longer, make it "
-        "faster, or have less in flight."
-    )
 
 
 # Several servers.

@@ -1,0 +1,70 @@
+"""The border at which gRPC's errors become ours."""
+
+from __future__ import annotations
+
+import grpc
+
+from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, StructureError
+
+__all__ = ["NO_ANSWER", "describe_error", "is_refusal", "is_silence", "translate_error"]
+
+NO_ANSWER = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
+"""The states of a call that the server has not answered."""
+
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+"""What a server, or a gateway in front of it, ends a stream with that it will not take the next time either."""
+
+
+def translate_error(
+    error: grpc.RpcError, address: str, *, is_stream: bool = False, reason: str | None = None
+) -> ReverbWriterError:
+    """Return our error for one of gRPC's.
+
+    Args:
+        error: what the call ended with.
+        address: of the server.
+        is_stream: whether the call was a stream, which a lost connection may end with any state.
+        reason: what ended it, if that is better known than by gRPC.
+
+    Returns:
+        StructureError: the server has no such table.
+        ReplayTimeoutError: it did not answer in time, or not before the call was cancelled.
+        ServerUnavailableError: the connection is lost, or there is none.
+        ReverbWriterError: it refused.
+    """
+    code = error.code()
+    reason = reason or describe_error(error)
+    is_unanswered = code is grpc.StatusCode.CANCELLED or is_silence(str(error.details()))
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED or (code in NO_ANSWER and is_unanswered and not is_stream):
+        return ReplayTimeoutError(f"the server at {address} did not answer in time ({reason}).")
+    if code in NO_ANSWER or (is_stream and code not in {*_REFUSALS, grpc.StatusCode.NOT_FOUND}):
+        return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
+    kind = StructureError if code is grpc.StatusCode.NOT_FOUND else ReverbWriterError
+    return kind(f"the server at {address} refused: {reason}.")
+
+
+def describe_error(error: grpc.RpcError) -> str:
+    """Return gRPC's status and text in one line."""
+    return f"{error.code().name}: {error.details()}"
+
+
+def is_silence(reason: str) -> bool:
+    """Return whether gRPC's text for a lost or failed connection says that the other side is there but silent.
+
+    A process that is stopped or overloaded does not take the connections that the kernel has made for it. A host has
+    several addresses; at one of them it may be refused all the same.
+    """
+    text = reason.lower()
+    return any(word in text for word in ("timed out", "timeout", "deadline exceeded")) and "dns" not in text
+
+
+def is_refusal(reason: str) -> bool:
+    """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too."""
+    text = reason.lower()
+    return ("refused" in text or "no such file" in text) and not is_silence(reason)

@@ -1,0 +1,40 @@
+"""The clock of an observer: complete windows are sent in time, and a silent connection is examined."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from reverb_writer.transport.insert_stream import InsertStream
+
+__all__ = ["start_clock"]
+
+_LOG = logging.getLogger("reverb_writer")
+
+_CHECK_EVERY_S = 0.5
+
+
+def start_clock(stream: InsertStream, send_every_s: float, send: Callable[[], None]) -> None:
+    """Start a thread that sends what is due and checks the stream's connection, until the stream is closed.
+
+    Args:
+        stream: the observer's.
+        send_every_s: how often `send` is called, seconds, > 0; infinity for never.
+        send: sends the complete windows. It must not keep the observer alive.
+    """
+    threading.Thread(target=_run, args=[stream, send_every_s, send], name="reverb-writer_tick", daemon=True).start()
+
+
+def _run(stream: InsertStream, send_every_s: float, send: Callable[[], None]) -> None:
+    due_at = time.monotonic() + send_every_s
+    while not stream.wait_closed(min(max(due_at - time.monotonic(), 0.0), _CHECK_EVERY_S)):
+        try:
+            if time.monotonic() >= due_at:
+                due_at = time.monotonic() + send_every_s
+                send()
+            stream.check_connection()
+        except Exception:  # noqa: BLE001  # without this thread nothing would be sent in time any more
+            if not stream.wait_closed(0.0):
+                _LOG.exception("%s: the observer's clock goes on after an error.", stream.channel.address)

@@ -1,0 +1,182 @@
+"""Who waits for whom: room, ratio, standstill and remedy. The numbers are worked by hand in the comments."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from reverb_writer.rate_limits import (
+    StandstillDetector,
+    explain_inserts,
+    explain_side,
+    figures,
+    insert_room,
+    inserts_progress,
+    rates,
+    reached_ratio,
+    sample_room,
+)
+from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
+
+STATES = ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
+
+
+def table(
+    size: int = 100, inserts: int = 100, samples: int = 0, ratio: float = 8.0, low: float = 600, high: float = 1000
+) -> TableInfo:
+    """Return a table that keeps 8 samples an insert, samples from 100 items on."""
+    limiter = RateLimiterInfo(ratio, low, high, 100, inserts, samples)
+    return TableInfo("replay", "uniform", "fifo", 1000, 0, size, 3, 1, 40, limiter, None, dict.fromkeys(STATES, 0))
+
+
+def unbounded(size: int) -> TableInfo:
+    return table(size, size, 0, 1.0, -math.inf, math.inf)
+
+
+def at(moment: float, one: TableInfo, state_id: int = 1, **waited_ms: int) -> ServerInfo:
+    return ServerInfo(state_id, {one.name: replace(one, worker_time_ms={**one.worker_time_ms, **waited_ms})}, moment)
+
+
+@pytest.mark.parametrize(
+    ("one", "inserts", "samples"),
+    [
+        (table(size=0, inserts=0), 125, 0),  # (1000 - 0) / 8 inserts
+        (table(), 25, 200),  # diff 800: (1000 - 800) / 8 inserts, 800 - 600 samples
+        (table(inserts=125), 0, 400),  # diff 1000
+        (table(samples=200), 50, 0),  # diff 600
+        (table(size=40, inserts=200), 60, 0),  # diff 1600, but below min_size it lets in
+        (unbounded(100), math.inf, math.inf),
+        (unbounded(99), math.inf, 0),
+    ],
+)
+def test_room_is_what_the_limiter_leaves(one: TableInfo, inserts: float, samples: float) -> None:
+    assert (insert_room(one), sample_room(one)) == (inserts, samples)
+    assert one.blocks_inserts() == (inserts == 0)
+    assert one.blocks_samples() == (samples == 0)
+
+
+def test_ratio_is_samples_over_inserts() -> None:
+    assert reached_ratio(table(inserts=50, samples=20)) == 0.4
+    assert reached_ratio(table(inserts=0)) is None
+
+
+def test_rates_are_counts_over_seconds() -> None:
+    assert rates(table(inserts=100, samples=10), table(inserts=150, samples=20), 5.0) == (10.0, 2.0)
+
+
+def test_rates_are_not_negative_after_a_reset() -> None:
+    assert rates(table(inserts=100, samples=10), table(inserts=5, samples=20), 5.0) == (0.0, 2.0)
+    assert rates(table(), table(inserts=200), 0.0) == (0.0, 0.0)
+
+
+def test_figures_are_json() -> None:
+    shown = json.loads(json.dumps(figures(unbounded(100)), allow_nan=False))
+    assert (shown["fill"], shown["ratio_wanted"], shown["insert_room"], shown["max_diff"]) == (0.1, None, None, None)
+
+
+# Why, and what ends it.
+
+
+def test_blocked_inserts_need_samples() -> None:
+    why, remedy = explain_side(table(inserts=125), "inserts")  # one more: 1008, 8 above 1000
+    assert why == "The rate limiter of table `replay` blocks inserts: inserts x 8 - samples = 1000, max_diff 1000."
+    assert remedy == "8 samples let the next insert in; so does a higher max_diff."
+
+
+def test_blocked_samples_need_inserts() -> None:
+    why, remedy = explain_side(table(samples=200), "samples")  # one more: 599, and an insert brings 8
+    assert why == (
+        "The rate limiter of table `replay` waits for 1 more inserts: inserts x 8 - samples = 600, min_diff 600."
+    )
+    assert remedy == "1 insert lets the next sample out; so does a lower min_diff."
+
+
+def test_table_that_is_not_full_enough_needs_the_rest() -> None:
+    why, remedy = explain_side(table(size=97), "samples")
+    assert why == "Table `replay` has 97 items; its rate limiter waits for 3 more (min_size_to_sample 100)."
+    assert remedy == "3 inserts let sampling start; so does a lower min_size."
+
+
+# Standing still.
+
+
+def test_side_that_waits_and_does_not_move_stands_still_and_since_when_is_kept() -> None:
+    watch, blocked = StandstillDetector(), table(inserts=125)
+    assert watch.update(at(10, blocked)) == []
+    (first,) = watch.update(at(12, blocked, waiting_for_sampling=2000))
+    (second,) = watch.update(at(15, blocked, waiting_for_sampling=5000))
+    assert (first.table, first.side, first.seconds, second.seconds) == ("replay", "inserts", 2, 5)
+    assert str(second).startswith(
+        "table `replay`: inserts have stood still for 5 s or more. "
+        "An insert is in the server's queue, of an actor that may have gone. The rate limiter of table `replay` blocks"
+    )
+
+
+def test_side_that_moves_does_not_stand_still() -> None:
+    watch = StandstillDetector()
+    watch.update(at(10, table(samples=100)))
+    assert watch.update(at(12, table(inserts=101, samples=108), waiting_for_inserts=1900)) == []
+
+
+def test_side_that_nobody_uses_does_not_stand_still() -> None:
+    watch, blocked = StandstillDetector(), table(inserts=125)
+    watch.update(at(10, blocked))
+    assert watch.update(at(12, blocked)) == []
+
+
+def test_standstill_that_has_ended_begins_anew() -> None:
+    watch, blocked = StandstillDetector(), table(inserts=125)
+    watch.update(at(10, blocked))
+    watch.update(at(12, blocked, waiting_for_sampling=2000))
+    assert watch.update(at(14, table(inserts=126, samples=8), waiting_for_sampling=2100)) == []
+    (again,) = watch.update(at(16, table(inserts=126, samples=8), waiting_for_sampling=4100))
+    assert again.seconds == 2
+
+
+def test_restarted_server_is_looked_at_anew() -> None:
+    watch = StandstillDetector()
+    watch.update(at(10, table(inserts=125)))
+    assert watch.update(at(12, table(inserts=125), state_id=2, waiting_for_sampling=2000)) == []
+
+
+# Progress of inserts that wait.
+
+
+def look(at: float = 0.0, state_id: int = 1, **counts: tuple[int, int]) -> ServerInfo:
+    """Return tables of so many inserts and samples, which let insert 10 more than were sampled."""
+    limiters = {name: RateLimiterInfo(1.0, 0.0, 10.0, 1, *count) for name, count in counts.items()}
+    return ServerInfo(
+        state_id, {name: replace(table(10), name=name, rate_limiter=limiter) for name, limiter in limiters.items()}, at
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "expected"),
+    [
+        (look(a=(10, 0)), look(a=(10, 0)), False),  # nobody samples
+        (look(a=(10, 0)), look(a=(13, 3)), True),  # three were let in
+        (look(a=(10, 0)), look(a=(12, 3)), True),  # the look came between a sample and the insert that it allows
+        (look(a=(3, 0)), look(a=(5, 0)), False),  # not the limiter is what keeps inserts waiting
+        (look(a=(10, 0), b=(10, 0)), look(a=(13, 3), b=(10, 0)), False),  # b stands still
+        (look(a=(10, 0), b=(2, 0)), look(a=(13, 3), b=(2, 0)), True),  # b is open
+        (look(a=(10, 0), b=(2, 0)), look(a=(10, 0), b=(4, 0)), False),  # only b, which is open, took some
+        (look(a=(10, 0)), look(a=(13, 3), state_id=2), False),  # another server
+        (look(a=(10, 0)), look(), False),  # the table is gone
+    ],
+)
+def test_blocked_inserts_come_nearer_when_each_table_that_blocks_lets_some_in(
+    before: ServerInfo, now: ServerInfo, expected: bool
+) -> None:
+    assert inserts_progress(before, now, {"a", "b"}) is expected
+
+
+def test_limiter_that_lets_inserts_in_is_not_blamed_for_a_learner_that_does_not_run() -> None:
+    why = explain_inserts(look(a=(10, 0)), look(at=4.0, a=(22, 12)), {"a"})
+    assert why == (
+        "The rate limiter of table `a` blocks inserts: inserts x 1 - samples = 10, max_diff 10; it let 12 in during "
+        "the last 4.0 s, in the order of their arrival. The learner is slower than the actors: wait longer, make it "
+        "faster, or have less in flight."
+    )
