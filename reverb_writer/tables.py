@@ -11,7 +11,7 @@ Every rate limiter keeps one balance, `diff = inserts * samples_per_insert - sam
 
 What could only ever wait is refused here, with the numbers: a server would start with it and hang.
 
-Source: Reverb 0.14, `rate_limiters.py`, `server.py` and `rate_limiter.cc` (behaviour, 7.4).
+Source: Reverb 0.14, `rate_limiters.py`, `server.py` and `rate_limiter.cc`.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def n_step_transitions(rewards: Array, discounts: Array, n: int, *, gamma: float
         SpecError: a number out of range.
         StructureError: shapes do not go together, or arrays are of different libraries.
 
-    Source: Acme `NStepTransitionAdder` (behaviour, 6.3).
+    Source: Acme `NStepTransitionAdder`.
 
     >>> n_step_transitions([2.0, 3.0, 5.0], [1.0, 1.0, 0.0], 2, gamma=0.5)
     NStepTransitions(rewards=array([3.5, 5.5, 5. ]), discounts=array([0.5, 0. , 0. ]))

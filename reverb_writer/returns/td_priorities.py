@@ -24,7 +24,7 @@ def sequence_priorities(td_errors: Array, mask: Array = None, *, max_weight: flo
         SpecError: `max_weight` out of range.
         StructureError: no steps, or a mask of another shape.
 
-    Source: Kapturowski et al., R2D2, 2019, section 2.3; Reverb's `td_error` priorities (behaviour, 7.2).
+    Source: Kapturowski et al., R2D2, 2019, section 2.3; Reverb's `td_error` priorities.
 
     >>> sequence_priorities([[1.0, -3.0], [0.0, 5.0]], axis=1, max_weight=0.5).tolist()
     [2.5, 3.75]

@@ -28,7 +28,7 @@ class ReplayBuffer:
         step: where the next pair goes.
         device: None for NumPy.
 
-    Source: the seed's `ReplayBuffer` (behaviour, 5.1).
+    Source: instinct_rl's `ReplayBuffer`.
 
     >>> buffer = ReplayBuffer(obs_dim=1, buffer_size=5)
     >>> for states in (np.array([[0.0], [1.0], [2.0]]), np.array([[3.0], [4.0], [5.0]])):

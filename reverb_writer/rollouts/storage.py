@@ -3,8 +3,7 @@
     add_transitions ──> columns [T, B, ...] ──> compute_returns ──> minibatches ──> clear
     or fill_from
 
-`docs/rollouts.md` draws it. Source: the seed's `RolloutStorage` (behaviour, 5.2); where we differ is told in
-docs/compatibility.md.
+`docs/rollouts.md` draws it. Source: instinct_rl's `RolloutStorage`; docs/compatibility.md lists the differences.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def split_and_pad_trajectories(nest: Any, dones: Any) -> Padded:
     Raises:
         StructureError: a leaf has other rows than `dones`.
 
-    Source: the seed's `split_and_pad_trajectories` (behaviour, 5.3), which leaves padding uninitialised.
+    Source: instinct_rl's `split_and_pad_trajectories`, which leaves padding uninitialised.
 
     >>> padded, masks = split_and_pad_trajectories(np.array([[1], [2], [3]]), np.array([[0], [1], [0]]))
     >>> padded.tolist(), masks.tolist()

@@ -1,4 +1,4 @@
-"""Returns worked by hand, or from the behaviour notes; and what is refused."""
+"""Returns worked by hand; and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reverb_writer.returns import (
     vtrace,
 )
 
-# Behaviour 5.2: T = 3, gamma = 0.9, lambda = 0.8, the value of the observation after the last row is 2.
+# T = 3, gamma = 0.9, lambda = 0.8, the value of the observation after the last row is 2.
 REWARDS, VALUES, LAST, GAMMA, LAM = np.ones(3), np.full(3, 0.5), 2.0, 0.9, 0.8
 
 
@@ -89,7 +89,7 @@ def acme_items(
 
 @pytest.mark.parametrize(
     ("rewards", "discounts", "n", "gamma", "expected"),
-    [  # behaviour 6.3
+    [
         (
             [1, 1, 1],
             [0.5, 0.5, 0],

@@ -1,4 +1,4 @@
-"""Rollouts of fixed length: golden values of the behaviour notes, and what is refused."""
+"""Rollouts of fixed length: golden values worked by hand, and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDS = np.array([[0], [1], [0]])
 
 
 def storage_of_three(device: Any = None, **columns: Any) -> tuple[RolloutStorage, Any]:
-    """Return the example of behaviour 5.2: T = 3, rewards 1, values 0.5, the end of an episode at row 1."""
+    """Return an example worked by hand: T = 3, rewards 1, values 0.5, the end of an episode at row 1."""
     make = arrays_of(device)
     storage = RolloutStorage(1, 3, (1,), None, (1,), device=device)
     add(storage, make, **{"rewards": ONES, "values": HALVES, "dones": ENDS, **columns})

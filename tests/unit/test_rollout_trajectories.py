@@ -1,4 +1,4 @@
-"""Recurrent minibatches: the examples of the behaviour notes (5.3 and A.4), padded and laid end to end."""
+"""Recurrent minibatches: examples worked by hand, padded and laid end to end."""
 
 from __future__ import annotations
 
