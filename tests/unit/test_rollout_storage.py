@@ -145,7 +145,7 @@ def test_what_transitions_do_not_bring_is_none_and_not_old() -> None:
     add(storage, rewards=ONES)
     (batch,) = storage.mini_batch_generator(1, 1)
     assert (batch.values, batch.advantages, batch.returns, batch.old_mu) == (None, None, None, None)
-    with pytest.raises(IncompleteError, match="did not bring values"):
+    with pytest.raises(IncompleteError, match="have no values"):
         storage.compute_returns([2.0], 0.9, 0.8)
 
 
@@ -178,7 +178,7 @@ def test_clear_makes_room_for_the_next_rollout() -> None:
         ("rewards", np.zeros(3), r"`rewards`: float64 \(3,\), expected float32 \(2, 1\)"),
         ("actions", np.zeros((2, 1)), r"`actions`: float64 \(2, 1\), expected int64 \(2, 1\)"),
         ("dones", None, r"a transition needs .*; this one lacks dones"),
-        ("values", None, r"all transitions of a rollout bring the same fields: values came in some rows"),
+        ("values", None, r"all transitions of a rollout must have the same fields: some rows have values"),
         ("hidden_states", np.zeros((1, 3, 5)), r"`hidden_states` must be \[layers, 2, ...\], got \(1, 3, 5\)"),
     ],
 )

@@ -73,8 +73,8 @@ def advice(table: TableConfig) -> list[str]:
     inserts = math.floor(balance.max_diff / grows)
     sentence = (
         f"table `{table.name}`: samples_per_insert {balance.samples_per_insert:g} cannot be reached, because an "
-        f"item is removed after {times} samples: each insert raises diff by {grows:g} for good. After {inserts} inserts "
-        f"the limiter blocks inserts that would take the table above min_size {balance.min_size}. Raise "
+        f"item is removed after {times} samples: each insert raises diff by {grows:g} for good. After {inserts} "
+        f"inserts the limiter blocks inserts that would take the table above min_size {balance.min_size}. Raise "
         f"max_times_sampled to {math.ceil(balance.samples_per_insert)}."
     )
     return [sentence]
