@@ -1,6 +1,6 @@
 """SIGTERM and SIGINT: handlers queue them, and the service reads them from the queue.
 
-`signal.sigtimedwait` is not used: in CPython 3.11 it returns a signal that nobody sent if the process is stopped for
+`signal.sigtimedwait` is not used: in CPython 3.11 it returns a signal that was not sent if the process is stopped for
 longer than its time-out and continued (SIGSTOP, a debugger, a frozen container).
 """
 

@@ -55,7 +55,8 @@ def test_rate_limiter_comes_down_to_four_numbers(limiter: RateLimiter, balance: 
             (8, 100, 4),
             (
                 "`error_buffer` must be >= max(1, `samples_per_insert`) = 8, got 4: one insert moves diff by 8, one "
-                "sample by 1, and either could stay blocked. Raise it to 8, or better to the number of samples that a learner has in flight."
+                "sample by 1, and either could stay blocked. Raise it to 8, "
+                "or better to the number of samples that a learner has in flight."
             ),
         ),
         (
