@@ -1,4 +1,4 @@
-"""What one row of a `TrajectoryAccumulator` costs, beside the same rules on optree."""
+"""The cost of one row of a `TrajectoryAccumulator`, compared with the same rules on optree."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _ROWS = {
 
 
 class OnOptree:
-    """Rows assigned by optree as NumPy assigns: nothing is checked before, nothing refused that NumPy takes."""
+    """Rows assigned by optree as NumPy assigns, without checks."""
 
     def __init__(self, example: dict[str, Any]) -> None:
         import optree

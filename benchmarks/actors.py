@@ -60,7 +60,7 @@ class Run:
 
     @property
     def wall_s(self) -> float:
-        """How long it took."""
+        """Its duration."""
         return self.end_s - self.start_s
 
     @property
@@ -75,7 +75,7 @@ class Run:
 
     @property
     def items_per_s(self) -> float:
-        """Items a second, likewise."""
+        """Items a second, until all are confirmed."""
         return self.items / self.wall_s
 
 
@@ -202,7 +202,7 @@ def ours_lanes(address: str, workload: Workload, num_envs: int) -> Actor:
 
 
 def tf_agents_lanes(address: str, workload: Workload, num_envs: int) -> Actor:
-    """Return an actor with an observer of TF-Agents for each environment; the steps come to it taken apart."""
+    """Return an actor with an observer of TF-Agents for each environment; the steps are split beforehand."""
     from tf_agents.trajectories import Trajectory
 
     client = _reverb_client(address)

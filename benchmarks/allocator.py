@@ -55,7 +55,7 @@ def allocator(effort: Effort) -> Table:
 
 @contextlib.contextmanager
 def _serve(environment: Mapping[str, str]) -> Iterator[tuple[str, psutil.Process]]:
-    """Run the server's command; give its address and the process that has Reverb in it."""
+    """Run the server's command; yield its address and the Reverb process."""
     command = [sys.executable, "-m", "reverb_writer_server", "--port", "0", "--table", TABLE]
     command += ["--max-size", str(_TABLE_SIZE)]
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL

@@ -1,4 +1,4 @@
-"""How long one call of the observer takes: what an environment loop feels."""
+"""The duration of one call of the observer, as seen by an environment loop."""
 
 from __future__ import annotations
 

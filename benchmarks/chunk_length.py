@@ -1,4 +1,4 @@
-"""How long a chunk should be: what it costs to write, to send and to sample. See docs/decisions/chunk-length.md."""
+"""The cost of writing, sending and sampling by chunk length. See docs/decisions/chunk-length.md."""
 
 from __future__ import annotations
 

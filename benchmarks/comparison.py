@@ -21,7 +21,7 @@ __all__ = ["Comparison", "Effort", "median", "progress"]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long a benchmark measures.
+    """The duration of a benchmark.
 
     Attributes:
         rounds: turns of each contender.
@@ -35,7 +35,7 @@ class Effort:
 
 
 def progress(text: str) -> None:
-    """Print to standard error what was done."""
+    """Log to standard error."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Ten million steps: does memory stay where it is?"""
+"""Memory over ten million steps."""
 
 from __future__ import annotations
 

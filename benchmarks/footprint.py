@@ -1,4 +1,4 @@
-"""What an actor costs before it does anything: import, resident memory, installed size."""
+"""The cost of an idle actor: import time, resident memory, installed size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An object in a process of its own, and a replay server as one.
+"""An object in its own process, and a replay server as one.
 
 Every contender gets a fresh interpreter, so none pays for what another has imported. A process ends when its parent's
 end of the line closes, so it never outlives the benchmark.
@@ -109,7 +109,7 @@ class Server(Remote):
     _context = _FORKED
 
     def __init__(self, max_size: int = 10_000_000) -> None:
-        """Start to serve a table of `max_size` items; the default is more than anybody writes in a turn."""
+        """Start to serve a table of `max_size` items; the default is more than any turn writes."""
         super().__init__(_Served, max_size)
         self.address: str = self.call("address")
         self._client = rw.Client(self.address)
@@ -140,7 +140,7 @@ class _Served:
 
 
 def _serve(line: Connection, factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-    """Make the object and answer calls until the other end of the line closes."""
+    """Make the object and answer calls until the connection is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's: it closes the line
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # Reverb's writers warn thousands of times a second
     with contextlib.ExitStack() as ending, contextlib.suppress(EOFError):

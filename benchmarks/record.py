@@ -1,4 +1,4 @@
-"""What recording adds to a step of an environment."""
+"""The time that recording adds to a step of an environment."""
 
 from __future__ import annotations
 

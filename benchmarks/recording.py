@@ -1,4 +1,4 @@
-"""What our observer sends, kept while it is sent."""
+"""Records the requests that our observer sends."""
 
 from __future__ import annotations
 

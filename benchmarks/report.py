@@ -1,4 +1,4 @@
-"""Results as Markdown: tables that read well in a terminal too, and what they were measured on."""
+"""Results as Markdown: tables that read well in a terminal too, and the machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True)
 class Table:
-    """What one benchmark found.
+    """The result of one benchmark.
 
     Attributes:
         title: what was measured.
@@ -59,7 +59,7 @@ def ratio(ours: float, theirs: float, at_least: float) -> tuple[str, str]:
 
 
 def machine() -> str:
-    """Return on what all this was measured."""
+    """Return a description of the machine."""
     memory = psutil.virtual_memory().total / 2**30
     cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores ({_cpu_model()})"
     versions = ", ".join(f"{name} {version}" for name in _PACKAGES if (version := _version(name)))

@@ -1,4 +1,4 @@
-"""Rollout files: read beside `numpy.load` of the same files, and sent to a server beside live writing."""
+"""Rollout files: read, compared with `numpy.load` of the same files, and sent to a server compared with an observer."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _TURN_S = 0.01
 
 
 class Turns:
-    """What was timed."""
+    """The measured times."""
 
     def __init__(self, seconds: Mapping[str, list[float]]) -> None:
         """Take the seconds of each turn."""

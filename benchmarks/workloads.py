@@ -1,4 +1,4 @@
-"""What is written: episodes of 200 steps in TF-Agents' form, and which windows are cut from them."""
+"""The data of the benchmarks: episodes of 200 steps in TF-Agents' form, and their windows."""
 
 from __future__ import annotations
 

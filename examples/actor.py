@@ -1,4 +1,4 @@
-"""Plays CartPole and writes what happens to a replay server; fetches the learner's newest weights from it.
+"""Plays CartPole, writes the steps to a replay server, and fetches the learner's newest weights from it.
 
     python examples/actor.py --server localhost:8000
 
@@ -22,7 +22,7 @@ EXPLORATION = 0.02  # the share of random actions from then on
 
 
 class Step(NamedTuple):
-    """What is observed at time t, what is done, and what comes of it.
+    """One step: the observation at time t, the action, and its result.
 
     An episode's last step only observes: there the other fields mean nothing. So a learner finds the observation that
     an action led to in the next step, also where a time limit cut the episode off, and takes no action from the last.
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 def play(client: rw.Client, seed: int | None) -> None:
-    """Play for ever."""
+    """Play until the process is ended."""
     env: gymnasium.Env[Any, Any] = gymnasium.make("CartPole-v1")
     rng = np.random.default_rng(seed)
     network = QNetwork(rng)

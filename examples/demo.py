@@ -1,4 +1,4 @@
-"""A server, actors and a learner on CartPole-v1, each in a process of its own, and what they do live in the terminal.
+"""A server, actors and a learner on CartPole-v1, each in its own process, with live figures in the terminal.
 
     make demo
     python examples/demo.py --actors 3 --seed 0
@@ -41,18 +41,18 @@ PR_SET_PDEATHSIG = 1
 
 
 class ChildEndedError(RuntimeError):
-    """A process ended that should have gone on."""
+    """A process ended unexpectedly."""
 
 
 class Processes:
-    """Scripts of this folder, each in a process of its own; none outlives the `with` block."""
+    """Scripts of this folder, each in its own process; all end with the `with` block."""
 
     def __init__(self) -> None:
         self._logs = tempfile.TemporaryDirectory(prefix="reverb-writer-demo-")
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, script: str, *arguments: object) -> None:
-        """Run a script. Its session is its own, so that Ctrl-C reaches the demo alone, which ends the others."""
+        """Run a script in its own session, so that Ctrl-C reaches only the demo, which ends the others."""
         with self._log(name).open("wb") as log:
             self._running[name] = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)],
@@ -75,7 +75,7 @@ class Processes:
                 raise ChildEndedError("\n".join([f"{name} {how}. The end of its output:", *(lines or ["(none)"])]))
 
     def stop(self) -> None:
-        """End all, those started last first: the server sees its clients go."""
+        """End all processes, the last started first, so that clients end before the server."""
         for process in reversed(self._running.values()):
             process.terminate()
             try:
@@ -98,7 +98,7 @@ class Processes:
 
 
 class Progress:
-    """What the server tells of the run, as far as it is known by now."""
+    """The progress of the run, as reported by the server."""
 
     def __init__(self) -> None:
         self.started_at = time.monotonic()
@@ -109,12 +109,12 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self.started_at
 
     @property
     def mean_return(self) -> float | None:
-        """Of the last 20 episodes; None while there are fewer."""
+        """Mean return of the last 20 episodes; None while there are fewer."""
         return sum(self._returns) / NUM_LAST if len(self._returns) == NUM_LAST else None
 
     def passes(self, goal: float) -> bool:
@@ -128,7 +128,7 @@ class Progress:
 
     @property
     def rates(self) -> tuple[float, float, float]:
-        """Steps, items and samples a second, of late."""
+        """Recent rates of steps, items and samples per second."""
         then, *before = self._counts[0]
         now, *after = self._counts[-1]
         steps, items, samples = (
@@ -137,7 +137,7 @@ class Progress:
         return steps, items, samples
 
     def update(self, client: rw.Client) -> None:
-        """Ask the server."""
+        """Update the figures from the server."""
         info = client.server_info(timeout_s=2)
         if size := info["episodes"].current_size:
             for sample in client.sample("episodes", size, timeout_s=2):
@@ -157,7 +157,7 @@ class Progress:
 
 
 class Display:
-    """What `Progress` knows: a table that is drawn anew in a terminal, lines elsewhere."""
+    """The display of `Progress`: a live table in a terminal, lines elsewhere."""
 
     def __init__(self, console: Console, seconds: float, goal: float) -> None:
         self._console, self._seconds, self._goal = console, seconds, goal
@@ -165,7 +165,7 @@ class Display:
         self._next_line_s = 0.0
 
     def show(self, progress: Progress) -> None:
-        """Draw."""
+        """Update the display."""
         if self._console.is_terminal:
             self._live.update(self.table(progress), refresh=True)
         elif progress.seconds >= self._next_line_s:
@@ -206,7 +206,7 @@ class Display:
 
 
 def run(arguments: argparse.Namespace, console: Console, progress: Progress, signals: list[int]) -> None:
-    """Start all, and watch until the goal is passed, time is up or a signal comes."""
+    """Start all processes, and show progress until the goal is reached, time is up or a signal is received."""
     port = free_port()
     address = f"localhost:{port}"
     seeds = [] if arguments.seed is None else [arguments.seed + index for index in range(arguments.actors + 1)]
@@ -260,14 +260,14 @@ def main() -> int:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on."""
+    """Return a port that no process listens on."""
     with socket.create_server(("", 0)) as trial:
         port: int = trial.getsockname()[1]
     return port
 
 
 def end_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when the demo has died, even of SIGKILL."""
+    """Let the kernel send SIGTERM to this process when the demo ends, even by SIGKILL."""
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

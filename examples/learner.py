@@ -1,4 +1,4 @@
-"""Trains a Q-network on windows of steps from a replay server, and gives its weights back to the actors.
+"""Trains a Q-network on windows of steps from a replay server, and sends its weights to the actors.
 
     python examples/learner.py --server localhost:8000
 
@@ -25,7 +25,7 @@ LEARNING_RATE = 1e-3
 
 
 def learn(client: rw.Client, seed: int | None) -> None:
-    """Learn for ever."""
+    """Learn until the process is ended."""
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
@@ -52,7 +52,7 @@ def learn(client: rw.Client, seed: int | None) -> None:
 
 
 def lambda_returns(rewards: Array, terminated: Array, values: Array) -> Array:
-    """Return what the actions of a window were worth, [B, T - 1], given the values of its observations, [B, T].
+    """Return the targets for the actions of a window, [B, T - 1], given the values of its observations, [B, T].
 
     A terminated episode is worth nothing more. One that a time limit truncated goes on in the value of its last
     observation, as does a window that ends in the middle.

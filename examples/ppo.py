@@ -1,4 +1,4 @@
-"""On-policy PPO in PyTorch: many actor processes play CartPole, one learner learns from each step once.
+"""On-policy PPO in PyTorch: many actor processes play CartPole, one learner uses each step once.
 
     python examples/ppo.py --actors 4
 
@@ -58,7 +58,7 @@ def actions_of(network: Any, observations: Any) -> Any:
 
 
 def act(address: str, seed: int) -> None:
-    """Play for ever, and write each step with what the policy thought of it."""
+    """Play until the process is ended, and write each step with the policy's log-probability and value."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     network, env = actor_critic(), gymnasium.make("CartPole-v1")
@@ -102,7 +102,7 @@ def load(network: Any, weights: dict[str, Any]) -> None:
 
 
 def learn(address: str, seed: int) -> Generator[float, None, None]:
-    """Yield the mean length of the episodes of each rollout, once it has been learnt from."""
+    """Yield the mean length of the episodes of each rollout, after learning from it."""
     torch.set_num_threads(1)  # the networks are small, and the actors need the other cores
     torch.manual_seed(seed)
     network = actor_critic()

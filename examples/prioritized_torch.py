@@ -1,4 +1,4 @@
-"""n-step Q-learning with prioritised replay in PyTorch, on a corridor: only its far end is worth anything.
+"""n-step Q-learning with prioritised replay in PyTorch, in a corridor with a reward at its far end only.
 
     python examples/prioritized_torch.py localhost:8000
 
@@ -39,7 +39,7 @@ def act(address: str, num_episodes: int, seed: int = 0) -> None:
 
 
 def _step(cell: int, action: int | None = None, reward: float = 0.0, discount: float = 0.0) -> dict[str, Any]:
-    """Return a step; without an action the boundary step, which only holds where the episode stopped.
+    """Return a step; without an action the boundary step, which only holds the last position.
 
     Padding is zeros, and so it has no action either.
     """
@@ -53,7 +53,7 @@ def _step(cell: int, action: int | None = None, reward: float = 0.0, discount: f
 
 
 def n_step_targets(data: dict[str, Any], values: Any) -> Any:
-    """Return what the first action of each window was worth, [B], given windows [B, n + 1] and Q, [cells, actions].
+    """Return the targets for the first action of each window, [B], given windows [B, n + 1] and Q, [cells, actions].
 
     The rewards of the next n actions, or of as many as there were, and the value of what was seen after the last of
     them: that is the boundary step where a time limit ended the episode. Where `discount` is 0, nothing follows.
@@ -88,7 +88,7 @@ def learn(address: str, num_batches: int) -> Any:
 
 
 def main() -> None:
-    """Act, learn, and print which way to go from each cell."""
+    """Act, learn, and print the best direction from each cell."""
     address = sys.argv[1] if len(sys.argv) > 1 else "localhost:8000"
     act(address, 200)
     values = learn(address, 500)

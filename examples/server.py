@@ -1,4 +1,4 @@
-"""The replay server of the demo: what actors and learner have in common.
+"""The replay server of the demo: the tables that actors and learner share.
 
     python examples/server.py --port 8000
 

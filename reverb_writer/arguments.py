@@ -9,7 +9,7 @@ from typing import Any
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["check_priority", "check_timeout", "integer", "number"]
+__all__ = ["check_fraction", "check_priority", "check_timeout", "integer", "number"]
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
@@ -65,6 +65,22 @@ def number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise SpecError(f"`{name}` must be a finite number, got {value!r}.")
     return number
+
+
+def check_fraction(name: str, value: object) -> float:
+    """Return `value` as a float in [0, 1].
+
+    Raises:
+        SpecError: It is no number, or out of range.
+
+    >>> check_fraction("gamma", 1.5)
+    Traceback (most recent call last):
+    reverb_writer.errors.SpecError: `gamma` must be in [0, 1], got 1.5.
+    """
+    checked = number(name, value)
+    if not 0 <= checked <= 1:
+        raise SpecError(f"`{name}` must be in [0, 1], got {checked:g}.")
+    return checked
 
 
 def check_timeout(timeout_s: float) -> float:

@@ -1,4 +1,4 @@
-"""What a table of a replay server is: which item is sampled, which is removed, and who waits for whom.
+"""The configuration of a replay table: which item is sampled or removed, and when inserts and samples wait.
 
     TableConfig(name, max_size, sampler, remover, rate_limiter, max_times_sampled, signature)
         sampler, remover   "fifo" | "lifo" | "uniform" | "max_heap" | "min_heap" | Prioritized(exponent)
@@ -9,9 +9,9 @@ Every rate limiter keeps one balance, `diff = inserts * samples_per_insert - sam
     a sample waits   while the table holds fewer than min_size items, or while diff would fall below min_diff
     an insert waits  while diff would rise above max_diff, unless the table holds fewer than min_size items
 
-What could only ever wait is refused here, with the numbers: a server would start with it and hang.
+Configurations that always block are refused here: a server would start with them and hang.
 
-Source: Reverb 0.14, `rate_limiters.py`, `server.py` and `rate_limiter.cc` (behaviour, 7.4).
+Source: Reverb 0.14, `rate_limiters.py`, `server.py` and `rate_limiter.cc`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
 
 
 class Balance(NamedTuple):
-    """The four numbers that every rate limiter comes down to; the module's first lines have the rule.
+    """The four numbers that define a rate limiter; the module's docstring states the rule.
 
     Attributes:
-        samples_per_insert: What one insert adds to `diff`; a sample takes 1 away.
-        min_size: Items that must be there before anything is sampled.
+        samples_per_insert: What one insert adds to `diff`; a sample subtracts 1.
+        min_size: Number of items that the table needs before sampling starts.
         min_diff: The lowest `diff` that a sample may lead to.
         max_diff: The highest `diff` that an insert may lead to.
     """
@@ -57,13 +57,13 @@ class Balance(NamedTuple):
 
 @dataclass(frozen=True)
 class MinSize:
-    """Let nobody sample before `min_size` items are there; an insert never waits.
+    """Samples wait until the table holds `min_size` items; inserts never wait.
 
     Attributes:
-        min_size: Items, >= 1.
+        min_size: Number of items, >= 1.
 
     Raises:
-        SpecError: `min_size` is no integer or too small.
+        SpecError: `min_size` is not an integer, or is too small.
 
     >>> MinSize(1000).balance
     Balance(samples_per_insert=1.0, min_size=1000, min_diff=-inf, max_diff=inf)
@@ -82,17 +82,17 @@ class MinSize:
 
 @dataclass(frozen=True)
 class SampleToInsertRatio:
-    """Let `samples_per_insert` samples be taken for each insert, and whoever runs ahead wait.
+    """Keep `samples_per_insert` samples per insert: the side that is ahead waits.
 
     Attributes:
         samples_per_insert: The ratio, > 0.
-        min_size: Items that must be there before anything is sampled, >= 1.
-        error_buffer: How far `diff` may stray, in samples: a distance, >= max(1, samples_per_insert), to either side of
-            `samples_per_insert * min_size`; or the pair `(min_diff, max_diff)`. What a learner fetches ahead counts as
-            sampled, so leave room for its batches in flight.
+        min_size: Number of items that the table needs before sampling starts, >= 1.
+        error_buffer: Allowed deviation of `diff`, in samples: a distance, >= max(1, samples_per_insert), to either side
+            of `samples_per_insert * min_size`; or the pair `(min_diff, max_diff)`. Items that a learner has fetched
+            ahead count as sampled, so leave room for its batches in flight.
 
     Raises:
-        SpecError: A number is of the wrong kind or too small, or one side would wait for ever.
+        SpecError: A number has the wrong type or is too small, or one side would wait for ever.
 
     >>> SampleToInsertRatio(samples_per_insert=8, min_size=100, error_buffer=200).balance
     Balance(samples_per_insert=8.0, min_size=100, min_diff=600.0, max_diff=1000.0)
@@ -127,13 +127,13 @@ class SampleToInsertRatio:
 
 @dataclass(frozen=True)
 class Queue:
-    """Hand out each item once, oldest first; an insert waits while `size` items are there. For `TableConfig.queue`.
+    """Sample each item once, oldest first; inserts wait while the table holds `size` items. For `TableConfig.queue`.
 
     Attributes:
-        size: Items, >= 1.
+        size: Number of items, >= 1.
 
     Raises:
-        SpecError: `size` is no integer or too small.
+        SpecError: `size` is not an integer, or is too small.
 
     >>> Queue(10).balance
     Balance(samples_per_insert=1.0, min_size=1, min_diff=0.0, max_diff=10.0)
@@ -151,14 +151,7 @@ class Queue:
 
 
 class Stack(Queue):
-    """Hand out each item once, newest first; an insert waits while `size` items are there. For `TableConfig.stack`.
-
-    Attributes:
-        size: Items, >= 1.
-
-    Raises:
-        SpecError: `size` is no integer or too small.
-    """
+    """As `Queue`, but newest first. For `TableConfig.stack`."""
 
 
 RateLimiter: TypeAlias = MinSize | SampleToInsertRatio | Queue | Stack
@@ -169,10 +162,10 @@ class Prioritized:
     """Choose an item with a probability proportional to `priority ** exponent`.
 
     Attributes:
-        exponent: 0 or more; with 0, all items of a priority above 0 are equally likely.
+        exponent: >= 0. With 0, all items with a priority > 0 are equally likely.
 
     Raises:
-        SpecError: `exponent` is no finite number, or negative.
+        SpecError: `exponent` is not a finite number, or is negative.
     """
 
     exponent: float
@@ -180,7 +173,7 @@ class Prioritized:
     def __post_init__(self) -> None:
         exponent = number("exponent", self.exponent)
         if exponent < 0:
-            raise SpecError(f"`exponent` must be >= 0, got {exponent:g}. With 0 the priorities play no part.")
+            raise SpecError(f"`exponent` must be >= 0, got {exponent:g}. With 0 priorities have no effect.")
         object.__setattr__(self, "exponent", exponent)
 
 
@@ -192,21 +185,21 @@ Selector: TypeAlias = SelectorName | Prioritized
 class TableConfig:
     """Describe one table of a replay server.
 
-    Immutable and safe to share between threads; hashable, though the signature plays no part in the hash.
+    Immutable and safe to share between threads; hashable, where the hash ignores the signature.
 
     Attributes:
-        name: What writers and learners call it.
-        max_size: Items that it holds at most, 1 to 2**31 - 1. One more, and `remover` chooses which one goes.
-        sampler: Which item is sampled next.
-        remover: Which item goes when the table is full. With "fifo", the oldest, overlapping windows take the least
-            memory: a step is freed when no item holds it any more.
-        rate_limiter: Who waits for whom.
-        max_times_sampled: Samples after which an item is removed; 0 for no limit.
-        signature: Nest whose leaves have `shape` ([T, ...], None where unknown) and `dtype`, such as `ArraySpec`. With
-            one, dm-reverb's own writers and datasets check their items against it.
+        name: The table's name, used by writers and learners.
+        max_size: Maximum number of items, 1 to 2**31 - 1.
+        sampler: Chooses the next item to sample.
+        remover: Chooses the item to remove when the table is full. Overlapping windows take the least memory with
+            "fifo", because a step is freed when no item refers to it.
+        rate_limiter: Decides when inserts and samples wait.
+        max_times_sampled: Number of samples after which an item is removed; 0 for no limit.
+        signature: Nest whose leaves have `shape` ([T, ...], None where unknown) and `dtype`, such as `ArraySpec`. If
+            set, dm-reverb's own writers and datasets check their items against it.
 
     Raises:
-        SpecError: A field is of the wrong kind or out of range, or the fields together could only ever wait.
+        SpecError: A field has the wrong type or is out of range, or the fields together always block.
 
     >>> TableConfig("replay", max_size=100_000, rate_limiter=MinSize(1000)).sampler
     'uniform'
@@ -236,30 +229,16 @@ class TableConfig:
 
     @classmethod
     def queue(cls, name: str, size: int, signature: Any = None) -> TableConfig:
-        """Describe a queue: each item is sampled once, oldest first; a writer waits while it is full.
-
-        Args:
-            name: What writers and learners call it.
-            size: Items that it holds at most, >= 1.
-            signature: As in `TableConfig`.
+        """Return a queue of `size` >= 1 items: each is sampled once, oldest first; writers wait while it is full.
 
         Raises:
-            SpecError: `name` is empty, or `size` is no integer or out of range.
+            SpecError: `name` is empty, or `size` is not an integer or out of range.
         """
         return cls(name, size, "fifo", "fifo", Queue(size), max_times_sampled=1, signature=signature)
 
     @classmethod
     def stack(cls, name: str, size: int, signature: Any = None) -> TableConfig:
-        """Describe a stack: each item is sampled once, newest first; a writer waits while it is full.
-
-        Args:
-            name: What writers and learners call it.
-            size: Items that it holds at most, >= 1.
-            signature: As in `TableConfig`.
-
-        Raises:
-            SpecError: `name` is empty, or `size` is no integer or out of range.
-        """
+        """Return a stack: as `queue`, but the newest item is sampled first."""
         return cls(name, size, "lifo", "lifo", Stack(size), max_times_sampled=1, signature=signature)
 
     def _check_together(self) -> None:
@@ -290,7 +269,7 @@ def _bounds(samples_per_insert: float, min_size: int, error_buffer: float | tupl
 
 
 def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]) -> None:
-    """Refuse bounds too narrow to move between, or out of reach of the first samples."""
+    """Refuse bounds that are too narrow, or that the first samples cannot reach."""
     min_diff, max_diff = _bounds(ratio, min_size, buffer)
     needed = 2 * max(1.0, ratio)
     first = f"`samples_per_insert` x `min_size` = {ratio:g} x {min_size} = {ratio * min_size:g}"
@@ -304,18 +283,18 @@ def _check_room(ratio: float, min_size: int, buffer: float | tuple[float, float]
             )
         raise SpecError(
             f"`error_buffer` must be >= max(1, `samples_per_insert`) = {needed / 2:g}, got {buffer:g}: {move}. "
-            f"Raise it to {needed / 2:g}, better to what a learner has in flight."
+            f"Raise it to {needed / 2:g}, or better to the number of samples that a learner has in flight."
         )
     if min_diff > ratio * min_size:
         raise SpecError(
-            f"`error_buffer`: min_diff must be <= {first}, got {min_diff:g}: with `min_size` items there, nothing "
-            f"could be sampled yet. Lower min_diff to {ratio * min_size:g}."
+            f"`error_buffer`: min_diff must be <= {first}, got {min_diff:g}: with `min_size` items in the table, "
+            f"no sample would be allowed. Lower min_diff to {ratio * min_size:g}."
         )
     if max_diff < ratio * min_size:
         warnings.warn(
             f"`error_buffer`: max_diff {max_diff:g} is below {first}: after the first {min_size} inserts writers wait "
             f"until a learner has sampled. A process that does both in turn would wait for ever.",
-            stacklevel=4,  # past __post_init__ and the generated __init__: whoever called SampleToInsertRatio()
+            stacklevel=4,  # past __post_init__ and the generated __init__: the call of SampleToInsertRatio()
         )
 
 

@@ -14,7 +14,7 @@ keyword: `timeout_s`, `end_of_episode`, `windows`, ...
 
 The same calls give the same items, but for four faults of TF-Agents: docs/compatibility.md has an example of each.
 
-Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py` (behaviour, 1).
+Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`.
 """
 
 from __future__ import annotations

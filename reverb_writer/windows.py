@@ -48,7 +48,7 @@ class EndOfEpisode(enum.Enum):
     COVER, TRUNCATE and TILE lose no step (S <= L), nor does ALIGN_END if n >= L. An episode of no steps has no windows.
     Wherever a mode is taken, its lower-case name is too: `"drop"`, ... `"align_end"`.
 
-    Source: TF-Agents `ReverbAddTrajectoryObserver` (behaviour, 1.3) and Acme `SequenceAdder` (behaviour, 6.2).
+    Source: TF-Agents `ReverbAddTrajectoryObserver` and Acme `SequenceAdder`.
     """
 
     DROP = "drop"
@@ -173,7 +173,7 @@ class WindowSpec:
     def spanning_windows(self, num_steps: int) -> list[tuple[int, int]]:
         """Return the windows of a stream of `num_steps` steps in which c never resets; `end_of_episode` has no part.
 
-        Source: TF-Agents `ReverbTrajectorySequenceObserver` (behaviour, 1.5), Acme CONTINUE (behaviour, 6.2).
+        Source: TF-Agents `ReverbTrajectorySequenceObserver`, Acme CONTINUE.
 
         >>> WindowSpec(4, stride_length=4).spanning_windows(8)
         [(0, 4), (4, 8)]

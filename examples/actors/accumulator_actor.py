@@ -1,4 +1,4 @@
-"""Plays rollouts of CartPole, and writes each as one item: its steps, where it stopped, and what it was worth.
+"""Plays rollouts of CartPole, and writes each as one item: its steps, its last position, and its return.
 
     python -m reverb_writer_server --port 8000 --table replay
     python examples/actors/accumulator_actor.py --server localhost:8000

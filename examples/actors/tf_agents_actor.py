@@ -1,4 +1,4 @@
-"""Has TF-Agents' own driver play CartPole and call an observer of ours; nothing stands between.
+"""Plays CartPole by TF-Agents' own driver, which calls an observer of this package directly.
 
 python -m reverb_writer_server --port 8000 --table replay
 python examples/actors/tf_agents_actor.py --server localhost:8000

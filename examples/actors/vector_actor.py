@@ -1,4 +1,4 @@
-"""Plays eight environments together, in processes of their own, and records them over one stream.
+"""Plays eight environments together, in their own processes, and records them over one stream.
 
     python -m reverb_writer_server --port 8000 --table replay
     python examples/actors/vector_actor.py --server localhost:8000 --env CartPole-v1

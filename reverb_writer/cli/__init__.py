@@ -17,8 +17,8 @@ _MODULE_OF = {
 def main() -> None:
     """Run the command line; needs the extra `cli`."""
     try:
-        import click  # noqa: PLC0415  # an extra, and asked for here only
-        import rich  # noqa: F401, PLC0415  # as above; the commands import it
+        import click  # noqa: PLC0415  # an extra
+        import rich  # noqa: F401, PLC0415  # an extra; the commands import it
     except ImportError:
         sys.exit("reverb-writer: the commands need click and rich: pip install 'reverb-writer[cli]'")
 
@@ -32,4 +32,4 @@ def main() -> None:
             module = _MODULE_OF.get(cmd_name)
             return importlib.import_module(f"{__name__}.{module}").command if module else None
 
-    Commands("reverb-writer", help="Look at and work with Reverb replay servers.")()
+    Commands("reverb-writer", help="Inspect Reverb replay servers, and import and export their data.")()

@@ -1,4 +1,4 @@
-"""`reverb-writer export`: the items of a server's table to disk."""
+"""`reverb-writer export`: write the items of a server's table to disk."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ from reverb_writer.files.rollout_writer import RolloutWriter
 @click.command("export", short_help="Write the items of a table to disk.")
 @click.option("--table", "-t", required=True, help="Table to read.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--consume", is_flag=True, help="Take the items out of the table, where it cannot be read otherwise.")
+@click.option("--consume", is_flag=True, help="Allow an export that removes the items from the table.")
 @connection_options
 def command(table: str, directory: Path, consume: bool, **connection: Any) -> None:
-    """Write each item of a table to DIR as a trajectory of its own; DIR is made if it is not there.
+    """Write each item of a table to DIR as a separate trajectory; DIR is created if it does not exist.
 
     \b
     reverb-writer export --table replay backup
     reverb-writer import backup --table replay --whole-episodes --priority stored
 
-    Reverb cannot list a table, so items come as its sampler gives them. From a uniform or prioritized one they are
-    sampled until each has come once; that takes some times as many samples as there are items, and they count for the
-    rate limiter. A table that gives an item once, or the same one again and again, is read by taking its items out: say
-    --consume, and that they are gone from the server then.
+    Reverb cannot list a table, so the items are sampled. With a uniform or prioritized sampler this goes on until each
+    item was sampled at least once. It takes several times as many samples as there are items, and these count for the
+    rate limiter. With any other sampler, or if items are removed after a number of samples, the export removes the
+    items from the server: confirm that with --consume.
 
-    Ctrl-C ends it after the item that is being written; the same command leaves out what is in DIR already.
+    Ctrl-C ends the export after the current item. The same command continues it: it skips the items that DIR has.
 
     \b
     Exit codes:
       0    every item is on disk
-      1    server or disk failed, or not all items came; the same command goes on
+      1    server or disk failed, or not all items were received; the same command continues
       2    wrong arguments, or --consume is missing
-      3    every item but those that are named: their columns have different lengths
-      130  stopped by Ctrl-C or SIGTERM; the same command goes on
+      3    all items except those named in the output, whose columns have different lengths
+      130  stopped by Ctrl-C or SIGTERM; the same command continues
     """  # noqa: D301  # \b is click's mark for lines to keep
     with report_errors(), new_client(**connection) as client:
         found = client.server_info().get(table)
         if found is not None and takes_items_out(found) and not consume:
             limit = f", max_times_sampled {found.max_times_sampled}" if found.max_times_sampled else ""
             raise click.UsageError(
-                f"Table `{table}` ({found.sampler} sampler{limit}) can only be read by taking its items out: --consume."
+                f"Table `{table}` ({found.sampler} sampler{limit}) can only be exported by removing its "
+                "items: pass --consume."
             )
         num_items = found.current_size if found is not None else 0
         with RolloutWriter(directory) as writer:
@@ -54,7 +55,7 @@ def command(table: str, directory: Path, consume: bool, **connection: Any) -> No
             tally = follow(export_items(client, table, writer, consume=consume), "exporting", todo)
         click.echo(
             f"{tally.num_done} items, {tally.num_steps} steps in {tally.seconds:.1f} s "
-            f"({tally.num_done / tally.seconds:,.0f} items/s); on disk before: {num_before}, "
+            f"({tally.num_done / tally.seconds:,.0f} items/s); already on disk: {num_before}, "
             f"left out: {tally.num_left_out}."
         )
     raise SystemExit(tally.exit_code)

@@ -1,4 +1,4 @@
-"""`reverb-writer import`: trajectories on disk to a server's tables, in the windows of live writing."""
+"""`reverb-writer import`: write trajectories on disk to a server's tables, in the same windows as an observer."""
 
 from __future__ import annotations
 
@@ -25,31 +25,39 @@ _WHOLE = (1 << 31) - 1
 @click.command("import", short_help="Write trajectories on disk to a table.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
 @click.option(
-    "--table", "-t", "tables", multiple=True, required=True, help="Table to write to; several get the same items."
+    "--table",
+    "-t",
+    "tables",
+    multiple=True,
+    required=True,
+    help="Table to write to; repeat it to write the same items to several.",
 )
-@click.option("--sequence-length", "-l", type=click.IntRange(min=1), help="Steps in a window.")
+@click.option("--sequence-length", "-l", type=click.IntRange(min=1), help="Number of steps in a window.")
 @click.option(
     "--stride-length",
     "-s",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Steps from one window's start to the next one's.",
+    help="Number of steps between the starts of two windows.",
 )
 @click.option(
     "--end-of-episode",
     type=click.Choice([mode.value for mode in EndOfEpisode]),
     default="drop",
     show_default=True,
-    help="What becomes of the last steps of an episode.",
+    help="How the last steps of an episode are written.",
 )
 @click.option("--whole-episodes", is_flag=True, help="Write each trajectory as one item, instead of windows.")
-@click.option("--mask", is_flag=True, help="Write a column that tells real steps from padding.")
+@click.option("--mask", is_flag=True, help="Write a column that marks real steps, in contrast to padding.")
 @click.option(
-    "--priority", default="1.0", show_default=True, help="Of every item; `stored`, with --whole-episodes: as exported."
+    "--priority",
+    default="1.0",
+    show_default=True,
+    help="Priority of all items; `stored`, with --whole-episodes: the exported ones.",
 )
-@click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where to keep what is delivered.")
-@click.option("--again", is_flag=True, help="Send everything, whatever the journal says, and keep none.")
+@click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="File that records what is delivered.")
+@click.option("--again", is_flag=True, help="Send everything again, without a journal.")
 @click.option("--allow-pickle", is_flag=True, help="Also read instinct_rl's pickle files; only arrays are unpickled.")
 @connection_options
 def command(
@@ -66,30 +74,30 @@ def command(
     allow_pickle: bool,
     **connection: Any,
 ) -> None:
-    """Write the trajectories in DIR to a table, in the windows that an observer writes live.
+    """Write the trajectories in DIR to a table, in the same windows as an observer.
 
     \b
     reverb-writer import rollouts --table replay --sequence-length 20 --stride-length 10
     reverb-writer import rollouts --table episodes --whole-episodes
 
-    Ctrl-C ends it after the trajectory that is being sent; the same command goes on from there. What was delivered is
-    kept in a hidden journal in DIR, for each server process, table and kind of window; a server that was started anew
-    gets everything again. A journal named by --journal does not look at the server.
+    Ctrl-C ends the import after the current trajectory; the same command continues it. A hidden journal in DIR records
+    what was delivered, for each server process, table and kind of window; after a restart of the server everything is
+    sent again. A journal named by --journal is valid for any server.
 
-    Damaged and half-written trajectories are left out, by name.
+    Damaged and incomplete trajectories are skipped and named.
 
     \b
     Exit codes:
       0    everything is on the server
-      1    server or disk failed; the same command goes on
+      1    server or disk failed; the same command continues
       2    wrong arguments
-      3    everything but what is named as damaged
-      130  stopped by Ctrl-C or SIGTERM; the same command goes on
+      3    everything except the damaged trajectories, which are named
+      130  stopped by Ctrl-C or SIGTERM; the same command continues
     """  # noqa: D301  # \b is click's mark for lines to keep
     if whole_episodes == (sequence_length is not None):
         raise click.UsageError("Give either --sequence-length or --whole-episodes.")
     if priority == "stored" and not whole_episodes:
-        raise click.UsageError("--priority stored needs --whole-episodes: windows were not stored.")
+        raise click.UsageError("--priority stored needs --whole-episodes: windows have no stored priorities.")
     windows: dict[str, Any] = {"whole_episodes": True}
     if sequence_length is not None:
         windows = {"length": sequence_length, "stride": stride_length, "end_of_episode": end_of_episode, "mask": mask}
@@ -127,7 +135,7 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
     num_items = observer.stats().items
     click.echo(
         f"{tally.num_done} trajectories, {tally.num_steps} steps, {num_items} items in {tally.seconds:.1f} s "
-        f"({num_items / tally.seconds:,.0f} items/s); delivered before: {len(paths) - len(todo)}, "
+        f"({num_items / tally.seconds:,.0f} items/s); already delivered: {len(paths) - len(todo)}, "
         f"damaged: {tally.num_left_out}, to do: {len(todo) - tally.num_done - tally.num_left_out}."
     )
     return tally.exit_code
@@ -145,7 +153,7 @@ def _number(priority: str) -> float:
     try:
         return 1.0 if priority == "stored" else float(priority)
     except ValueError:
-        raise click.BadParameter(f"{priority!r} is no number.", param_hint="--priority") from None
+        raise click.BadParameter(f"must be a number or `stored`, got {priority!r}.", param_hint="--priority") from None
 
 
 def _journal(client: Client, directory: Path, path: Path | None, purpose: dict[str, Any]) -> Journal:

@@ -1,4 +1,4 @@
-"""What commands that talk to a server have in common: their options, a client, and how an error ends them."""
+"""Options, client and error handling of the commands that connect to a server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["connection_options", "new_client", "report_errors", "security_option
 _PEM = click.Path(exists=True, dir_okay=False)
 
 
-def timeout_option(default_s: float, meaning: str = "Seconds that a call may wait.") -> Callable[..., Any]:
+def timeout_option(default_s: float, meaning: str = "Time-out of a call, in seconds.") -> Callable[..., Any]:
     """Return the option `--timeout`."""
     return click.option("--timeout", type=click.FloatRange(min=0.1), default=default_s, show_default=True, help=meaning)
 
@@ -51,7 +51,7 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def security_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command those of them that say how to be safe: token and TLS."""
+    """Add the options for token and TLS to a command."""
     return _with(_SECURITY, command)
 
 
@@ -64,8 +64,8 @@ def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) ->
 def new_client(
     address: str, timeout: float, token: str | None, tls: bool, ca: str | None, cert: str | None, key: str | None
 ) -> Client:
-    """Return a client as the options say."""
-    from reverb_writer.client.client import Client  # noqa: PLC0415  # commands that ask no server need no gRPC
+    """Return the client that the options describe."""
+    from reverb_writer.client.client import Client  # noqa: PLC0415  # loads gRPC, which other commands do not need
     from reverb_writer.transport.channel import TLS  # noqa: PLC0415  # as above
 
     certificates = TLS(ca, cert, key) if ca or cert or key else tls or None
@@ -74,7 +74,7 @@ def new_client(
 
 @contextlib.contextmanager
 def report_errors(exit_code: int = 1) -> Iterator[None]:
-    """Turn errors that a person can mend into one line and an exit code."""
+    """Report expected errors as one line and an exit code."""
     try:
         yield
     except (ReverbWriterError, OSError) as error:

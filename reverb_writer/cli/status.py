@@ -1,4 +1,4 @@
-"""`reverb-writer status`: what a server's tables hold and who waits for whom, from any machine."""
+"""`reverb-writer status`: the tables of a server, and which inserts or samples are blocked."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ HEALTHY, BLOCKED, UNREACHABLE, CANNOT_ASK = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
-class Look:
-    """A server between two moments.
+class ServerState:
+    """The state of a server at two moments.
 
     Attributes:
-        before: the earlier moment.
-        now: the later one.
-        standstills: the sides that stood still in between.
+        before: the earlier state.
+        now: the later state.
+        standstills: the sides, inserts or samples, that were blocked in between.
     """
 
     before: ServerInfo
@@ -42,15 +42,15 @@ class Look:
     standstills: list[Standstill]
 
     def rates(self, name: str) -> tuple[float, float]:
-        """Return inserts and samples a second."""
+        """Return inserts and samples per second."""
         if name not in self.before.tables:
             return 0.0, 0.0
         return rates(self.before.tables[name], self.now.tables[name], self.now.at - self.before.at)
 
 
 @dataclass(frozen=True)
-class Missed:
-    """A look at a server that did not answer.
+class NoAnswer:
+    """A request that the server did not answer.
 
     Attributes:
         reason: why, a sentence.
@@ -59,15 +59,15 @@ class Missed:
     reason: str
 
     def __str__(self) -> str:
-        """Say all of it."""
+        """Return the line to print."""
         return f"unreachable: {self.reason}"
 
 
 class _Status(click.Command):
-    """A command whose wrong usage is not what it says of a server that does not answer: 2, as elsewhere."""
+    """A command whose exit code for wrong usage is not 2, because 2 means that the server does not answer."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """End with a code of its own."""
+        """Set the exit code of wrong usage."""
         try:
             return super().parse_args(ctx, args)
         except click.UsageError as error:
@@ -77,25 +77,27 @@ class _Status(click.Command):
 
 @click.command("status", cls=_Status)
 @click.argument("address")
-@click.option("--watch", is_flag=True, help="Look again and again, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line a look.")
-@click.option("--why", is_flag=True, help="Say of each side how much room it has, or why it has none.")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds of a look.")
-@timeout_option(5.0, "Seconds for an answer.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per state.")
+@click.option("--why", is_flag=True, help="Show for each side how many inserts or samples are possible, or why none.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between two states."
+)
+@timeout_option(5.0, "Time-out of the server's answer, in seconds.")
 @security_options
 def command(
     address: str, watch: bool, as_json: bool, why: bool, interval: float, timeout: float, **security: Any
 ) -> None:
-    """Show the tables of the server at ADDRESS (host:port), and who waits for whom.
+    """Show the tables of the server at ADDRESS (host:port), and which inserts or samples are blocked.
 
-    With --watch an answer that is missed is shown, and asked for again; the exit code is that of the last look.
+    With --watch a missing answer is shown and the server is asked again; the exit code is that of the last state.
 
     \b
     Exit codes:
       0    healthy
       1    a side of a table is blocked
       2    unreachable: no server answers
-      3    nothing was asked: wrong arguments, certificates or token
+      3    not asked: wrong arguments, certificates or token
     """  # noqa: D301  # \b is click's mark for lines to keep
     code = HEALTHY
     show = _json_lines if as_json else _screen
@@ -105,27 +107,27 @@ def command(
         show(address, why=why, watch=watch) as tell,
         contextlib.suppress(KeyboardInterrupt),
     ):
-        for look in _looks(client, interval, endless=watch):
-            code = UNREACHABLE if isinstance(look, Missed) else BLOCKED if look.standstills else HEALTHY
-            tell(look)
+        for state in _states(client, interval, endless=watch):
+            code = UNREACHABLE if isinstance(state, NoAnswer) else BLOCKED if state.standstills else HEALTHY
+            tell(state)
     raise SystemExit(code)
 
 
-def _looks(client: Client, interval_s: float, *, endless: bool) -> Iterator[Look | Missed]:
-    """Yield a look after each interval; one, or until someone interrupts it. After a miss it goes on from before."""
+def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[ServerState | NoAnswer]:
+    """Yield the state after each interval: once, or if `endless` until an interrupt. A missing answer is skipped."""
     watch = StandstillDetector()
     before: ServerInfo | None = None
     while True:
         try:
             now = _tables_of_users(client)
         except (ServerUnavailableError, ReplayTimeoutError) as error:
-            yield Missed(str(error))
+            yield NoAnswer(str(error))
             if not endless:
                 return
         else:
             standstills = watch.update(now)
             if before is not None:
-                yield Look(before, now, standstills)
+                yield ServerState(before, now, standstills)
                 if not endless:
                     return
             before = now
@@ -133,28 +135,28 @@ def _looks(client: Client, interval_s: float, *, endless: bool) -> Iterator[Look
 
 
 def _tables_of_users(client: Client) -> ServerInfo:
-    """Return the server's tables but for the one that it keeps for itself."""
+    """Return the server's tables without the internal one."""
     info = client.request_info()
     return replace(info, tables={name: table for name, table in info.tables.items() if name != SPECS_TABLE})
 
 
 @contextlib.contextmanager
 def _json_lines(address: str, *, why: bool, watch: bool) -> Iterator[Any]:  # noqa: ARG001  # as _screen
-    def tell(look: Look | Missed) -> None:
-        if isinstance(look, Missed):
-            click.echo(json.dumps({"address": address, "health": "unreachable", "reason": look.reason}))
+    def tell(state: ServerState | NoAnswer) -> None:
+        if isinstance(state, NoAnswer):
+            click.echo(json.dumps({"address": address, "health": "unreachable", "reason": state.reason}))
             return
         tables = {}
-        for name, table in look.now.tables.items():
-            inserts, samples = look.rates(name)
+        for name, table in state.now.tables.items():
+            inserts, samples = state.rates(name)
             tables[name] = {**figures(table), "inserts_per_s": inserts, "samples_per_s": samples}
         click.echo(
             json.dumps(
                 {
                     "address": address,
-                    "health": "blocked" if look.standstills else "healthy",
-                    "state_id": f"{look.now.state_id:032x}",
-                    "blocked": [asdict(standstill) for standstill in look.standstills],
+                    "health": "blocked" if state.standstills else "healthy",
+                    "state_id": f"{state.now.state_id:032x}",
+                    "blocked": [asdict(standstill) for standstill in state.standstills],
                     "tables": tables,
                 }
             )
@@ -168,30 +170,30 @@ def _screen(address: str, *, why: bool, watch: bool) -> Iterator[Any]:
     console = Console()
     if not watch or not console.is_terminal:
 
-        def tell(look: Look | Missed) -> None:
-            if isinstance(look, Missed):
-                click.echo(str(look), err=True)
+        def tell(state: ServerState | NoAnswer) -> None:
+            if isinstance(state, NoAnswer):
+                click.echo(str(state), err=True)
             else:
-                console.print(_page(address, look, why=why))
+                console.print(_page(address, state, why=why))
 
         yield tell
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda look: live.update(_page(address, look, why=why), refresh=True)
+        yield lambda state: live.update(_page(address, state, why=why), refresh=True)
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures of all tables, a row each; one below the other where a row is too wide for the terminal.
+    """The figures of all tables, a row each; a list of figures per table if rows are too wide for the terminal.
 
     Attributes:
-        look: what is shown.
+        state: the state to show.
     """
 
-    look: Look
+    state: ServerState
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        rows = [self._row(table) for table in self.look.now.tables.values()]
+        rows = [self._row(table) for table in self.state.now.tables.values()]
         grid = _grid()
         for heading in _HEADINGS:
             grid.add_column(heading, justify="left" if heading == "table" else "right", no_wrap=True)
@@ -209,7 +211,7 @@ class _Figures:
 
     def _row(self, table: TableInfo) -> tuple[str, ...]:
         shown = figures(table)
-        inserts, samples = self.look.rates(table.name)
+        inserts, samples = self.state.rates(table.name)
         return (
             table.name,
             f"{shown['size']:,} / {shown['max_size']:,}",
@@ -227,20 +229,20 @@ def _grid(**options: Any) -> Table:
     return Table(header_style="dim", box=None, pad_edge=False, **options)
 
 
-def _page(address: str, look: Look | Missed, *, why: bool) -> RenderableType:
-    if isinstance(look, Missed):
-        return Group(Text(address, style="bold"), Text(), Text(str(look), style="bold red"))
-    lines: list[RenderableType] = [Text(address, style="bold"), _Figures(look), Text()]
-    lines += [Text(str(standstill), style="bold red") for standstill in look.standstills]
-    if not look.standstills:
-        lines.append(Text("healthy: no side of any table stands still", style="green"))
+def _page(address: str, state: ServerState | NoAnswer, *, why: bool) -> RenderableType:
+    if isinstance(state, NoAnswer):
+        return Group(Text(address, style="bold"), Text(), Text(str(state), style="bold red"))
+    lines: list[RenderableType] = [Text(address, style="bold"), _Figures(state), Text()]
+    lines += [Text(str(standstill), style="bold red") for standstill in state.standstills]
+    if not state.standstills:
+        lines.append(Text("healthy: no inserts or samples are blocked", style="green"))
     if why:
-        lines += [Text(f"table `{table.name}`: {_rooms(table)}") for table in look.now.tables.values()]
+        lines += [Text(f"table `{table.name}`: {_rooms(table)}") for table in state.now.tables.values()]
     return Group(*lines)
 
 
 def _rooms(table: TableInfo) -> str:
-    """Say of either side how far it may go."""
+    """Describe how many inserts and samples the table allows."""
     inserts, samples = figures(table)["insert_room"], figures(table)["sample_room"]
     sentences = []
     for side, room, other in (("inserts", inserts, "sampled"), ("samples", samples, "inserted")):

@@ -1,4 +1,4 @@
-"""What import and export have in common: count, show progress, end when asked to, and say so by the exit code."""
+"""Counters, progress bar, interrupts and exit codes of import and export."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 __all__ = ["Tally", "follow"]
 
-_DONE, _INCOMPLETE, _INTERRUPTED = 0, 3, 130  # 1 is an error, 2 is click's for arguments that cannot work
+_DONE, _INCOMPLETE, _INTERRUPTED = 0, 3, 130  # 1 is an error, 2 is click's code for wrong arguments
 
 
 @dataclass
 class Tally:
-    """What became of what was transferred.
+    """The result of a transfer.
 
     Attributes:
-        num_done: trajectories or items.
-        num_steps: their steps.
-        num_left_out: those that could not be read.
-        was_stopped: whether somebody asked for an end before all was done.
-        seconds: how long it took.
+        num_done: number of trajectories or items transferred.
+        num_steps: number of their steps.
+        num_left_out: number of those that could not be read.
+        was_stopped: whether Ctrl-C or SIGTERM ended the transfer early.
+        seconds: its duration.
     """
 
     num_done: int = 0
@@ -38,17 +38,17 @@ class Tally:
 
     @property
     def exit_code(self) -> int:
-        """What the command ends with."""
+        """The exit code of the command."""
         return _INTERRUPTED if self.was_stopped else _INCOMPLETE if self.num_left_out else _DONE
 
 
 def follow(results: Generator[Any, None, None], description: str, total: int) -> Tally:
-    """Go through results that have `num_steps` and `error`, until they end or Ctrl-C or SIGTERM asks for an end.
+    """Iterate over results, which have `num_steps` and `error`, to their end or until Ctrl-C or SIGTERM.
 
     Args:
-        results: are closed in any case, which confirms what was done.
-        description: what the progress bar says.
-        total: how many results there will be.
+        results: always closed at the end, which waits until everything sent is acknowledged.
+        description: the label of the progress bar.
+        total: the expected number of results.
     """
     tally, start = Tally(), time.monotonic()
     with _stopped() as is_asked, _progress(description, total) as tell, contextlib.closing(results):
@@ -69,7 +69,7 @@ def follow(results: Generator[Any, None, None], description: str, total: int) ->
 
 @contextlib.contextmanager
 def _stopped() -> Iterator[Callable[[], bool]]:
-    """Have Ctrl-C and SIGTERM ask for an end instead of making one; the second of them makes one."""
+    """Let the first Ctrl-C or SIGTERM only set a flag; the second one interrupts."""
     asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
@@ -87,7 +87,7 @@ def _stopped() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def _progress(description: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on standard error if that is a terminal; yields a function that takes one step and what to say."""
+    """Show a progress bar on standard error if that is a terminal; yields a function that advances it."""
     console = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),

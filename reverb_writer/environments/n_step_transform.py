@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.arguments import integer, number
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.arguments import check_fraction, integer
+from reverb_writer.errors import StructureError
 from reverb_writer.steps import LAST
 
 __all__ = ["NStepTransform"]
@@ -71,9 +71,7 @@ class NStepTransform:
         """
         self._observer = observer
         self._n = integer("n_step", n_step, minimum=1)
-        self._gamma = number("discount", discount)
-        if not 0 <= self._gamma <= 1:
-            raise SpecError(f"`discount` must be in [0, 1], got {discount!r}.")
+        self._gamma = check_fraction("discount", discount)
         self._starts: list[_Start] = []
         self._before: Mapping[str, Any] | None = None
         self._num_passed = 0

@@ -75,7 +75,7 @@ def restore_column(buffer: Restored, state: Mapping[str, Any]) -> Restored:
     """Give an empty buffer a state, and return it.
 
     Raises:
-        FormatError: the state is of rows of another kind, typed or untyped, or has a space that there is not.
+        FormatError: the state is of rows of another kind, typed or untyped, or its space is unknown.
     """
     data, untyped = decoded(state["data"]), buffer.is_untyped
     if state.get("untyped", untyped) != untyped:

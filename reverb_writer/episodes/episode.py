@@ -202,7 +202,7 @@ class Episode(EpisodeData):
         """Return the chunk that follows: no steps yet, starting where this one is now.
 
         Args:
-            len_lookback_buffer: how many of the last steps it can look back into, >= 0; lowered to what there is.
+            len_lookback_buffer: how many of the last steps can be looked back at, >= 0; at most all of them.
 
         Raises:
             ClosedError: the episode is done.

@@ -17,7 +17,7 @@ from reverb_writer.nests import packer
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.steps import LAST
 
-__all__ = ["Lane", "Layout", "Outcome"]
+__all__ = ["EpisodeFiles", "Layout", "Outcome"]
 
 Array = npt.NDArray[Any]
 
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
     part_length: int
 
 
-class Lane:
+class EpisodeFiles:
     """The episode of one environment.
 
     Attributes:

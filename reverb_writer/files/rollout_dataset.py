@@ -69,7 +69,7 @@ class RolloutDataset(RolloutFileBase):
             data_dir: directory of trajectories, or several.
             num_envs: N, environments that step together, >= 1.
             dataset_loops: how often each trajectory is delivered; < 1 for ever.
-            random_shuffle_traj_order: whether to shuffle the trajectories, anew in each loop.
+            random_shuffle_traj_order: whether to shuffle the trajectories, in a new order for each loop.
             keep_latest_n_trajs: N, to read the newest N only, and to wait for as many; 0 for all.
             starting_frame_range: [low, high), from which the first step of each trajectory is drawn; a shorter
                 trajectory begins at 0.

@@ -127,7 +127,7 @@ class RolloutFileBase:
         raise NotImplementedError
 
     def __iter__(self) -> Any:
-        """Begin anew."""
+        """Start again from the beginning."""
         self.reset()
         return self
 

@@ -18,7 +18,7 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.column_encoding import choose_encodings
-from reverb_writer.files.episode_files import Lane, Layout, Outcome
+from reverb_writer.files.episode_files import EpisodeFiles, Layout, Outcome
 from reverb_writer.files.manifest import Encoding, End
 from reverb_writer.files.nest_json import encode_nest
 from reverb_writer.nests import common_length
@@ -104,7 +104,7 @@ class RolloutWriter:
         self._is_open = True
         self._structure: StepStructure | None = None
         self._layout = Layout(None, (), 0)
-        self._lanes: list[Lane] = []
+        self._episodes: list[EpisodeFiles] = []
         self._blocks: list[npt.NDArray[Any]] = []
         if spec is not None:
             self._start(StepStructure(spec, batch_size=self.num_envs, is_spec=True), spec)
@@ -180,34 +180,34 @@ class RolloutWriter:
         """
         self._num_steps += 1
         if self.num_envs is None:
-            (lane,) = self._lanes
+            (episode,) = self._episodes
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[0, lane.fill] = leaf
-            lane.advance()
+                block[0, episode.fill] = leaf
+            episode.advance()
         else:
-            lanes, fills = np.arange(self.num_envs), [lane.fill for lane in self._lanes]
+            all_envs, fills = np.arange(self.num_envs), [episode.fill for episode in self._episodes]
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[lanes, fills] = leaf
-            for lane in self._lanes:
-                lane.advance()
+                block[all_envs, fills] = leaf
+            for episode in self._episodes:
+                episode.advance()
         for env, outcome in planned.outcomes.items():
-            lane = self._lanes[env]
+            episode = self._episodes[env]
             if planned.final is not None:
                 for block, leaf in zip(self._blocks, planned.final, strict=True):
-                    block[env, lane.fill] = leaf[env]
-                lane.advance()
-            self._finish(lane, End.STEP, outcome, boundary_step=planned.final is not None)
+                    block[env, episode.fill] = leaf[env]
+                episode.advance()
+            self._finish(episode, End.STEP, outcome, boundary_step=planned.final is not None)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of some environments, by default of all, as the observer's `reset` does."""
-        last = max(len(self._lanes) - 1, 0)
+        last = max(len(self._episodes) - 1, 0)
         chosen = (
-            range(len(self._lanes))
+            range(len(self._episodes))
             if env_ids is None
             else [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
         )
         for index in chosen:
-            self._finish(self._lanes[index], End(end), Outcome(None, None))
+            self._finish(self._episodes[index], End(end), Outcome(None, None))
 
     def save(
         self,
@@ -244,10 +244,10 @@ class RolloutWriter:
         found = list(zip(_names(structure), structure.dtypes, structure.shapes, strict=True))
         if found != specs:
             raise StructureError(f"`steps` has leaves {found}, this writer's are {specs}.")
-        lane = Lane(self.data_dir, self._name, self._layout, ())
-        lane.extend([np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)])
+        episode = EpisodeFiles(self.data_dir, self._name, self._layout, ())
+        episode.extend([np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)])
         self._num_steps += num_steps
-        path = self._finish(lane, End(end), Outcome(terminated, truncated), metadata=metadata)
+        path = self._finish(episode, End(end), Outcome(terminated, truncated), metadata=metadata)
         assert path is not None  # noqa: S101  # there is a step
         return path
 
@@ -291,8 +291,8 @@ class RolloutWriter:
             np.zeros((num_envs, length, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
         self._structure = structure
-        self._lanes = [
-            Lane(self.data_dir, self._name, self._layout, [block[env] for block in self._blocks])
+        self._episodes = [
+            EpisodeFiles(self.data_dir, self._name, self._layout, [block[env] for block in self._blocks])
             for env in range(num_envs)
         ]
 
@@ -302,14 +302,14 @@ class RolloutWriter:
 
     def _finish(
         self,
-        lane: Lane,
+        episode: EpisodeFiles,
         end: End,
         outcome: Outcome,
         *,
         metadata: Mapping[str, Any] | None = None,
         boundary_step: bool = False,
     ) -> Path | None:
-        path = lane.finish(end, outcome, {**self._metadata, **(metadata or {})}, boundary_step=boundary_step)
+        path = episode.finish(end, outcome, {**self._metadata, **(metadata or {})}, boundary_step=boundary_step)
         self._num_written += path is not None
         return path
 

@@ -44,7 +44,7 @@ class TrajectoryPool:
             find: returns their folders, oldest first.
             open_trajectory: opens one, or raises FormatError.
             loops: how often each is returned; < 1 for ever.
-            shuffle: whether to shuffle them, anew in each loop.
+            shuffle: whether to shuffle them, in a new order for each loop.
             keep_latest: N, to return only the newest N, and to wait for as many; 0 for all.
             rng: for the order.
             wait_timeout_s: how long to wait for trajectories, seconds.

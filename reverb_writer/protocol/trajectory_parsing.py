@@ -137,7 +137,7 @@ def _parse_any(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]]:
         if index < 0:
             raise FormatError(f"column {len(group_of)} of an item consists of impossible slices: {slices}"[:500])
         if column.squeeze and num_rows != 1:
-            raise FormatError(f"column {len(group_of)} of an item is squeezed, but has more than one row.")
+            raise FormatError(f"column {len(group_of)} of an item is marked as a scalar, but has more than one row.")
         group_of.append(groups.setdefault(tuple([part[:3] for part in slices]), len(groups)))
         tensors.append(index)
         is_scalar.append(column.squeeze)

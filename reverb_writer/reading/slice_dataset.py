@@ -6,7 +6,7 @@ r"""Flat batches of slices, laid end to end, from tables of whole episodes or of
 The server draws items, by the table's sampler; of each item slices are drawn here. Many actors can write to a table at
 once: every item is of one actor, so no slice crosses from one episode, or actor, to another.
 
-Source: TorchRL, `SliceSampler` and its relatives (behaviour, 4), with the rulings C15 to C18; docs/contiguous.md.
+Source: TorchRL, `SliceSampler` and its relatives; docs/contiguous.md tells where this differs.
 """
 
 from __future__ import annotations

@@ -20,19 +20,30 @@ the others, and v'_t depends on how it ends:
 
 `terminated` and `truncated` belong on the row of the action that ended the episode. What `environments.record`,
 `Episode.steps`, RLDS and TF-Agents write has them one row later, on the boundary step, which holds the final
-observation and no action: move them up by a row, and leave that step out of what is learnt (docs/contiguous.md).
-Given as they are, the last action would go on with the value of the final observation. That is refused where discounts
-by row give it away; flags alone do not tell on which row they belong.
+observation and no action: move them up by a row, and leave that step out of the training data (docs/contiguous.md).
+Otherwise the return of the last action would include the value of the final observation. Discounts by row reveal this
+mistake, and it is then refused; flags alone do not tell on which row they belong.
 
-Who has no final observations passes `final_values=values`: the approximation V(s_t) of legged-robot training, there
-written `rewards += gamma * values * time_outs`. `truncated` without `final_values` is refused.
+If the final observations are not known, pass `final_values=values`: the approximation V(s_t) of legged-robot training,
+which writes `rewards += gamma * values * time_outs`. `truncated` without `final_values` is refused.
 
-Rewards are [T, ...], mostly [T] or [T, B]. Values, flags and what else goes by row may lack trailing axes, or have them
-as 1: flags [T, B] and [T, B, 1] both suit rewards [T, B, R]. Flags are booleans, or numbers that are not 0 where set.
+Arguments that the functions share:
 
-Nothing is changed in place. Results are new arrays in the dtype of the rewards (float64 for integers), unless values of
-a wider one widen it. All functions are pure, so any thread may call them. They take NumPy arrays, and with
-array-api-compat installed those of any library that it knows, such as PyTorch's, on any device and with gradients.
+    rewards       [T, ...] with T >= 1, mostly [T] or [T, B]
+    values        [T, ...], the value of the observation in each row
+    last_value    [...] or a number, the value of the observation after the last row
+    gamma         the discount: a number in [0, 1], or [T, ...]
+    lam           a number in [0, 1]
+    terminated, truncated, final_values
+                  [T, ...] or None, as in the table above; flags are booleans, or numbers that are not 0 where set
+
+Arrays by row may lack trailing axes of the rewards, or have size 1 there: flags [T, B] and [T, B, 1] both suit rewards
+[T, B, R]. All functions raise SpecError if a number is out of range or `truncated` comes without `final_values`, and
+StructureError if shapes do not match or arrays are of different libraries.
+
+Arguments are not changed. Results are new arrays in the dtype of the rewards (float64 for integers), or in a wider one
+if the values have it. All functions are pure, so any thread may call them. They take NumPy arrays, and with
+array-api-compat installed those of any library that it supports, such as PyTorch's, on any device and with gradients.
 """
 
 from __future__ import annotations

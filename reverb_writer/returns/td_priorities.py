@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+from reverb_writer.arguments import check_fraction
 from reverb_writer.errors import StructureError
-from reverb_writer.returns.recursion import Array, array_namespace, as_array, fraction
+from reverb_writer.returns.recursion import Array, array_namespace, as_array
 
 __all__ = ["sequence_priorities"]
 
 
 def sequence_priorities(td_errors: Array, mask: Array = None, *, max_weight: float = 0.9, axis: int = 0) -> Array:
-    """Mix the greatest and the mean error of each sequence into its priority: w max|e| + (1 - w) mean|e|.
+    """Return the priority of each sequence: w max|e| + (1 - w) mean|e| of its TD errors e.
 
     Args:
         td_errors: [T, ...], or [B, T] with `axis=1`, as batches are.
-        mask: of the same shape, or None: True, or not 0, for the steps that count. A sequence of none has priority 0.
+        mask: None, or an array of the same shape: True, or not 0, for the steps that count. A sequence in which no step
+            counts has priority 0.
         max_weight: w in [0, 1].
-        axis: that of time.
+        axis: the axis of time.
 
     Returns:
         The shape of `td_errors` without `axis`.
 
     Raises:
         SpecError: `max_weight` out of range.
-        StructureError: no steps, or a mask of another shape.
+        StructureError: there are no steps, or the mask has another shape.
 
-    Source: Kapturowski et al., R2D2, 2019, section 2.3; Reverb's `td_error` priorities (behaviour, 7.2).
+    Source: Kapturowski et al., R2D2, 2019, section 2.3; Reverb's `td_error` priorities.
 
     >>> sequence_priorities([[1.0, -3.0], [0.0, 5.0]], axis=1, max_weight=0.5).tolist()
     [2.5, 3.75]
     """
-    max_weight = fraction("max_weight", max_weight)
+    max_weight = check_fraction("max_weight", max_weight)
     xp = array_namespace(td_errors, mask)
     errors = xp.abs(as_array(xp, td_errors) * 1.0)
     counted = xp.ones_like(errors) if mask is None else as_array(xp, mask)

@@ -11,10 +11,10 @@ __all__ = ["ActionLabelRollout"]
 
 
 class ActionLabelRollout(QueueRolloutStorage):
-    """A `QueueRolloutStorage` for imitation: each transition brings `action_labels`, each minibatch has them last.
+    """A `QueueRolloutStorage` for imitation learning: transitions and minibatches have `action_labels`.
 
     Attributes:
-        action_labels: like the actions.
+        action_labels: in the shape of the actions.
     """
 
     Transition = storage_records.LabelTransition

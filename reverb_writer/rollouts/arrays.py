@@ -1,7 +1,7 @@
 """Nests of arrays of NumPy, or of PyTorch on any device, through one code path: the array API of array-api-compat.
 
-A shape is told as an int, a sequence of ints, or anything with `shape` and `dtype`: an array, a spec of dm_env, a space
-of Gymnasium. A nest of shapes makes a nest of arrays.
+A shape is given as an int, a sequence of ints, or anything with `shape` and `dtype`: an array, a spec of dm_env, a
+space of Gymnasium. A nest of shapes gives a nest of arrays.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from reverb_writer.leaves import mismatch, zeros
 from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
 from reverb_writer.returns.recursion import Array
 
-__all__ = ["Arrays", "flat_rows", "stated"]
+__all__ = ["Arrays", "flat_rows", "row_shapes"]
 
 
 class Arrays:
     """The library and the device of a storage's arrays.
 
     Attributes:
-        device: None for NumPy, else what PyTorch takes as a device.
-        xp: the library, by the names of the array API as far as NumPy 1.26 has them.
+        device: None for NumPy, else a device of PyTorch.
+        xp: the library, with the names of the array API that NumPy 1.26 has too.
     """
 
     def __init__(self, device: Any) -> None:
@@ -48,13 +48,13 @@ class Arrays:
                     self.xp = importlib.import_module("array_api_compat.torch")
                     self._at = {"device": importlib.import_module("torch").device(device)}
             except (RuntimeError, TypeError) as error:
-                raise SpecError(f"`device` {device!r} is none that PyTorch knows: {error}") from None
+                raise SpecError(f"`device` {device!r} is not known to PyTorch: {error}") from None
 
     def dtype(self, name: Any) -> Any:
         """Return the library's dtype of a NumPy one.
 
         Raises:
-            SpecError: PyTorch has none, as for strings.
+            SpecError: PyTorch has no such dtype, as for strings.
         """
         dtype = np.dtype(name)
         found = dtype if self.xp is np else getattr(self.xp, dtype.name, None)
@@ -63,7 +63,7 @@ class Arrays:
         return found
 
     def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
-        """Return arrays [*rows, ...] for a nest of shapes that `stated` has returned; None stays None."""
+        """Return arrays [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
         return map_present(lambda shape: self._zeros((*rows, *shape.sizes), self.dtype(shape.dtype)), shapes)
 
     def zeros_like(self, x: Array, shape: tuple[int, ...]) -> Array:
@@ -74,15 +74,15 @@ class Arrays:
         return zeros(dtype, shape) if self.xp is np else self.xp.zeros(shape, dtype=dtype, **self._at)
 
     def asarray(self, x: Any) -> Array:
-        """Return anything as an array of the library, on the device, without its gradients; not copied if it is one.
+        """Return anything as an array of the library, on the device, without gradients; not copied if it is one.
 
         Raises:
-            StructureError: PyTorch has no arrays of this kind, such as of strings.
+            StructureError: PyTorch has no such arrays, for example of strings.
         """
         if hasattr(x, "detach"):
             x = x.detach()
             x = x if self._at else x.cpu()
-        if self._at and str(getattr(x, "dtype", "")) == "bfloat16":  # which PyTorch does not take from NumPy
+        if self._at and str(getattr(x, "dtype", "")) == "bfloat16":  # PyTorch does not convert it from NumPy
             return self.xp.asarray(np.asarray(x).view(np.int16), **self._at).view(self.xp.bfloat16)
         try:
             return self.xp.asarray(x, **self._at)
@@ -94,11 +94,11 @@ class Arrays:
         return np.asarray(x.cpu() if self._at else x)
 
     def take(self, nest: Any, rows: Array) -> Any:
-        """Copy rows [N], indices of the library, out of leaves."""
+        """Return copies of rows [N] of leaves; the indices are an array of the library."""
         return tree.map_structure(lambda leaf: self.xp.take(leaf, rows, axis=0), nest)
 
     def where(self, condition: Array, chosen: Any, other: Any) -> Any:
-        """Return leaves with the rows of one nest where a condition [B] holds, and of another where not."""
+        """Return leaves with rows of `chosen` where a condition [B] holds, and of `other` elsewhere."""
 
         def choose(a: Array, b: Array) -> Array:
             return self.xp.where(condition.reshape((-1, *(1,) * (a.ndim - 1))), a, b)
@@ -106,22 +106,22 @@ class Arrays:
         return tree.map_structure(choose, chosen, other)
 
     def concatenate(self, *nests: Any) -> Any:
-        """Lay nests of one structure end to end."""
-        concat = np.concatenate if self.xp is np else self.xp.concat  # NumPy 1.26 does not know the other name
+        """Concatenate nests of one structure along the first axis."""
+        concat = np.concatenate if self.xp is np else self.xp.concat  # NumPy 1.26 has no `concat`
         return map_present(lambda *leaves: concat(leaves, axis=0), *nests)
 
     def conform(self, name: str, given: Any, column: Any, rows: tuple[int, ...], *, num_axes: int = 2) -> Any:
-        """Return a nest with the structure, the row shapes and the dtypes of a column, or refuse it.
+        """Return a nest converted to the structure, row shapes and dtypes of a column.
 
         Args:
-            name: for the message.
-            given: leaves [*rows, ...]; axes of size 1 at the end may lack.
+            name: the argument's name, for errors.
+            given: leaves [*rows, ...]; trailing axes of size 1 may be left out.
             column: leaves [T, B, ...].
-            rows: sizes of the leading axes of what is given.
-            num_axes: leading axes of the column, which are of no account.
+            rows: sizes of the leading axes of `given`.
+            num_axes: number of leading axes of the column, which are ignored.
 
         Raises:
-            StructureError: another structure, shape, or kind of dtype; names the leaf.
+            StructureError: the structure, a shape or the kind of a dtype differs; the message names the leaf.
         """
         given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(column) else given
         (paths, values), (expected_paths, columns) = (named_leaves(nest, f"`{name}`") for nest in (given, column))
@@ -134,7 +134,7 @@ class Arrays:
             if tuple(x.shape) != sizes[: x.ndim] or x.ndim < len(rows) or any(size != 1 for size in lacking):
                 raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage")
             if not self._can_cast(x.dtype, expected.dtype):
-                advice = "Cast it yourself."
+                advice = "Cast it first."
                 raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage", advice)
             leaves.append(self.xp.asarray(x, dtype=expected.dtype).reshape(sizes))
         return packer(column)(leaves)
@@ -146,21 +146,21 @@ class Arrays:
 
 
 class _Shape:
-    """What a row of an array looks like; no tuple, which would be a nest."""
+    """Shape and dtype of a row of an array; not a tuple, which would be a nest."""
 
     def __init__(self, sizes: Sequence[Any], dtype: Any) -> None:
         self.sizes = tuple(map(operator.index, sizes))
         self.dtype = np.dtype(dtype)
 
 
-def stated(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
-    """Return a nest of what rows look like, for a nest of shapes; `dtype` where a shape does not bring one.
+def row_shapes(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
+    """Return a nest of row shapes and dtypes for a nest of shapes; `dtype` is the default.
 
     Raises:
-        SpecError: something in it is no shape.
+        SpecError: a leaf is not a shape.
     """
     if isinstance(shapes, Mapping):
-        return {key: stated(f"{name}/{key}", shape, dtype) for key, shape in shapes.items()}
+        return {key: row_shapes(f"{name}/{key}", shape, dtype) for key, shape in shapes.items()}
     if hasattr(shapes, "shape") and hasattr(shapes, "dtype"):
         return _Shape(shapes.shape, str(shapes.dtype).removeprefix("torch."))
     if hasattr(shapes, "__index__"):
@@ -172,10 +172,10 @@ def stated(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
         )
     if all(hasattr(size, "__index__") for size in shapes):
         return _Shape(shapes, dtype)
-    parts = [stated(f"{name}/{key}", shape, dtype) for key, shape in enumerate(shapes)]
+    parts = [row_shapes(f"{name}/{key}", shape, dtype) for key, shape in enumerate(shapes)]
     return type(shapes)(*parts) if hasattr(shapes, "_fields") else tuple(parts)
 
 
 def flat_rows(nest: Any) -> Any:
-    """Return leaves [T, B, ...] as [T B, ...], row t B + b; a view if that can be."""
+    """Return leaves [T, B, ...] as [T B, ...], row t B + b; a view if possible."""
     return tree.map_structure(lambda leaf: leaf.reshape((leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])), nest)

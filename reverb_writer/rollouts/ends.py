@@ -1,10 +1,10 @@
-"""How the episodes of a rollout end, as `returns` wants to know it, of columns [T, B, ...] in the order of time.
+"""How the episodes of a rollout end: the arguments of `returns`, from columns [T, B, ...] in the order of time.
 
-row                                              what follows it is worth
+row                                              value of what follows it
 -----------------------------------------------  --------------------------------------------------------
 done, not truncated                              0
 truncated                                        final_values
-the last of a window that `fill_from` brought    final_values: of the step after the window
+the last of a window from `fill_from`            final_values: of the step after the window
 the newest                                       last_values, unless it is done
 any other                                        values of the next row
 """
@@ -24,13 +24,13 @@ def ends_of(arrays: Arrays, column: Callable[[str], Any], *, approximate: bool) 
     """Return `terminated`, `truncated` and `final_values` as the functions of `returns` take them.
 
     Args:
-        arrays: of the storage.
+        arrays: the storage's arrays.
         column: returns the column of a name, in the order of time.
-        approximate: take the values of truncated rows themselves for those of their final observations, and of the last
-            rows of windows if what follows them is not known.
+        approximate: use the values of truncated rows themselves in place of those of their final observations, and also
+            in the last rows of windows if the value of what follows is not known.
 
     Raises:
-        SpecError: the value of what follows such a row is not known.
+        SpecError: such a value is needed and not known.
     """
     dones, truncated, cuts = (column(name) != 0 for name in ("dones", "truncated", "cuts"))
     cuts[-1] = False  # `last_values` are what follows
@@ -42,7 +42,7 @@ def ends_of(arrays: Arrays, column: Callable[[str], Any], *, approximate: bool) 
     if unknown:
         raise SpecError(
             f"{unknown} values of final observations are not known, or NaN, where `truncated` is set or a window ends. "
-            "Put them into `transition.final_values`, fill windows of T + 1 steps with their values, or pass "
+            "Set `transition.final_values`, fill from windows of T + 1 steps with values, or pass "
             "`approximate_time_outs=True`."
         )
     return {"terminated": dones & ~truncated, "truncated": goes_on, "final_values": final_values}

@@ -1,6 +1,6 @@
 """Hidden states of recurrent networks: nests of arrays [layers, B, H] in a step, [T, layers, B, H] in a storage.
 
-A network without memory, beside one that has it, has None in its place; it stays None.
+A network without memory has None in its place if another network has hidden states; it stays None.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _MIN_AXES = 2  # [layers, B]
 
 
 def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
-    """Return a step's states as arrays; None, which stands for zeros, if there is nothing but None.
+    """Return a step's states as arrays, or None, which means zeros, if all of them are None.
 
     Args:
-        arrays: of the storage.
+        arrays: the storage's arrays.
         given: leaves [layers, B, ...] or None, or None.
         num_envs: B.
-        saved: those of the steps before, leaves [T, layers, B, ...] or None, or None.
+        saved: the states of earlier steps, leaves [T, layers, B, ...] or None, or None.
 
     Raises:
-        StructureError: other shapes, or not those of the steps before.
+        StructureError: the shapes are wrong, or differ from those of earlier steps.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
         return None
@@ -40,17 +40,17 @@ def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
     if saved is not None:
         expected = tree.map_structure(lambda leaf: str(None if leaf is None else tuple(leaf.shape[1:])), saved)
         if shapes != expected:
-            raise StructureError(f"`hidden_states` are {shapes}, expected {expected}, as in the steps before.")
+            raise StructureError(f"`hidden_states` are {shapes}, expected {expected}, as in earlier steps.")
     return states
 
 
 def zeros(arrays: Arrays, states: Any, num_rows: int) -> Any:
-    """Return room for the states of so many steps."""
+    """Return zeros for the states of `num_rows` steps."""
     return map_present(lambda leaf: arrays.zeros_like(leaf, (num_rows, *leaf.shape)), states)
 
 
 def write(saved: Any, row: int, states: Any) -> None:
-    """Copy the states of a step into a row, in place; None for zeros."""
+    """Copy the states of a step into a row, in place; None means zeros."""
     if states is not None:
         write_row(saved, row, states)
         return

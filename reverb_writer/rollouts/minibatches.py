@@ -1,11 +1,11 @@
-"""Minibatches of a rollout: every row is in every epoch once, in parts that differ by one row or environment at most.
+"""Minibatches of a rollout: each epoch has each row once, in parts that differ by one row or environment at most.
 
     shuffled    rows of all environments mixed                    [N, ...]
     recurrent   whole environments; observations by trajectory    [T, n, ...] padded, the rest [T, b, ...]
-    contiguous  whole environments; everything by trajectory      [N, ...] end to end
+    contiguous  whole environments; everything by trajectory      [N, ...] concatenated
 
-`columns` are those of a storage, in the order of time, by field of the minibatch: leaves [T, B, ...], None where there
-are none, and hidden states [T, layers, B, H].
+`columns` are the columns of a storage, in the order of time, by field of the minibatch: leaves [T, B, ...] or None, and
+hidden states [T, layers, B, H].
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from reverb_writer.slices.boundaries import positions
 __all__ = ["MiniBatches"]
 
 _OBSERVED = ("obs", "critic_obs", "next_obs", "next_critic_obs")
-"""What a recurrent network reads, and so is padded."""
+"""The fields that a recurrent network reads; these are padded."""
 
 Indices = npt.NDArray[np.int64]
 
 
 class _Part(NamedTuple):
-    """Some of the environments, and their trajectories: numbers, or a slice of them."""
+    """Environments and their trajectories, as indices or slices."""
 
     environments: Indices | slice
     trajectories: Indices | slice
@@ -42,15 +42,15 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class MiniBatches:
-    """Minibatches to come: `num_parts` in each of `num_epochs`.
+    """Iterators over minibatches: `num_parts` in each of `num_epochs` epochs.
 
     Attributes:
-        arrays: of the storage.
+        arrays: the storage's arrays.
         kind: the class of the minibatches.
-        columns: see the top of this module.
-        num_parts: minibatches in an epoch.
-        num_epochs: times to go through the rows.
-        rng: what orders are drawn from; None, for whole environments only, to leave them in theirs.
+        columns: see the module's docstring.
+        num_parts: number of minibatches in an epoch.
+        num_epochs: number of passes over the rows.
+        rng: draws the order of rows or environments; None to keep the order of environments.
     """
 
     arrays: Arrays
@@ -61,8 +61,8 @@ class MiniBatches:
     rng: np.random.Generator | None
 
     def shuffled(self, num_rows: int) -> Iterator[Any]:
-        """Yield minibatches of rows in an order that is drawn anew for each epoch."""
-        assert self.rng is not None  # noqa: S101  # rows are always drawn
+        """Yield minibatches of rows in a new random order for each epoch."""
+        assert self.rng is not None  # noqa: S101  # orders of rows are always random
         flat = {field: flat_rows(nest) for field, nest in self._present().items()}
         for _ in range(self.num_epochs):
             for part in np.array_split(self.rng.permutation(num_rows), self.num_parts):
@@ -70,7 +70,7 @@ class MiniBatches:
                 yield self._make({field: self.arrays.take(nest, rows) for field, nest in flat.items()})
 
     def recurrent(self, trajectories: Trajectories) -> Iterator[Any]:
-        """Yield minibatches of whole environments; what is observed is padded.
+        """Yield minibatches of whole environments; observations are padded.
 
         Without `rng`, leaves are views of the storage, or of what all minibatches share.
         """
@@ -85,7 +85,7 @@ class MiniBatches:
             yield self._make(found)
 
     def contiguous(self, trajectories: Trajectories) -> Iterator[ContiguousMiniBatch]:
-        """Yield minibatches of whole environments, their trajectories laid end to end; all are copies."""
+        """Yield minibatches of whole environments, their trajectories concatenated; all leaves are copies."""
         flat = {field: flat_rows(nest) for field, nest in self._present().items()}
         numbers = np.arange(len(trajectories))
         for part in self._parts(trajectories):
@@ -97,11 +97,11 @@ class MiniBatches:
             yield ContiguousMiniBatch(self._make(found), is_init, self.arrays.asarray(lengths))
 
     def _present(self) -> dict[str, Any]:
-        """Return the columns that there are, but for the hidden states."""
+        """Return the columns that are not None, without the hidden states."""
         return {field: nest for field, nest in self.columns.items() if nest is not None and field != "hidden_states"}
 
     def _parts(self, trajectories: Trajectories) -> Iterator[_Part]:
-        """Divide the environments, epoch by epoch; each brings its trajectories, which are ordered by environment."""
+        """Divide the environments of each epoch; trajectories are ordered by environment."""
         num_environments = trajectories.storage_shape[1]
         edges = np.searchsorted(trajectories.env_ids, np.arange(num_environments + 1))
         for _ in range(self.num_epochs):

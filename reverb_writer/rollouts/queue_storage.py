@@ -17,10 +17,10 @@ __all__ = ["QueueRolloutStorage"]
 
 
 class QueueRolloutStorage(RolloutStorage):
-    """A `RolloutStorage` whose new rows take the place of the oldest, once it has grown to its full size.
+    """A `RolloutStorage` in which new rows replace the oldest ones, once it has grown to its full size.
 
-    It grows at `clear()`, by T rows at most, until it has floor(`buffer_dilation_ratio` T). Rows are always read in the
-    order of time, wherever the newest one is: returns, minibatches and statistics are those of all rows that it holds.
+    It grows at `clear()`, by T rows at most, until it has floor(`buffer_dilation_ratio` T) rows. Rows are always read
+    in the order of time: returns, minibatches and statistics are those of all rows in the storage.
 
         T = 4, ratio 1.5    rollout    rows written    size
                             1          0 1 2 3         4, then grows
@@ -28,13 +28,13 @@ class QueueRolloutStorage(RolloutStorage):
                             3          2 3 4 5         6
 
     Attributes:
-        step: the row that the next transition goes to; where it wraps, that of the oldest one.
+        step: the row that the next transition goes to; once the storage is full, that of the oldest one.
     """
 
     def __init__(self, *arguments: Any, buffer_dilation_ratio: float = 1.0, **options: Any) -> None:
-        """Allocate T rows; arguments and errors as for `RolloutStorage`, and one more.
+        """Allocate T rows.
 
-        `buffer_dilation_ratio` is the full size as a multiple of T, >= 1.
+        Arguments and errors: as in `RolloutStorage`. `buffer_dilation_ratio` >= 1 is the full size as a multiple of T.
         """
         super().__init__(*arguments, **options)
         ratio = number("buffer_dilation_ratio", buffer_dilation_ratio)
@@ -45,11 +45,11 @@ class QueueRolloutStorage(RolloutStorage):
 
     @property
     def num_rows(self) -> int:
-        """Rows that it holds."""
+        """Number of rows in the storage."""
         return self._num_rows
 
     def clear(self) -> None:
-        """Begin a new rollout: the rows of those before stay, and there is room for more up to the full size."""
+        """Begin a new rollout. Earlier rows are kept; the storage grows if it is smaller than its full size."""
         if self.step == self._capacity:
             extra = min(self._full_size - self._capacity, self.num_transitions_per_env)
             for name, rows in self._zeros(extra).items():
@@ -63,7 +63,7 @@ class QueueRolloutStorage(RolloutStorage):
         self._has_returns = False
 
     def untie_buffer_loop(self) -> None:
-        """Put the rows into the order of time, returns and advantages too; the next one goes to row 0."""
+        """Sort the rows, returns and advantages by time; the next transition goes to row 0."""
         rows = self._rows_in_time()
         if isinstance(rows, slice):
             return

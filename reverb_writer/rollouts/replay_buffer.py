@@ -1,4 +1,4 @@
-"""A ring of states and the states that followed them."""
+"""A ring buffer of pairs of consecutive states."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError
 from reverb_writer.nests import common_length
-from reverb_writer.rollouts.arrays import Arrays, stated
+from reverb_writer.rollouts.arrays import Arrays, row_shapes
 
 __all__ = ["ReplayBuffer"]
 
 
 class ReplayBuffer:
-    """A ring of pairs of states; once it is full, new ones take the place of the oldest. Not thread-safe.
+    """A ring buffer of pairs (state, next state), without actions and rewards; new pairs replace the oldest.
+
+    Not thread-safe.
 
     Attributes:
         states: leaves [size, ...].
-        next_states: likewise.
-        buffer_size: pairs that it holds at most.
-        num_samples: pairs that it holds.
+        next_states: leaves [size, ...]; row i follows row i of `states`.
+        buffer_size: maximum number of pairs.
+        num_samples: number of pairs.
         step: where the next pair goes.
         device: None for NumPy.
 
-    Source: the seed's `ReplayBuffer` (behaviour, 5.1).
+    Source: instinct_rl's `ReplayBuffer`.
 
     >>> buffer = ReplayBuffer(obs_dim=1, buffer_size=5)
     >>> for states in (np.array([[0.0], [1.0], [2.0]]), np.array([[3.0], [4.0], [5.0]])):
@@ -38,19 +40,19 @@ class ReplayBuffer:
     """
 
     def __init__(self, obs_dim: Any, buffer_size: int, device: Any = None, *, seed: int | None = None) -> None:
-        """Allocate.
+        """Allocate the ring.
 
         Args:
-            obs_dim: sizes of a state: an int, a shape, something with `shape` and `dtype`, or a nest of them.
-            buffer_size: pairs, >= 1.
+            obs_dim: shape of a state: an int, a shape, something with `shape` and `dtype`, or a nest of them.
+            buffer_size: maximum number of pairs, >= 1.
             device: None for NumPy arrays, else the device of PyTorch tensors.
-            seed: of what is sampled; None for something else each time.
+            seed: seed of the samples; None for a random one.
 
         Raises:
-            SpecError: an argument can never work, or PyTorch is not installed.
+            SpecError: an argument is not valid, or PyTorch is not installed.
         """
         self.buffer_size = integer("buffer_size", buffer_size, minimum=1)
-        shapes = stated("obs_dim", obs_dim)
+        shapes = row_shapes("obs_dim", obs_dim)
         self._arrays = Arrays(device)
         self._rng = np.random.default_rng(seed)
         self.states, self.next_states = (self._arrays.zeros(shapes, (self.buffer_size,)) for _ in range(2))
@@ -59,14 +61,14 @@ class ReplayBuffer:
         self.num_samples = 0
 
     def insert(self, states: Any, next_states: Any) -> None:
-        """Copy pairs into the ring, any number of them; of more than fit the last ones stay.
+        """Copy any number of pairs into the ring; if there are more than `buffer_size`, only the last ones are kept.
 
         Args:
             states: leaves [m, ...].
-            next_states: likewise.
+            next_states: leaves [m, ...].
 
         Raises:
-            StructureError: other structures, shapes or numbers of rows. Nothing changed.
+            StructureError: a structure, shape or number of rows differs. Nothing has changed.
         """
         num_rows = common_length(states, "`states`")
         conform = functools.partial(self._arrays.conform, column=self.states, rows=(num_rows,), num_axes=1)
@@ -83,7 +85,7 @@ class ReplayBuffer:
         """Yield minibatches of pairs, drawn uniformly and with replacement; copies.
 
         Args:
-            num_mini_batch: how many, >= 0.
+            num_mini_batch: number of minibatches, >= 0.
             mini_batch_size: pairs in each, >= 1.
 
         Yields:

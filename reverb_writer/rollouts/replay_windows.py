@@ -29,12 +29,12 @@ def read(
     num_rows: int,
     fields_fn: Callable[[Any], Mapping[str, Any]] | None,
 ) -> list[Transition]:
-    """Take batches until there are `num_envs` windows, and return their steps: `num_rows` of them, or one more.
+    """Take batches until there are `num_envs` windows, and return their steps: `num_rows` or `num_rows` + 1.
 
     Raises:
-        IncompleteError: the dataset has ended before.
-        StructureError: windows of another length, batches that do not add up, fields of other names, or ends that are
-            flagged on boundary steps.
+        IncompleteError: the dataset has ended too early.
+        StructureError: windows have another length, batches do not add up to `num_envs`, a field is unknown, or an end
+            is flagged on a boundary step.
     """
     batches: list[Mapping[str, Any]] = []
     missing = num_envs
@@ -72,7 +72,7 @@ def _fields_of(data: Any, kind: type[Transition]) -> Mapping[str, Any]:
 
 
 def _check(found: Mapping[str, Any], missing: int, num_rows: int) -> int:
-    """Return how many windows a batch has."""
+    """Return the number of windows in a batch."""
     sizes = _shapes(found)
     if len(sizes) != 1 or len(size := sizes.pop()) != 2 or size[1] not in (num_rows, num_rows + 1):  # noqa: PLR2004
         shapes = map_present(lambda leaf: tuple(leaf.shape), dict(found))
@@ -82,7 +82,7 @@ def _check(found: Mapping[str, Any], missing: int, num_rows: int) -> int:
         )
     if size[0] > missing:
         raise StructureError(
-            f"a batch of {size[0]} windows came where {missing} were missing. Choose a batch size that divides the "
+            f"got a batch of {size[0]} windows, expected at most {missing}. Choose a batch size that divides the "
             "number of environments."
         )
     return int(size[0])
@@ -94,7 +94,7 @@ def _shapes(found: Mapping[str, Any]) -> set[tuple[int, ...]]:
 
 
 def _check_ends(arrays: Arrays, found: Mapping[str, Any], data: Any) -> None:
-    """Refuse ends that are flagged on the boundary steps that the steps themselves tell of."""
+    """Refuse ends that are flagged on boundary steps, which `data` marks."""
     is_boundary = boundary_steps(data)
     for name in ("dones", "truncated"):
         flags = found.get(name)
@@ -105,8 +105,8 @@ def _check_ends(arrays: Arrays, found: Mapping[str, Any], data: Any) -> None:
             raise StructureError(
                 f"`{name}` is set on {wrong} boundary steps, which only hold the final observation (`is_last` or "
                 "`step_type`). It belongs on the row of the action that ended the episode, one row before: "
-                "docs/contiguous.md tells how to move it. Do not write boundary steps for a rollout: it learns from "
-                "all rows."
+                "docs/contiguous.md tells how to move it. Do not write boundary steps for a rollout: all its rows "
+                "are training data."
             )
 
 

@@ -1,4 +1,4 @@
-"""Rollouts with the observation that followed each action."""
+"""Rollouts with the observation after each action."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _FINAL = {"final_observations": "observations", "final_critic_observations": "cr
 class SarsaRolloutStorage(RolloutStorage):
     """A `RolloutStorage` whose minibatches have next observations, always of the same episode.
 
-    What follows a row is the observation of the next row; of the newest row, what its transition brings as
-    `next_observations`. Where an episode ended, it is what the transition brings as `final_observations`, or else the
-    row's own observation again: never the first one of the next episode.
+    The next observation of a row is the observation of the next row, or `next_observations` of the newest transition.
+    Where an episode ended, it is `final_observations` of the transition, or if that is None the row's own observation:
+    never the first one of the next episode.
 
     Attributes:
-        next_observations: like the observations.
-        next_critic_observations: likewise; None if the critic sees nothing else.
+        next_observations: in the shape of the observations.
+        next_critic_observations: in the shape of the critic's observations; None if the storage has none.
     """
 
     Transition = storage_records.SarsaTransition
@@ -59,7 +59,7 @@ class SarsaRolloutStorage(RolloutStorage):
         super()._append(row)
 
     def _link(self, name: str, following: Any) -> None:
-        """Let the row before go on with this one, where its episode goes on."""
+        """Set the next observation of the previous row, where its episode continues."""
         ended = self.dones[self.step - 1][:, 0] != 0
         before = tree.map_structure(lambda leaf: leaf[self.step - 1], getattr(self, name))
         write_row(getattr(self, name), self.step - 1, self._arrays.where(ended, before, following))
@@ -67,6 +67,7 @@ class SarsaRolloutStorage(RolloutStorage):
     def _columns(self) -> dict[str, Any]:
         if not self._knows_next:
             raise IncompleteError(
-                "the newest transition needs `next_observations`: nobody else knows what followed it."
+                "the newest transition needs `next_observations`: no other row holds the observation after it. Set it "
+                "before `add_transitions`."
             )
         return super()._columns()

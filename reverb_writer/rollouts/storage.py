@@ -1,10 +1,9 @@
-"""Rollouts of fixed length of environments that step together, and what PPO and its kin make of them.
+"""Rollouts of fixed length from environments that step together, for PPO and related algorithms.
 
     add_transitions ──> columns [T, B, ...] ──> compute_returns ──> minibatches ──> clear
     or fill_from
 
-`docs/rollouts.md` draws it. Source: the seed's `RolloutStorage` (behaviour, 5.2); where we differ is told in
-docs/compatibility.md.
+Drawn in docs/rollouts.md. Source: instinct_rl's `RolloutStorage`; docs/compatibility.md lists the differences.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from reverb_writer.slices import Trajectories
 __all__ = ["RolloutStorage"]
 
 _NEEDED = ("observations", "critic_observations", "actions", "rewards", "dones")
-"""What transitions must bring."""
+"""Fields that transitions must have."""
 
 _NO_END = {"truncated": 0, "final_values": math.nan, "cuts": 0}
-"""What rows hold whose transitions do not bring these."""
+"""Default values of fields that transitions may leave out."""
 
 _POLICY = {"values", "actions_log_prob", "mu", "sigma"}
-"""What may lack, but then in all rows of a rollout."""
+"""Fields that either all transitions of a rollout have, or none."""
 
 
 class RolloutStorage:
     """Rows [T, B, ...] of B environments, T steps each, on NumPy arrays or PyTorch tensors.
 
-    Use: add T transitions, compute returns, go through the minibatches, clear. A rollout that is shorter is taken as
-    far as it goes. A call that raises has changed nothing. Not thread-safe.
+    Use: add T transitions, compute returns, iterate over the minibatches, clear. A rollout may have fewer than T rows.
+    A call that raises an error has changed nothing. Not thread-safe.
 
     Attributes:
         num_envs: B.
@@ -52,8 +51,8 @@ class RolloutStorage:
         device: None for NumPy.
         saved_hidden_states: None, or a nest, leaves [T, layers, B, H], of the states before each step.
         observations, critic_observations, actions, rewards, dones, truncated, final_values, cuts, values,
-            actions_log_prob, mu, sigma, advantages, returns: leaves [T, B, ...] as `transitions` lists them; written in
-            place by the next rollout. Rows that have not been written since then are 0, or old.
+            actions_log_prob, mu, sigma, advantages, returns: leaves [T, B, ...] as `storage_records` lists them. The
+            next rollout writes them in place; rows that it has not written yet are 0, or those of the last rollout.
 
     Example:
         storage = RolloutStorage(num_envs=4096, num_transitions_per_env=24, obs_shape=(48,), critic_obs_shape=None,
@@ -64,7 +63,7 @@ class RolloutStorage:
     MiniBatch: Any = storage_records.MiniBatch
 
     _LIKE: ClassVar[Mapping[str, str]] = {}
-    """Columns that a subclass adds, and those that they look like."""
+    """Columns that a subclass adds, and the columns whose shapes they have."""
     _ALSO_NEEDED: ClassVar[tuple[str, ...]] = ()
 
     observations: Any
@@ -94,21 +93,21 @@ class RolloutStorage:
         *,
         seed: int | None = None,
     ) -> None:
-        """Allocate.
+        """Allocate the columns.
 
         Args:
             num_envs: B, >= 1.
-            num_transitions_per_env: T, steps in a rollout, >= 1.
-            obs_shape: of one environment's observation: a shape, something with `shape` and `dtype`, or a nest of them.
-                float32 where no dtype is told.
-            critic_obs_shape: likewise, of what the critic sees; None or (None,) if that is the same.
-            actions_shape: likewise, of an action.
+            num_transitions_per_env: T, number of steps in a rollout, >= 1.
+            obs_shape: observation of an environment: a shape, something with `shape` and `dtype`, or a nest of them.
+                float32 where no dtype is given.
+            critic_obs_shape: the critic's observation; None or (None,) if the critic reads the observation.
+            actions_shape: an action.
             num_rewards: R, >= 1.
             device: None for NumPy arrays, else the device of PyTorch tensors, such as "cpu" or "cuda:0".
-            seed: of the order of minibatches; None for another one each time.
+            seed: seed of the order of minibatches; None for a random one.
 
         Raises:
-            SpecError: an argument can never work, or PyTorch is not installed.
+            SpecError: an argument is not valid, or PyTorch is not installed.
         """
         self.num_envs = integer("num_envs", num_envs, minimum=1)
         self.num_transitions_per_env = integer("num_transitions_per_env", num_transitions_per_env, minimum=1)
@@ -132,7 +131,7 @@ class RolloutStorage:
 
         Raises:
             SpecError: the storage is full.
-            StructureError: a field lacks, has another structure or shape, or was not there in the rows before.
+            StructureError: a field is missing, has another structure or shape, or was None in earlier rows.
         """
         self._check_room(1)
         self._append(self._read(transition))
@@ -142,33 +141,33 @@ class RolloutStorage:
     ) -> storage_records.Transition | None:
         """Fill a rollout with windows from a replay table: each becomes an environment of the rollout.
 
-        Takes as many batches as make B windows, and no more: from a queue table each step is used once. What was there
-        before is of other actors: no return and no trajectory goes on from it into the windows.
+        Takes as many batches as make up B windows: from a queue table each step is used once. Earlier rows come from
+        other actors, so no return and no trajectory continues from them into the windows.
 
         Args:
             dataset: yields batches, `batch.data` a nest with leaves [batch size, L, ...]; an `rw.ReplayDataset`. L is
-                T, or T + 1 if each window ends with the step after the last one, which is the first of the next one.
-                The batch size divides B.
-            fields_fn: turns `batch.data` into a dict of fields of `Transition`; None if they have those names already.
-                Of hidden states the leaves are [batch size, L, layers, H].
+                T, or T + 1 if each window has one step more, whose observation and values follow the last row. The
+                batch size divides B.
+            fields_fn: converts `batch.data` to a dict of fields of `Transition`; None if it has those names already.
+                Hidden states are [batch size, L, layers, H].
 
         Returns:
             Step T, [B, ...], with the observations and values to bootstrap from; None if L is T.
 
         Raises:
-            IncompleteError: the dataset has ended before. Nothing changed here, but what came is taken from the table.
-            SpecError: there is no room for T rows.
-            StructureError: the windows do not fit, or flag an end on a boundary step. As for IncompleteError.
+            IncompleteError: the dataset has ended too early. The storage is unchanged, but the samples are consumed.
+            SpecError: the storage has no room for T rows.
+            StructureError: the windows do not match, or flag an end on a boundary step; as for IncompleteError.
         """
         self._check_room(self.num_transitions_per_env)
         steps = replay_windows.read(
             self._arrays, dataset, self.Transition, self.num_envs, self.num_transitions_per_env, fields_fn
         )
         rows = [self._read(step) for step in steps]
-        self._cut()
+        self._end_trajectories()
         for row in rows[: self.num_transitions_per_env]:
             self._append(row)
-        self._cut()
+        self._end_trajectories()
         if len(rows) == self.num_transitions_per_env:
             return None
         if "values" in rows[-1]:
@@ -184,7 +183,7 @@ class RolloutStorage:
 
     @property
     def num_rows(self) -> int:
-        """Rows that have been written since `clear()`."""
+        """Number of rows written since `clear()`."""
         return self.step
 
     def compute_returns(
@@ -198,21 +197,21 @@ class RolloutStorage:
     ) -> None:
         """Estimate advantages by GAE, in the order of time, and returns, which are advantages + values.
 
-        Where an episode terminated, nothing follows; where it was truncated, `final_values`; where an older window of
-        `fill_from` ends, the values of the step after it, or else the `last_values` of the call that came after it.
+        The value after a row is 0 where its episode terminated and `final_values` where it was truncated. At the end of
+        an older window of `fill_from` it is the value of the step after it, or the `last_values` of the next call.
 
         Args:
-            last_values: [B, R], of the observations after the newest row.
+            last_values: [B, R], values of the observations after the newest row.
             gamma: the discount, in [0, 1].
             lam: in [0, 1].
-            approximate_time_outs: take the values of truncated rows themselves for those of their final observations;
-                and those of last rows of windows if what follows is not known.
-            normalize_advantages: to mean 0 and standard deviation 1, over all rewards together.
+            approximate_time_outs: use the values of truncated rows themselves in place of those of their final
+                observations, and also in the last rows of windows if the value of what follows is not known.
+            normalize_advantages: whether to normalize to mean 0 and standard deviation 1, over all rewards together.
 
         Raises:
             IncompleteError: there are no rows, or no values with them.
-            SpecError: a number out of range, or a time-out or an older window of which nobody knows what follows.
-            StructureError: `last_values` have another shape.
+            SpecError: a number is out of range, or the value after a time-out or an older window is not known.
+            StructureError: `last_values` has another shape.
 
         Source: Schulman et al., 2016, (16); see `returns.gae`.
         """
@@ -228,7 +227,7 @@ class RolloutStorage:
         self._has_returns = True
 
     def get_statistics(self) -> tuple[float, float]:
-        """Return the mean length of trajectories, those that the rollout cuts off included, and the mean reward.
+        """Return the mean length of trajectories, including those that the rollout cuts off, and the mean reward.
 
         Raises:
             IncompleteError: there are no rows.
@@ -237,11 +236,11 @@ class RolloutStorage:
         return float(self._trajectories().lengths.mean()), float(self._in_time("rewards").mean())
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
-        """Yield minibatches of rows [N, ...], copies, shuffled anew for each epoch; each row is in each epoch once.
+        """Yield minibatches of rows [N, ...], copies, in a new order for each epoch; each epoch has each row once.
 
         Args:
-            num_mini_batches: of an epoch, 1 to the number of rows; they differ in size by one at most.
-            num_epochs: times to go through the rows, >= 0.
+            num_mini_batches: minibatches per epoch, 1 to the number of rows; sizes differ by one at most.
+            num_epochs: number of passes over the rows, >= 0.
 
         Yields:
             `MiniBatch` without hidden states and masks.
@@ -256,18 +255,18 @@ class RolloutStorage:
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
     ) -> Iterator[Any]:
-        """Yield minibatches of whole environments, of which the observations are split into trajectories and padded.
+        """Yield minibatches of whole environments, with the observations split into trajectories and padded.
 
         Args:
-            num_mini_batches: of an epoch, 1 to B; they differ by one environment at most.
-            num_epochs: times to go through the rows, >= 0.
-            shuffle: draw the environments of a minibatch anew for each epoch; False for their order.
+            num_mini_batches: minibatches per epoch, 1 to B; sizes differ by one environment at most.
+            num_epochs: number of passes over the rows, >= 0.
+            shuffle: whether to draw the environments of a minibatch at random; False keeps their order.
 
         Yields:
             `MiniBatch` with observations [T, n, ...] of n trajectories, zeros behind them; `masks` [T, n], True on real
             rows; `hidden_states` [layers, n, H] before the first step of each; the rest [T, b, ...] of b environments.
-            `unpad_trajectories` brings what a network makes of the observations to [T, b, ...]. Without `shuffle`,
-            leaves are views of the storage or of what all minibatches share: do not change them in place.
+            `unpad_trajectories` converts a network's outputs to [T, b, ...]. Without `shuffle`,
+            leaves are views of the storage or are shared by all minibatches: do not change them in place.
 
         Raises:
             IncompleteError: there are no rows.
@@ -279,9 +278,9 @@ class RolloutStorage:
     def contiguous_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
     ) -> Iterator[storage_records.ContiguousMiniBatch]:
-        """Yield minibatches of whole environments as trajectories end to end, without padding.
+        """Yield minibatches of whole environments with their trajectories concatenated, without padding.
 
-        Arguments and errors as for `recurrent_mini_batch_generator`.
+        Arguments and errors: as in `recurrent_mini_batch_generator`.
 
         Yields:
             `ContiguousMiniBatch`: leaves [N, ...], copies, `is_init` [N] and `lengths` [n].
@@ -302,11 +301,11 @@ class RolloutStorage:
     # ------------------------------------------------------------------------------------------------ parts
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
-        """Return new rows of all columns; None of those that there are not."""
+        """Return new rows of all columns, None for columns that the storage does not have."""
         return dict(self._arrays.zeros(self._shapes, (num_rows, self.num_envs)))
 
     def _read(self, transition: storage_records.Transition) -> dict[str, Any]:
-        """Return a row of each column that the transition brings, checked."""
+        """Return the checked fields of a transition, by column."""
         row = {}
         for field in fields(self.Transition):
             name, given = storage_records.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
@@ -321,8 +320,8 @@ class RolloutStorage:
         changed = _POLICY & self._given.symmetric_difference(row)
         if changed and self.num_rows:
             raise StructureError(
-                f"all transitions of a rollout bring the same fields: {', '.join(sorted(changed))} came in some rows, "
-                "and in others not."
+                f"all transitions of a rollout must have the same fields: some rows have {', '.join(sorted(changed))}, "
+                "others do not. Set them in all rows, or in none."
             )
         row["dones"] = row["dones"] | row.get("truncated", row["dones"])
         states, saved = getattr(transition, "hidden_states", None), self.saved_hidden_states
@@ -330,7 +329,7 @@ class RolloutStorage:
         return row
 
     def _append(self, row: dict[str, Any]) -> None:
-        """Write a row, and go on to the next one."""
+        """Write a row, and advance to the next one."""
         states = row.pop("saved_hidden_states")
         if states is not None and self.saved_hidden_states is None:
             self.saved_hidden_states = hidden_states.zeros(self._arrays, states, self._capacity)
@@ -347,12 +346,12 @@ class RolloutStorage:
     def _advance(self) -> None:
         self.step += 1
 
-    def _cut(self) -> None:
-        """Let nothing follow the newest row, if there is one: what is written next is of other actors."""
+    def _end_trajectories(self) -> None:
+        """Mark the newest row as the end of a trajectory, because the next rows come from other actors."""
         self.cuts[self._newest] = int(self.num_rows > 0)
 
     def _put_final_values(self, values: Any) -> None:
-        """Keep what the newest row goes on with, [B, R], where its episode goes on."""
+        """Set the values [B, R] that follow the newest row, where its episode continues."""
         ended, known = self.dones[self._newest][:, 0] != 0, self.final_values[self._newest]
         self.final_values[self._newest] = self._arrays.where(ended, known, values)
 
@@ -365,7 +364,7 @@ class RolloutStorage:
         return int(self.dones.shape[0])
 
     def _rows_in_time(self) -> Any:
-        """Return which rows there are, oldest first: a slice, or indices."""
+        """Return the rows in the storage, oldest first: a slice, or indices."""
         return slice(0, self.num_rows)
 
     def _in_time(self, name: str) -> Any:
@@ -373,7 +372,7 @@ class RolloutStorage:
         return map_present(lambda leaf: leaf[rows], getattr(self, name))
 
     def _columns(self) -> dict[str, Any]:
-        """Return what minibatches are made of, oldest row first, by field; None where there is nothing."""
+        """Return the columns of minibatches by field, oldest row first; None for missing ones."""
         lacking = {"masks"} | (_POLICY - self._given) | (set() if self._has_returns else {"advantages", "returns"})
         names = {field: storage_records.COLUMN_OF.get(field, field) for field in self.MiniBatch._fields}
         return {
@@ -395,4 +394,6 @@ class RolloutStorage:
             raise IncompleteError("the storage has no rows yet. Call `add_transitions` first.")
         lacking = [name for name in names if name not in self._given]
         if lacking:
-            raise IncompleteError(f"the transitions of this rollout did not bring {', '.join(lacking)}.")
+            raise IncompleteError(
+                f"the transitions of this rollout have no {', '.join(lacking)}. Set them before `add_transitions`."
+            )

@@ -1,4 +1,4 @@
-"""What goes into a storage, and what comes out.
+"""The records of a storage: transitions in, minibatches out.
 
     Transition           storage                [T, B, ...]    MiniBatch
     -------------------  -------------------------------------  --------------------
@@ -17,9 +17,9 @@
     hidden_states        saved_hidden_states    nest or None   hidden_states
                          advantages, returns    R              advantages, returns
 
-A transition has leaves [B, ...] for B environments; axes of size 1 at the end may lack. Hidden states are
-[layers, B, H], as PyTorch's recurrent networks have them: of an LSTM a pair, of actor and critic a pair of those.
-`cuts` is not 0 in the last row of a window that `fill_from` brought: the row after it is of other actors.
+A transition has leaves [B, ...] for B environments; trailing axes of size 1 may be left out. Hidden states are
+[layers, B, H], as in PyTorch's recurrent networks: a pair for an LSTM, a pair of those for actor and critic. `cuts`
+is not 0 in the last row of a window from `fill_from`: the row after it comes from other actors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.rollouts.arrays import stated
+from reverb_writer.rollouts.arrays import row_shapes
 
 __all__ = [
     "COLUMN_OF",
@@ -56,7 +56,7 @@ COLUMN_OF: Final = {
     "next_obs": "next_observations",
     "next_critic_obs": "next_critic_observations",
 }
-"""The storage's name of a field of `Transition` or `MiniBatch`, where it is another."""
+"""The storage's names of fields of `Transition` or `MiniBatch`, where they differ."""
 
 
 @dataclass
@@ -64,21 +64,21 @@ class Transition:
     """One step of B environments: fill it field by field, add it, clear it.
 
     Attributes:
-        observations: on which the actions were chosen.
-        critic_observations: what the critic sees besides, if the storage has them.
-        actions: those that were taken.
+        observations: the observations before the actions.
+        critic_observations: the critic's observations, if the storage has them.
+        actions: the actions taken.
         rewards: [B, R], or [B] of a single one.
-        dones: [B], not 0 where the episode ended with this step, for whatever reason.
-        values: [B, R], of the observations.
-        actions_log_prob: [B], logarithm of the probability of each action.
-        action_mean: of the distribution of actions.
-        action_sigma: standard deviation, likewise.
-        hidden_states: of recurrent networks before this step. None, or nothing but None, for zeros. A network without
-            memory has None in its place, in all steps alike, and so in the minibatches: `(states, None)`.
-        truncated: [B], not 0 where a time limit or the like ended the episode, which could have gone on. None for
-            nowhere. Such a row is done, whatever `dones` says.
+        dones: [B], not 0 where the episode ended with this step, for any reason.
+        values: [B, R], values of the observations.
+        actions_log_prob: [B], log-probability of each action.
+        action_mean: mean of the distribution of actions.
+        action_sigma: standard deviation of that distribution.
+        hidden_states: states of recurrent networks before this step; None means zeros. A network without memory has
+            None in its place, in all steps and in the minibatches: `(states, None)`.
+        truncated: [B], not 0 where the episode was cut off, for example by a time limit. None for nowhere. Such a row
+            counts as done even if `dones` is 0.
         final_values: [B, R], at truncated rows the values of the final observations, which environments that reset
-            themselves do not show in the next step; elsewhere anything. None for not known.
+            themselves do not show in the next step; ignored elsewhere. None if not known.
     """
 
     observations: Any = None
@@ -102,10 +102,10 @@ class Transition:
 
 @dataclass
 class LabelTransition(Transition):
-    """A transition with what an expert would have done.
+    """A transition with the actions that an expert would have taken.
 
     Attributes:
-        action_labels: like the actions.
+        action_labels: in the shape of the actions.
     """
 
     action_labels: Any = None
@@ -113,14 +113,14 @@ class LabelTransition(Transition):
 
 @dataclass
 class SarsaTransition(Transition):
-    """A transition with what followed; needed in the last row of a rollout, and where an episode ended.
+    """A transition with the observations after it; needed in the last row of a rollout and where an episode ended.
 
     Attributes:
-        next_observations: like the observations: those that the environments show next.
-        next_critic_observations: likewise.
-        final_observations: like the observations: at rows that are done, the last ones of the episode; elsewhere
-            anything. None for not known.
-        final_critic_observations: likewise.
+        next_observations: the next observations of the environments.
+        next_critic_observations: the critic's next observations.
+        final_observations: at rows that are done, the last observations of the episode; ignored elsewhere. None if
+            not known.
+        final_critic_observations: the critic's final observations.
     """
 
     next_observations: Any = None
@@ -132,8 +132,8 @@ class SarsaTransition(Transition):
 class MiniBatch(NamedTuple):
     """Part of a rollout; leaves [N, ...], or as `RolloutStorage.recurrent_mini_batch_generator` says.
 
-    Fields that the transitions did not bring are None, and so are advantages and returns that were not computed;
-    `critic_obs` is `obs` if the critic sees nothing else.
+    Fields that the transitions did not have are None, and so are advantages and returns that were not computed.
+    `critic_obs` is `obs` if the storage has no critic's observations.
     """
 
     obs: Any
@@ -150,25 +150,25 @@ class MiniBatch(NamedTuple):
 
 
 def _extended(name: str, doc: str, *fields: str) -> Any:
-    """Return a named tuple with the fields of `MiniBatch` and more: classes of them cannot be extended."""
+    """Return a named tuple class with the fields of `MiniBatch` and more; subclassing cannot add fields."""
     made: Any = NamedTuple(name, [(field, Any) for field in (*MiniBatch._fields, *fields)])  # type: ignore[misc]
     made.__doc__ = doc
     return made
 
 
-LabelMiniBatch = _extended("LabelMiniBatch", "`MiniBatch`, and the labels.", "action_labels")
+LabelMiniBatch = _extended("LabelMiniBatch", "`MiniBatch` with the labels.", "action_labels")
 SarsaMiniBatch = _extended(
-    "SarsaMiniBatch", "`MiniBatch`, and the next observations, of the same episode.", "next_obs", "next_critic_obs"
+    "SarsaMiniBatch", "`MiniBatch` with the next observations of the same episode.", "next_obs", "next_critic_obs"
 )
 
 
 class ContiguousMiniBatch(NamedTuple):
-    """Whole trajectories end to end, without padding.
+    """Whole trajectories, concatenated without padding.
 
     Attributes:
         batch: a `MiniBatch` with leaves [N, ...], hidden states [layers, n, H], and no mask.
         is_init: [N] True on the first row of each trajectory.
-        lengths: [n] rows of each of them.
+        lengths: [n] number of rows of each trajectory.
     """
 
     batch: Any
@@ -177,13 +177,17 @@ class ContiguousMiniBatch(NamedTuple):
 
 
 def column_shapes(obs_shape: Any, critic_obs_shape: Any, actions_shape: Any, num_rewards: int) -> dict[str, Any]:
-    """Return what rows of the columns look like, as `arrays.stated`; None for the critic's if it sees nothing else."""
+    """Return the row shapes of all columns; None for `critic_observations` if the critic reads `observations`."""
     is_none = isinstance(critic_obs_shape, tuple | list) and [*critic_obs_shape] == [None]
-    critic = None if critic_obs_shape is None or is_none else stated("critic_obs_shape", critic_obs_shape)
-    actions, flag, rewards = stated("actions_shape", actions_shape), stated("", 1, np.uint8), stated("", num_rewards)
-    distribution = tree.map_structure(lambda shape: stated("", shape.sizes), actions)
+    critic = None if critic_obs_shape is None or is_none else row_shapes("critic_obs_shape", critic_obs_shape)
+    actions, flag, rewards = (
+        row_shapes("actions_shape", actions_shape),
+        row_shapes("", 1, np.uint8),
+        row_shapes("", num_rewards),
+    )
+    distribution = tree.map_structure(lambda shape: row_shapes("", shape.sizes), actions)
     return {
-        "observations": stated("obs_shape", obs_shape),
+        "observations": row_shapes("obs_shape", obs_shape),
         "critic_observations": critic,
         "actions": actions,
         "rewards": rewards,
@@ -192,7 +196,7 @@ def column_shapes(obs_shape: Any, critic_obs_shape: Any, actions_shape: Any, num
         "final_values": rewards,
         "cuts": flag,
         "values": rewards,
-        "actions_log_prob": stated("", 1),
+        "actions_log_prob": row_shapes("", 1),
         "mu": distribution,
         "sigma": distribution,
         "advantages": rewards,

@@ -1,7 +1,7 @@
-"""Rollouts [T, B, ...] taken apart into the trajectories in them, which end where `dones` says, and at the last row.
+"""Rollouts [T, B, ...] split into trajectories, which end where `dones` is set and at the last row.
 
-    dones                 padded: a column a trajectory,             contiguous: end to end,
-    (D is done)           zeros behind the short ones                nothing between them
+    dones                 padded: one column each,                  contiguous: concatenated,
+    (D is done)           zeros after the short ones                 without padding
 
     env a  . . . D . .    a0 a4 b0 b3      mask  T T T T             a0 a1 a2 a3 | a4 a5 | b0 b1 b2 | b3 b4 b5
     env b  . . D . . D    a1 a5 b1 b4            T T T T
@@ -10,7 +10,7 @@
                           0  0  0  0             . . . .
                           0  0  0  0             . . . .
 
-Trajectories are ordered by environment, then by time. Which rows belong together is found by `slices`.
+Trajectories are ordered by environment, then by time. `slices` finds the trajectories.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Padded(NamedTuple):
 
 
 def split_and_pad_trajectories(nest: Any, dones: Any) -> Padded:
-    """Give each trajectory of a rollout a column of its own, with zeros behind it.
+    """Return each trajectory of a rollout in its own column, padded with zeros.
 
     Args:
         nest: leaves [T, B, ...], all of NumPy or all of PyTorch.
         dones: [T, B] or [T, B, 1], not 0 on the last row of an episode; not changed.
 
     Returns:
-        The trajectories and their masks; both copies, as long as the rollout, whatever the longest trajectory is.
+        The trajectories and their masks: copies with T rows, even if all trajectories are shorter.
 
     Raises:
-        StructureError: a leaf has other rows than `dones`.
+        StructureError: a leaf does not have the rows of `dones`.
 
-    Source: the seed's `split_and_pad_trajectories` (behaviour, 5.3), which leaves padding uninitialised.
+    Source: instinct_rl's `split_and_pad_trajectories`, which leaves padding uninitialised.
 
     >>> padded, masks = split_and_pad_trajectories(np.array([[1], [2], [3]]), np.array([[0], [1], [0]]))
     >>> padded.tolist(), masks.tolist()
@@ -59,10 +59,10 @@ def split_and_pad_trajectories(nest: Any, dones: Any) -> Padded:
 
 
 def unpad_trajectories(padded: Any, masks: Any) -> Any:
-    """Put the columns back into a rollout: the inverse of `split_and_pad_trajectories`. Gradients go through it.
+    """Return the rollout of padded trajectories: the inverse of `split_and_pad_trajectories`. Differentiable.
 
     Args:
-        padded: leaves [T, n, ...], such as what a recurrent network has made of padded trajectories.
+        padded: leaves [T, n, ...], such as a recurrent network's outputs for padded trajectories.
         masks: [T, n], True on real rows, which come first in each column.
 
     Returns:
@@ -90,12 +90,12 @@ def unpad_trajectories(padded: Any, masks: Any) -> Any:
 
 
 def find(arrays: Arrays, dones: Any) -> Trajectories:
-    """Return where the trajectories are in rows [T, B], of flags [T, B] or [T, B, 1]."""
+    """Return the trajectories of rows [T, B] that end at flags [T, B] or [T, B, 1]."""
     return find_trajectories(Markers(done=arrays.to_numpy(dones).reshape(dones.shape[:2]) != 0))
 
 
 def pad(arrays: Arrays, nest: Any, trajectories: Trajectories) -> Padded:
-    """Give each trajectory a column of its own, with zeros behind it."""
+    """Return each trajectory in its own column, padded with zeros."""
     num_rows, _ = trajectories.storage_shape
     num_columns = len(trajectories)
     lengths = trajectories.lengths

@@ -1,6 +1,6 @@
 """A Reverb replay server that is safe to run: `ReplayServer` in process, the command `reverb-writer-server` outside.
 
-The names below load when they are first touched: `reverb-writer-server checkpoints` needs no TensorFlow.
+Public names load at first use: `reverb-writer-server checkpoints` needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 from reverb_writer.lazy import lazy_names
 
-# TensorFlow reads it when it is loaded, and would tell of missing GPUs as of errors; nothing here computes with it.
+# TensorFlow reads it when it is loaded. It would log missing GPUs as errors; nothing here computes with it.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 __version__ = "0.1.0"

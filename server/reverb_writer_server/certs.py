@@ -1,4 +1,4 @@
-"""An authority and certificates for a trial of TLS; for more than a trial ask your own authority."""
+"""A certificate authority and certificates to try TLS with; in production use your own authority."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reverb_writer.errors import SpecError
 
 __all__ = ["make_certificates"]
 
-_ALLOWANCE = dt.timedelta(minutes=5)  # for clocks that are not quite right
+_CLOCK_SKEW = dt.timedelta(minutes=5)  # between the clocks of machines
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
@@ -26,11 +26,11 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
     `ca.crt` is the authority's certificate. `server.pem` has the server's certificate and key in one file, as HAProxy
     wants it; each client has a `.crt`, a `.key`, and both in a `.pem`.
 
-    An authority that is there already is used again, so that clients can be added later. The authority's key is written
-    too: keep it off the machines that need but the certificates.
+    An authority that is already in the folder is used again, so that clients can be added later. The authority's key is
+    written too: keep it off the machines that only need the certificates.
 
     Args:
-        folder: made if it is not there; readable by its owner only.
+        folder: created if it does not exist; readable by its owner only.
         hosts: names and addresses under which clients reach the server.
         clients: names of clients, such as "actor".
         days: how long the certificates are valid.
@@ -39,31 +39,37 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
         The files written.
 
     Raises:
-        SpecError: no hosts, a host that is none, or a client's name that is no file name.
+        SpecError: there are no hosts, or a host or the name of a client is not valid.
     """
     if not hosts:
-        raise SpecError("`hosts` must name at least one host, got none: clients check it.")
+        raise SpecError("`hosts` must name at least one host, got none: clients check the name that they connect to.")
     for name in clients:
         if not name or "/" in name or name in ("ca", "server"):
             raise SpecError(f"`clients`: a name must be a file name other than ca and server, got {name!r}.")
     alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     written: list[Path] = []
-    authority, authority_key = _authority(folder, days, written)
-    certificate, key = _signed("server", ExtendedKeyUsageOID.SERVER_AUTH, authority, authority_key, days, alternatives)
-    _write(folder / "server.pem", _pem(certificate) + _key_pem(key), written)
+    authority, authority_key = _load_or_create_authority(folder, days, written)
+    certificate, key = _issue_certificate(
+        "server", ExtendedKeyUsageOID.SERVER_AUTH, authority, authority_key, days, alternatives
+    )
+    _write_private(folder / "server.pem", _pem(certificate) + _key_pem(key), written)
     for name in clients:
-        certificate, key = _signed(name, ExtendedKeyUsageOID.CLIENT_AUTH, authority, authority_key, days, None)
+        certificate, key = _issue_certificate(
+            name, ExtendedKeyUsageOID.CLIENT_AUTH, authority, authority_key, days, None
+        )
         for suffix, content in (
             ("crt", _pem(certificate)),
             ("key", _key_pem(key)),
             ("pem", _pem(certificate) + _key_pem(key)),
         ):
-            _write(folder / f"{name}.{suffix}", content, written)
+            _write_private(folder / f"{name}.{suffix}", content, written)
     return written
 
 
-def _authority(folder: Path, days: int, written: list[Path]) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _load_or_create_authority(
+    folder: Path, days: int, written: list[Path]
+) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     certificate_path, key_path = folder / "ca.crt", folder / "ca.key"
     if certificate_path.exists() and key_path.exists():
         key = serialization.load_pem_private_key(key_path.read_bytes(), password=None)
@@ -84,17 +90,17 @@ def _authority(folder: Path, days: int, written: list[Path]) -> tuple[x509.Certi
         decipher_only=False,
     )
     certificate = (
-        _begun(name, name, key.public_key(), days)
+        _certificate_builder(name, name, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(usage, critical=True)
         .sign(key, hashes.SHA256())
     )
-    _write(certificate_path, _pem(certificate), written)
-    _write(key_path, _key_pem(key), written)
+    _write_private(certificate_path, _pem(certificate), written)
+    _write_private(key_path, _key_pem(key), written)
     return certificate, key
 
 
-def _signed(
+def _issue_certificate(
     name: str,
     use: x509.ObjectIdentifier,
     authority: x509.Certificate,
@@ -104,7 +110,7 @@ def _signed(
 ) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     key = ec.generate_private_key(ec.SECP256R1())
     builder = (
-        _begun(_name(name), authority.subject, key.public_key(), days)
+        _certificate_builder(_name(name), authority.subject, key.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
@@ -114,7 +120,9 @@ def _signed(
     return builder.sign(authority_key, hashes.SHA256()), key
 
 
-def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _certificate_builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.timezone.utc)
     return (
         x509.CertificateBuilder()
@@ -122,7 +130,7 @@ def _begun(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _ALLOWANCE)
+        .not_valid_before(now - _CLOCK_SKEW)
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )
@@ -138,7 +146,7 @@ def _host(host: str) -> x509.GeneralName:
     except ValueError:
         if not host or not host.isascii():
             hint = "Write it as DNS does (xn--...)."
-            raise SpecError(f"`hosts`: must be addresses, or names in ASCII, got {host!r}. {hint}") from None
+            raise SpecError(f"`hosts` must be addresses, or names in ASCII, got {host!r}. {hint}") from None
         return x509.DNSName(host)
 
 
@@ -152,7 +160,7 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(path: Path, content: bytes, written: list[Path]) -> None:
+def _write_private(path: Path, content: bytes, written: list[Path]) -> None:
     """Write a file that only its owner can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)

@@ -1,6 +1,6 @@
-"""What `serve` refuses before anything is started, and `validate` with it. Nothing is written.
+"""Checks that `serve` and `validate` make before anything is started. Nothing is written.
 
-What belongs to the moment is left to `serve`: whether ports are free, and whether another server uses the checkpoints.
+Only `serve` checks whether ports are free, and whether another server uses the checkpoints.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import reverb_writer as rw
 from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences, tables_of
-from reverb_writer_server.checkpoints.folder import CheckpointError, check_directory, choose
+from reverb_writer_server.checkpoints.folder import CheckpointError, check_directory, select_checkpoint
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability import banner
 
@@ -20,14 +20,14 @@ _logger = logging.getLogger(__name__)
 
 
 class RestoreError(rw.ReverbWriterError):
-    """The checkpoint and the configuration do not agree, or the checkpoint cannot be read."""
+    """The checkpoint and the configuration differ, or the checkpoint cannot be read."""
 
 
 def check_memory(config: ServerConfig) -> None:
-    """Refuse tables that may need more memory than there is, if the configuration says so.
+    """Refuse tables that may need more memory than the machine has, if `memory.on_excess` is `refuse`.
 
     Raises:
-        SpecError: with the figures.
+        SpecError: the tables may need more; the message has the figures.
     """
     lines, excess = banner.memory_lines(config)
     if excess and config.memory_on_excess == "refuse":
@@ -35,11 +35,11 @@ def check_memory(config: ServerConfig) -> None:
 
 
 def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
-    """Return the checkpoint to begin with, if there is one, and the tables to serve.
+    """Return the checkpoint to restore, or None, and the tables to serve.
 
     Raises:
-        CheckpointError: the folder cannot be one of checkpoints.
-        RestoreError: the checkpoint that is asked for cannot be used, or differs from the configuration.
+        CheckpointError: the folder cannot hold checkpoints.
+        RestoreError: the chosen checkpoint cannot be used, or differs from the configuration.
     """
     wanted = config.checkpoints
     tables = tuple(table.config for table in config.tables)
@@ -47,19 +47,19 @@ def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.T
         return None, tables
     check_directory(wanted.directory)
     try:
-        chosen = choose(wanted.directory, wanted.restore)
+        chosen = select_checkpoint(wanted.directory, wanted.restore)
         saved = tuple(table for table in tables_of(chosen) if table.name != SPECS_TABLE) if chosen else ()
     except (CheckpointError, rw.FormatError) as error:
         raise RestoreError(str(error)) from error
     if chosen is None:
         return None, tables
-    return chosen, _agreed(wanted.on_mismatch, chosen, saved, tables)
+    return chosen, _reconcile_tables(wanted.on_mismatch, chosen, saved, tables)
 
 
-def _agreed(
+def _reconcile_tables(
     whose: str, chosen: Checkpoint, saved: tuple[TableState, ...], tables: tuple[rw.TableConfig, ...]
 ) -> tuple[rw.TableConfig, ...]:
-    """Return the tables to serve, as checkpoint, configuration and `on_mismatch` say."""
+    """Return the tables to serve, according to `on_mismatch`."""
     found = differences(tables, saved)
     if not found:
         return tables
@@ -67,12 +67,14 @@ def _agreed(
     if whose == "refuse":
         raise RestoreError(
             f"checkpoint {chosen.name} and the configuration differ:\n  {lines}\n"
-            f"Set checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables count, or "
+            f"Set checkpoints.on_mismatch to `checkpoint` or `config` to say whose tables are served, or "
             f"checkpoints.restore to `none`."
         )
-    _logger.warning("checkpoint %s and the configuration differ; %s counts:\n  %s", chosen.name, whose, lines)
+    _logger.warning(
+        "checkpoint %s and the configuration differ; the tables of the %s are served:\n  %s", chosen.name, whose, lines
+    )
     if whose == "config":
         return tables
     unknown = {state.name for state in saved} - {table.name for table in tables}
-    # Reverb takes the rules from the checkpoint, but must be told of each table.
+    # Reverb takes the rules from the checkpoint, but needs the name of each table.
     return (*tables, *(rw.TableConfig(name) for name in sorted(unknown)))

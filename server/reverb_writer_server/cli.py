@@ -20,10 +20,10 @@ _PATH = click.Path(path_type=Path)
 
 
 class _Commands(click.Group):
-    """Commands whose errors are a line, and `serve` if none is named."""
+    """The commands; `serve` is the default."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Begin with `serve` where there is an option instead of a command."""
+        """Insert `serve` if the first argument is not a command."""
         if not args or (args[0].startswith("-") and args[0] not in ("--help", "--version")):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
@@ -38,26 +38,32 @@ def commands() -> None:
 @commands.command()
 @click.option("--config", type=_PATH, envvar="REVERB_WRITER_CONFIG", help="TOML file, or Reverb's textproto.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 for a free one.")
-@click.option("--http-port", type=click.IntRange(0, 65535), help="Port of status page, metrics and health.")
+@click.option("--http-port", type=click.IntRange(0, 65535), help="Port of the status page, metrics and health checks.")
 @click.option("--table", "names", multiple=True, metavar="NAME", help="A table; repeat it for more.")
-@click.option("--max-size", type=int, metavar="N", help="Items that each --table holds at most.")
-@click.option("--min-size", type=int, metavar="N", help="Items that each --table needs before any is sampled.")
-@click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder of checkpoints.")
-@click.option("--restore", metavar="NAME", help="latest, none or the name of a checkpoint.")
-@click.option("--on-mismatch", type=click.Choice(["refuse", "checkpoint", "config"]), help="Whose tables count.")
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="How a line of the log looks.")
+@click.option("--max-size", type=int, metavar="N", help="Maximum number of items of each --table.")
+@click.option(
+    "--min-size", type=int, metavar="N", help="Number of items that each --table needs before sampling starts."
+)
+@click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder for checkpoints.")
+@click.option("--restore", metavar="NAME", help="Checkpoint to restore: latest, none or a name.")
+@click.option(
+    "--on-mismatch",
+    type=click.Choice(["refuse", "checkpoint", "config"]),
+    help="Whose tables to serve if checkpoint and configuration differ.",
+)
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
 def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_size: int | None, **given: Any) -> None:
-    """Serve until SIGTERM or SIGINT. The command line beats the environment, which beats the file.
+    """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
     failed.
     """
     from reverb_writer_server import signals
 
-    signals.note()
+    signals.install_handlers()
     from reverb_writer_server import log_setup
     from reverb_writer_server.config import schema as configuration
-    from reverb_writer_server.config.rate_limiter_checks import refuse_twice
+    from reverb_writer_server.config.rate_limiter_checks import check_unique_names
     from reverb_writer_server.service import Service
 
     keys = {
@@ -73,7 +79,7 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         for name, value in given.items()
         if value is not None
     }
-    refuse_twice(names)
+    check_unique_names(names)
     for name in names or (("replay",) if max_size is not None or min_size is not None else ()):
         flags["tables", name, "max_size"] = 1_000_000 if max_size is None else max_size
         flags["tables", name, "min_size"] = 1 if min_size is None else min_size
@@ -86,10 +92,10 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
 @commands.command()
 @click.argument("config", type=_PATH)
 def validate(config: Path) -> None:
-    """Check a configuration, TOML or Reverb's textproto, and say in words what its tables do.
+    """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
-    Exit code 1 if `serve` would refuse it, with the checkpoints that are there. Whether its ports are free, and whether
-    another server uses its checkpoints, is not looked at.
+    Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
+    another server uses its checkpoints.
     """
     from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration
@@ -101,12 +107,12 @@ def validate(config: Path) -> None:
     checks.check_memory(loaded)
     restored, _ = checks.what_to_restore(loaded)
     if restored is not None:
-        click.echo(f"begins with checkpoint {restored.name}")
+        click.echo(f"restores checkpoint {restored.name}")
 
 
 @commands.group()
 def checkpoints() -> None:
-    """Look at checkpoints on disk; no server is needed."""
+    """Inspect checkpoints on disk; no server is needed."""
 
 
 @checkpoints.command("list")
@@ -114,17 +120,17 @@ def checkpoints() -> None:
 def list_checkpoints(directory: Path) -> None:
     """List the checkpoints of a folder, newest first."""
     from reverb_writer_server.checkpoints.folder import checkpoints_in
-    from reverb_writer_server.observability.describe import bytes_in_words
+    from reverb_writer_server.observability.describe import format_bytes
 
     for one in checkpoints_in(directory):
-        size = bytes_in_words(one.size_bytes)
+        size = format_bytes(one.size_bytes)
         click.echo(f"{one.name}  {size:>10}  {one.written_at:%Y-%m-%d %H:%M:%S} UTC  {one.fault() or 'complete'}")
 
 
 @checkpoints.command()
 @click.argument("path", type=_PATH)
 def inspect(path: Path) -> None:
-    """Say what is in a checkpoint: tables, items, counters, chunks."""
+    """Show the contents of a checkpoint: tables, items, counters, chunks."""
     from reverb_writer_server.checkpoints.contents import Checkpoint
     from reverb_writer_server.checkpoints.contents import inspect as read
 
@@ -144,7 +150,7 @@ def inspect(path: Path) -> None:
 @checkpoints.command()
 @click.argument("paths", type=_PATH, nargs=-1, required=True)
 def verify(paths: Sequence[Path]) -> None:
-    """Read checkpoints from end to end. Exit code 1 if one is incomplete or damaged."""
+    """Read checkpoints completely. Exit code 1 if one is incomplete or damaged."""
     from reverb_writer_server.checkpoints.contents import Checkpoint
     from reverb_writer_server.checkpoints.contents import verify as read
 
@@ -162,10 +168,10 @@ def verify(paths: Sequence[Path]) -> None:
 
 @checkpoints.command()
 @click.argument("address")
-@timeout_option(600.0, "Seconds to wait for it.")
+@timeout_option(600.0, "Seconds to wait for the checkpoint.")
 @security_options
 def save(address: str, timeout: float, **security: Any) -> None:
-    """Have the server at ADDRESS write a checkpoint now."""
+    """Make the server at ADDRESS write a checkpoint now."""
     with new_client(address, timeout, **security) as client:
         click.echo(client.checkpoint())
 
@@ -174,9 +180,11 @@ def save(address: str, timeout: float, **security: Any) -> None:
 @click.argument("folder", type=_PATH)
 @click.option("--host", "hosts", multiple=True, default=["localhost"], show_default=True, help="Name of the server.")
 @click.option("--client", "clients", multiple=True, default=["client"], show_default=True, help="Name of a client.")
-@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="How long they are valid.")
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days until the certificates expire."
+)
 def certs(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> None:
-    """Make an authority, a server's certificate and clients' certificates for a trial of TLS."""
+    """Create a certificate authority and certificates for a server and clients, to try TLS with."""
     from reverb_writer_server.certs import make_certificates
 
     for path in make_certificates(folder, hosts, clients, days):
@@ -184,7 +192,7 @@ def certs(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error of ours is a line and exit code 1."""
+    """Run the command line. An expected error is one line on standard error and exit code 1."""
     try:
         commands(arguments, prog_name="reverb-writer-server")
     except (ReverbWriterError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The log of a server: one line an event, for people or as JSON."""
+"""The log of a server: one line per event, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["set_up"]
 
 
 class _Json(logging.Formatter):
-    """One JSON object a line: time (UTC), level, logger, message, and what was given as `extra={"fields": ...}`."""
+    """One JSON object per line: time (UTC), level, logger, message, and the values given as `extra={"fields": ...}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {
@@ -30,7 +30,7 @@ def set_up(form: str, level: str) -> None:
 
     Args:
         form: "text" or "json".
-        level: the least that is logged: "debug", "info", "warning" or "error".
+        level: the lowest level that is logged: "debug", "info", "warning" or "error".
     """
     handler = logging.StreamHandler()
     text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%Y-%m-%d %H:%M:%S")

@@ -24,72 +24,80 @@ from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory, what_to_restore
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability import banner
-from reverb_writer_server.observability.describe import bytes_in_words
-from reverb_writer_server.observability.http import Web
+from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.memory import estimate
 from reverb_writer_server.observability.monitor import Monitor
-from reverb_writer_server.observability.state import CheckpointLog, State
-from reverb_writer_server.reverb.child import Start
+from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
+from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.draining import connections_to
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
-__all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "STOPPED", "Service", "has_ended"]
+__all__ = [
+    "CANNOT_RESTORE",
+    "CANNOT_START",
+    "DIED",
+    "LAST_CHECKPOINT_FAILED",
+    "STOPPED",
+    "Service",
+    "wait_for_checkpoint",
+]
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED = 0, 1, 3, 4, 5
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 _PAUSE_S = 0.1
-_CHECKPOINT_WITHIN_S = 3600.0
-_STOP_WITHIN_S = 10.0
+_CHECKPOINT_TIMEOUT_S = 3600.0
+_STOP_TIMEOUT_S = 10.0
 _PROGRESS_EVERY_S = 5.0
 
 
-class _StoppedAtOnceError(Exception):
-    """A signal that leaves no time."""
+class _StopNowError(Exception):
+    """A signal that ends the service before it serves."""
 
-    def __init__(self, ending: int) -> None:
-        super().__init__(ending)
-        self.ending = ending
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
 
 
 class Service:
     """One server from start to end; `run` it once, in the main thread."""
 
     def __init__(self, config: ServerConfig, ready: Callable[[str], None]) -> None:
-        """Prepare.
+        """Prepare; nothing is started yet.
 
         Args:
             config: what to serve.
-            ready: called with a line that names the address when clients can connect.
+            ready: called when clients can connect, with a line that names the address.
         """
         self._config = config
         self._ready = ready
-        self._state = State()
+        self._state = ServiceState()
         self._folder: CheckpointFolder | None = None
         self._saving: threading.Thread | None = None
-        self._adopting = threading.Lock()
+        self._keeping = threading.Lock()
         self._port = 0
 
     def run(self) -> int:
-        """Serve until a signal comes; return the exit code.
+        """Serve until a signal is received; return the exit code.
 
         Raises:
-            ReverbWriterError, OSError: it cannot start as configured.
+            ReverbWriterError, OSError: the service cannot start as configured.
         """
-        with contextlib.ExitStack() as open_things:
+        with contextlib.ExitStack() as resources:
             try:
-                process = self._start(open_things)
+                process = self._start(resources)
             except RestoreError as error:
-                _logger.error("%s", error)  # noqa: TRY400  # it says what to do; a traceback would hide that
+                _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
                 return CANNOT_RESTORE
-            except _StoppedAtOnceError as stop:
-                return 128 + stop.ending
+            except _StopNowError as stop:
+                return 128 + stop.number
             return self._serve(process)
 
     # Start.
 
-    def _start(self, open_things: contextlib.ExitStack) -> ReverbProcess:
+    def _start(self, resources: contextlib.ExitStack) -> ReverbProcess:
         config, state = self._config, self._state
         _logger.info("%s", banner.versions_line())
         for line in banner.table_lines(config.tables):
@@ -100,78 +108,78 @@ class Service:
         check_memory(config)
         state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
         if config.http_port:
-            web = Web(config.http_host, config.http_port, state)
-            open_things.callback(web.close)
-            _logger.info("status page, /metrics, /livez and /readyz at http://%s/", web.address)
-        restore, tables = self._claim_checkpoints(open_things)
+            status_server = StatusServer(config.http_host, config.http_port, state)
+            resources.callback(status_server.close)
+            _logger.info("status page, /metrics, /livez and /readyz at http://%s/", status_server.address)
+        restore, tables = self._open_checkpoint_folder(resources)
         process = ReverbProcess()
-        open_things.callback(process.kill)
-        state.processes = ("self", process.number)
+        resources.callback(process.kill)
+        state.process_ids = ("self", process.pid)
         started = time.monotonic()
-        fit = restore is not None and config.checkpoints.on_mismatch == "config"
-        start = Start(
+        convert = restore is not None and config.checkpoints.on_mismatch == "config"
+        request = StartRequest(
             tables,
             config.port or None,
             self._folder.incoming if self._folder else None,
             restore.path if restore else None,
-            fit,
+            convert,
         )
         try:
-            self._port, left_out = process.start(start, self._progress(restore))
+            self._port, left_out = process.start(request, self._progress(restore))
         except RuntimeError as error:
-            raise RestoreError(f"{error}. Choose another checkpoint, or `none`.") from error
+            raise RestoreError(f"{error}. Restore another checkpoint, or `none`.") from error
         for name, count in left_out.items():
             _logger.warning(
                 "table `%s`: %d items of the checkpoint do not fit the configuration and are left out", name, count
             )
         state.monitor = Monitor(f"localhost:{self._port}", [table.name for table in tables])
-        open_things.callback(state.monitor.close)
+        resources.callback(state.monitor.close)
         if restore is not None:
             held = ", ".join(f"{name} {info.current_size:,}" for name, info in state.monitor.latest().tables.items())
             seconds = time.monotonic() - started
             _logger.info("restored checkpoint %s in %.1f s; items: %s", restore.name, seconds, held)
         return process
 
-    def _claim_checkpoints(
-        self, open_things: contextlib.ExitStack
+    def _open_checkpoint_folder(
+        self, resources: contextlib.ExitStack
     ) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
         """Return what to restore, and the tables to serve."""
         wanted, state = self._config.checkpoints, self._state
         if wanted.directory is None:
-            _logger.warning("checkpoints.directory is not set: the data go with this process")
+            _logger.warning("checkpoints.directory is not set: the data are lost when this process ends")
             return what_to_restore(self._config)
-        self._folder = open_things.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
+        self._folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
         state.keeps_checkpoints = True
         state.starts = self._folder.starts
-        self._tell_checkpoints()
+        self._update_checkpoint_status()
         chosen, tables = what_to_restore(self._config)
         if chosen is None:
             _logger.info("nothing to restore in %s", wanted.directory)
         return chosen, tables
 
     def _progress(self, restore: Checkpoint | None) -> Callable[[int], None]:
-        """Return what to do while Reverb starts: tell how far the restore is, and heed signals."""
+        """Return the callback of the start: it logs the progress of a restore and ends the wait after a signal."""
         self._state.phase = "starting" if restore is None else "restoring"
         total = (
             sum((restore.path / name).stat().st_size for name in ("items.tfrecord", "chunks.tfrecord"))
             if restore
             else 0
         )
-        told = started = time.monotonic()
+        logged = started = time.monotonic()
 
         def waiting(bytes_read: int) -> None:
-            nonlocal told
-            ending = signals.wait(0)
-            if ending is not None:
-                raise _StoppedAtOnceError(ending)  # nothing is served yet, so nothing is lost
+            nonlocal logged
+            received = signals.next_signal(0)
+            if received is not None:
+                raise _StopNowError(received)  # nothing is served yet, so nothing is lost
             if restore is None:
                 return
             now = time.monotonic()
             share = min(1.0, bytes_read / total)
             left = f", {(now - started) * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
-            self._state.detail = f"{share:.0%} of {bytes_in_words(total)} read{left}"
-            if now - told >= _PROGRESS_EVERY_S:
-                told = now
+            self._state.detail = f"{share:.0%} of {format_bytes(total)} read{left}"
+            if now - logged >= _PROGRESS_EVERY_S:
+                logged = now
                 _logger.info("restoring %s: %s", restore.name, self._state.detail)
 
         return waiting
@@ -190,14 +198,14 @@ class Service:
         }
         due = {what: time.monotonic() + seconds for what, seconds in every.items() if seconds}
         while True:
-            ending = signals.wait(_TICK_S)
-            if ending is not None:
-                _logger.info("%s: taking no more work; a second signal stops at once", ending.name)
+            received = signals.next_signal(_TICK_S)
+            if received is not None:
+                _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 return self._end(process)
             if not process.alive():
-                _logger.error("the Reverb process has died; its last words:\n%s", process.last_words())
+                _logger.error("the Reverb process has died; its last log lines:\n%s", process.last_log_lines())
                 return DIED
-            self._adopt()
+            self._keep_finished()
             now = time.monotonic()
             for what in [what for what, at in due.items() if now >= at]:
                 due[what] = now + every[what]
@@ -212,14 +220,14 @@ class Service:
     def _end(self, process: ReverbProcess) -> int:
         self._state.phase = "draining"
         outcome: list[int] = []
-        last = threading.Thread(target=lambda: outcome.append(self._finish(process)), name="end", daemon=True)
-        last.start()
-        while last.is_alive():
-            again = signals.wait(_PAUSE_S)
-            if again is not None:
-                _logger.warning("%s again: stopped at once", again.name)
+        finishing = threading.Thread(target=lambda: outcome.append(self._finish(process)), name="end", daemon=True)
+        finishing.start()
+        while finishing.is_alive():
+            second = signals.next_signal(_PAUSE_S)
+            if second is not None:
+                _logger.warning("%s again: stopped at once", second.name)
                 process.kill()
-                return 128 + again
+                return 128 + second
         _logger.info("stopped")
         return outcome[0] if outcome else DIED
 
@@ -229,42 +237,42 @@ class Service:
         try:
             ended = process.drain(connections_to(self._port))
         except ReverbProcessError as error:
-            _logger.error("%s", error)  # noqa: TRY400  # it says what happened
+            _logger.error("%s", error)  # noqa: TRY400  # as above
             return DIED
         _logger.info("%d connections ended", ended)
         saved = True
         if self._folder is not None and self._config.checkpoints.on_exit:
-            # One that is under way may lack what came last.
-            saved = has_ended(self._saving, _CHECKPOINT_WITHIN_S) and self._save()
+            # A checkpoint under way may lack the newest items.
+            saved = wait_for_checkpoint(self._saving, _CHECKPOINT_TIMEOUT_S) and self._save()
         self._state.phase = "stopped"
         self._state.monitor.close()
-        process.stop(_STOP_WITHIN_S)
+        process.stop(_STOP_TIMEOUT_S)
         return STOPPED if saved else LAST_CHECKPOINT_FAILED
 
     # Checkpoints.
 
     def _save(self) -> bool:
-        """Have Reverb write a checkpoint and keep it; return whether that went well."""
+        """Make Reverb write a checkpoint, and keep it; return whether both succeeded."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
         started = time.monotonic()
         try:
-            path = Path(self._state.monitor.client.checkpoint(_CHECKPOINT_WITHIN_S))
+            path = Path(self._state.monitor.client.checkpoint(_CHECKPOINT_TIMEOUT_S))
         except rw.ReverbWriterError as error:
             self._state.checkpoints = replace(self._state.checkpoints, failures=self._state.checkpoints.failures + 1)
-            _logger.error("checkpoint failed: %s", error)  # noqa: TRY400  # it says what to do
+            _logger.error("checkpoint failed: %s", error)  # noqa: TRY400  # as above
             return False
         took = time.monotonic() - started
         _logger.debug("Reverb wrote %s", path)
         self._state.checkpoints = replace(self._state.checkpoints, took_s=took)
-        return self._adopt()
+        return self._keep_finished()
 
-    def _adopt(self) -> bool:
-        """Keep what Reverb has finished, whoever asked for it; return whether there is nothing left to keep."""
+    def _keep_finished(self) -> bool:
+        """Keep the checkpoints that Reverb has finished, for us or a client; return False if that failed."""
         if self._folder is None:
             return True
-        with self._adopting:
+        with self._keeping:
             try:
-                new = self._folder.adopt()
+                new = self._folder.keep_finished()
             except OSError as error:
                 self._state.checkpoints = replace(
                     self._state.checkpoints, failures=self._state.checkpoints.failures + 1
@@ -272,15 +280,15 @@ class Service:
                 _logger.error("a checkpoint cannot be kept: %s", error)  # noqa: TRY400  # as above
                 return False
             for one in new:
-                _logger.info("checkpoint %s, %s", one.name, bytes_in_words(one.size_bytes))
+                _logger.info("checkpoint %s, %s", one.name, format_bytes(one.size_bytes))
             if new:
-                self._tell_checkpoints()
+                self._update_checkpoint_status()
         return True
 
-    def _tell_checkpoints(self) -> None:
+    def _update_checkpoint_status(self) -> None:
         assert self._folder is not None  # noqa: S101  # asked with a folder only
         latest = self._folder.latest()
-        self._state.checkpoints = CheckpointLog(
+        self._state.checkpoints = CheckpointStatus(
             latest,
             latest.size_bytes if latest else 0,
             self._folder.count(),
@@ -289,17 +297,20 @@ class Service:
         )
 
 
-def has_ended(checkpoint: threading.Thread | None, within_s: float) -> bool:
-    """Wait for a checkpoint that is under way, if one is, `within_s` seconds at most; return whether none is left."""
+def wait_for_checkpoint(checkpoint: threading.Thread | None, within_s: float) -> bool:
+    """Wait at most `within_s` seconds for a checkpoint that is under way; return whether it has ended."""
     if checkpoint is None or not checkpoint.is_alive():
         return True
-    _logger.info("a checkpoint is under way: the last one waits for its end, %g s at most", within_s)
+    _logger.info(
+        "a checkpoint is under way: the last one is written when it ends, or not at all if that takes more than %g s",
+        within_s,
+    )
     checkpoint.join(within_s)
     ended = not checkpoint.is_alive()
     if not ended:
         _logger.error(
-            "the checkpoint under way has not ended within %g s: no last one is written, the newest that is kept "
-            "counts. Look whether its disk answers.",
+            "the checkpoint under way has not ended within %g s: no last one is written, the newest complete one "
+            "remains. Check the disk.",
             within_s,
         )
     return ended

@@ -1,7 +1,7 @@
-"""The signals that end a server: noted when they come, heeded when there is time.
+"""SIGTERM and SIGINT: handlers queue them, and the service reads them from the queue.
 
-Not `signal.sigtimedwait`: in CPython 3.11 it makes up a signal when the process is stopped and continued (SIGSTOP, a
-debugger, a frozen container) for longer than its time-out.
+`signal.sigtimedwait` is not used: in CPython 3.11 it returns a signal that was not sent if the process is stopped for
+longer than its time-out and continued (SIGSTOP, a debugger, a frozen container).
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import queue
 import signal
 
-__all__ = ["note", "wait"]
+__all__ = ["install_handlers", "next_signal"]
 
-_came: queue.SimpleQueue[int] = queue.SimpleQueue()  # may be put to while it is read, by the same thread too
-
-
-def note() -> None:
-    """Note SIGTERM and SIGINT for `wait`, instead of ending; call it in the main thread."""
-    for ending in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(ending, lambda number, _: _came.put(number))
+_received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
 
-def wait(timeout_s: float) -> signal.Signals | None:
-    """Return the next signal; None if none comes within `timeout_s` seconds."""
+def install_handlers() -> None:
+    """Queue SIGTERM and SIGINT for `next_signal`, instead of ending the process; call it in the main thread."""
+    for handled in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(handled, lambda number, _: _received.put(number))
+
+
+def next_signal(timeout_s: float) -> signal.Signals | None:
+    """Return the next signal, or None if none is received within `timeout_s` seconds."""
     try:
-        return signal.Signals(_came.get(timeout=timeout_s))
+        return signal.Signals(_received.get(timeout=timeout_s))
     except queue.Empty:
         return None

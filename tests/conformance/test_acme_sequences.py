@@ -9,7 +9,7 @@ So Acme's modes are
 
 Rows are labelled 0 to T-1, and `F` for the final one; `P` is padding.
 
-Source: Acme `SequenceAdder` in `adders/reverb/sequence.py` and its `test_cases.py` (behaviour, 6.2 and A.6).
+Source: Acme `SequenceAdder` in `adders/reverb/sequence.py` and its `test_cases.py`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def test_a_period_above_the_length_is_refused(peer: Any, mode: str) -> None:
         rw.TrajectoryObserver(peer, "ours", 3, 5, end_of_episode=MODES[mode])
 
 
-# Behaviour A.6, value by value
+# Acme's test cases, value by value
 
 
 LONGER = [

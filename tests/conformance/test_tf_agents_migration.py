@@ -49,7 +49,7 @@ def drive(environment: Any, observers: list[Any], *, max_steps: int) -> None:
     environment.close()
 
 
-# Behaviour A.2: an environment that counts, and the items that its episodes make.
+# An environment that counts, and the items that its episodes make.
 
 
 @pytest.mark.parametrize(

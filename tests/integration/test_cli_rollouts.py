@@ -53,7 +53,7 @@ def test_import_again_sends_nothing_until_asked(place: Place, tmp_path: Path) ->
     assert run(*arguments).returncode == 0
     again = run(*arguments)
     assert (again.returncode, again.stdout[:15]) == (0, "0 trajectories,")
-    assert "delivered before: 1" in again.stdout
+    assert "already delivered: 1" in again.stdout
     assert place.column("a") == place.column("b") == [[1, 2, 3]]
     assert run(*arguments, "--again").returncode == 0
     assert place.column("a") == [[1, 2, 3]]
@@ -94,7 +94,7 @@ def test_export_and_import_bring_items_back(replay_server: StartServer, tmp_path
         out = run("export", "--table", "t", tmp_path / "new", "--address", server.address)
         assert (out.returncode, out.stdout[:16]) == (0, "3 items, 6 steps"), out.stderr
         assert len(list_trajectories(tmp_path / "new")) == 3
-        assert "on disk before: 3" in run("export", "--table", "t", tmp_path / "new", "-a", server.address).stdout
+        assert "already on disk: 3" in run("export", "--table", "t", tmp_path / "new", "-a", server.address).stdout
         into = ("import", tmp_path / "new", "-t", "back", "-a", server.address)
         assert run(*into, "--whole-episodes", "--priority", "stored").returncode == 0
         items = read(client, "back")
@@ -129,7 +129,7 @@ def test_no_server_and_no_table_end_with_1_and_say_so(place: Place, tmp_path: Pa
     [
         (("import", ".", "-t", "a"), "Give either --sequence-length or --whole-episodes"),
         (("import", ".", "-t", "a", "-l", "3", "--priority", "stored"), "needs --whole-episodes"),
-        (("import", ".", "-t", "a", "-l", "3", "--priority", "much"), "'much' is no number"),
+        (("import", ".", "-t", "a", "-l", "3", "--priority", "much"), "must be a number or `stored`, got 'much'"),
         (("import", ".", "-l", "0", "-t", "a"), "--sequence-length"),
         (("import", "no/such/directory", "-t", "a", "-l", "3"), "no/such/directory"),
         (("export", "x"), "--table"),

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 
 
 def test_padding_of_a_trajectory_is_that_of_tf_agents(place: Place) -> None:
-    """Behaviour A.1, field by field."""
+    """Compare all fields with those that TF-Agents writes."""
     rows = [(0, 0, 1, 0, 1), (1, 1, 2, 1, 0), (2, 2, 0, 0, 1)]
     with rw.TrajectoryObserver(place.client, "a", 4, pad_end_of_episodes=True) as observer:
         for step_type, number, next_step_type, reward, discount in rows:

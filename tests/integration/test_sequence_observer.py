@@ -27,7 +27,7 @@ def test_spanning_windows_go_on_over_the_ends_of_episodes(place: Place, period: 
 
 
 def test_spanning_windows_of_tf_agents(place: Place) -> None:
-    """Behaviour 1.5: two episodes of four steps."""
+    """Write two episodes of four steps."""
     for length, stride, windows in [
         (3, 1, "123 234 345 456 567 678"),
         (3, 2, "123 345 567"),

@@ -103,7 +103,7 @@ def test_client_may_ask_for_a_checkpoint(replay_server: StartServer) -> None:
         ([], "`tables` must not be empty"),
         (
             [rw.TableConfig("a"), rw.TableConfig("b"), rw.TableConfig("a")],
-            "must have different names, got a more than once",
+            "must have unique names, got a more than once",
         ),
         (rw.TableConfig("a"), "`tables` must be a sequence of TableConfig"),
         (["a"], r"`tables` must be a sequence of TableConfig, got \['a'\]"),
@@ -169,7 +169,7 @@ def listener(family: socket.AddressFamily, host: str) -> Iterator[int]:
 def test_port_of_any_listener_is_refused(server_package: Any, family: socket.AddressFamily, host: str) -> None:
     with listener(family, host) as port, pytest.raises(server_package.PortInUseError) as refusal:
         server_package.ReplayServer([rw.TableConfig("a")], port)
-    assert f"port {port} is in use. Stop the process that has it, or choose another port" in str(refusal.value)
+    assert f"port {port} is in use. Stop the process that uses it, or choose another port" in str(refusal.value)
 
 
 def test_port_of_another_replay_server_is_refused_and_that_one_goes_on(
@@ -265,7 +265,7 @@ def test_command_without_tables_serves_one_named_replay() -> None:
         ),
         (
             ["--table", "a", "--table", "a"],
-            "reverb_writer_server: `tables` must have different names, got a more than once.\n",
+            "reverb_writer_server: `tables` must have unique names, got a more than once.\n",
         ),
     ],
 )

@@ -316,7 +316,7 @@ def test_tables_that_may_not_fit_are_refused_if_so_configured(tmp_path: Path) ->
     file.write_text(f'memory.on_excess = "refuse"\n[tables.replay]\n{text}')
     done = run_command("serve", "--config", str(file), "--port", "0")
     assert done.returncode == 1
-    assert "more than there is" in done.stderr
+    assert "more than is available" in done.stderr
 
 
 def _is_free(port: int) -> bool:

@@ -50,7 +50,7 @@ def test_healthy_server_is_shown_with_exit_code_0(replay_server: StartServer) ->
     done = status(server.address, "--why")
     assert done.returncode == 0, done.stderr
     assert "1 / 50" in done.stdout
-    assert "healthy: no side of any table stands still" in done.stdout
+    assert "healthy: no inserts or samples are blocked" in done.stdout
     words = " ".join(done.stdout.split())
     assert (
         "inserts never wait. samples would have to wait. Table `replay` has 1 items; its rate limiter waits for 4 more "
@@ -163,4 +163,4 @@ def test_what_cannot_be_asked_is_exit_code_3_and_a_line(tmp_path: Path) -> None:
 
 def test_help_tells_the_exit_codes() -> None:
     words = " ".join(status("--help").stdout.split())
-    assert "0 healthy 1 a side of a table is blocked 2 unreachable: no server answers 3 nothing was asked" in words
+    assert "0 healthy 1 a side of a table is blocked 2 unreachable: no server answers 3 not asked" in words

@@ -107,8 +107,8 @@ def test_server_that_does_not_answer_is_alive_and_not_ready(tmp_path: Path) -> N
         os.kill(child, signal.SIGSTOP)
         try:
             assert server.get("/livez")[0] == 200
-            status, words = server.get("/readyz")
-            assert (status, words) == (503, "server_info gets no answer within 2 s\n")
+            status, text = server.get("/readyz")
+            assert (status, text) == (503, "the server does not answer within 2 s\n")
         finally:
             os.kill(child, signal.SIGCONT)
         eventually(lambda: server.get("/readyz")[0] == 200, "it is ready again")
@@ -118,9 +118,9 @@ def test_server_that_restores_is_alive_and_not_ready(tmp_path: Path) -> None:
     text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
     with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
         eventually(lambda: server.get("/livez")[0] == 200, "it is alive")
-        status, words = server.get("/readyz")
+        status, text = server.get("/readyz")
         server.wait_ready()
-        assert (status, words.split()[0]) in {(503, "starting"), (200, "serving")}  # it may have been quick
+        assert (status, text.split()[0]) in {(503, "starting"), (200, "serving")}  # it may have been quick
         assert server.get("/readyz") == (200, "serving\n")
 
 

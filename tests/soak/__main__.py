@@ -1,10 +1,10 @@
 """`make soak`: a server and its users, killed, paused, restarted, interrupted and forked at random; the books balance.
 
-    a deed every few seconds   kill, pause (SIGSTOP) or restart of the server or a worker, or a fork inside a worker
-    all the while              SIGINT to a worker, every tenth of a second or so
+    a fault every few seconds  kill, pause (SIGSTOP) or restart of the server or a worker, or a fork inside a worker
+    about ten times a second   SIGINT to a worker
 
-What must balance is in `soak.books`, what a worker does in `soak.worker`. A seed gives the same deeds again, but not
-the same moments. The exit code is 1 if the books do not balance, or anything happened that must not.
+`soak.books` checks what must balance; `soak.worker` is the workers' program. A seed gives the same faults again, but
+not at the same moments. The exit code is 1 if the books do not balance, or if there was an unexpected error.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ rate_limiter = "queue"
 
 @dataclass
 class Worker:
-    """An actor or a learner, which is started again and again."""
+    """An actor or a learner, which is restarted repeatedly."""
 
     line: Sequence[str]
     seed: str
@@ -71,7 +71,7 @@ class Worker:
             self.process.send_signal(number)
 
     def end(self, number: signal.Signals) -> int:
-        """End it, and return the exit code; 0 for one that had only just been started."""
+        """End the process, and return its exit code; 0 for one that had just been started."""
         if number is signal.SIGKILL:
             self.kill()
         self.process.send_signal(number)
@@ -85,17 +85,17 @@ class Worker:
 
 
 class Soak:
-    """A server and its workers, and what was done to them."""
+    """A server, its workers, and the faults that were injected."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        """Start them."""
+        """Start the server and the workers."""
         self._folder, self._seed = folder, seed
         self._chance = random.Random(seed)  # noqa: S311  # no secrets
         self.server = ServiceProcess(folder, CONFIGURATION.format(folder=folder, every=CHECKPOINT_EVERY_S))
         self.server.wait_ready()
         self.actors = [self._worker("actor", number) for number in range(NUM_ACTORS)]
         self.learners = [self._worker("learner", number) for number in range(NUM_LEARNERS)]
-        self.deeds: Counter[str] = Counter()
+        self.num_injected: Counter[str] = Counter()
         self.kills: list[Loss] = []
         self.faults: list[str] = []
         self._started = self._told = time.monotonic()
@@ -106,7 +106,7 @@ class Soak:
         return [*self.actors, *self.learners]
 
     def run(self, minutes: float) -> None:
-        """Do something to one of them every few seconds; then end the workers, and the server."""
+        """Inject a fault every few seconds; then end the workers and the server."""
         while time.monotonic() < self._started + 60 * minutes:
             self._interrupt_for(self._chance.uniform(0.5, 3))
             deed = self._chance.choice([self._kill, self._pause, self._restart, self._fork])
@@ -118,14 +118,14 @@ class Soak:
             raise RuntimeError(f"the server ended with {self.server.process.returncode}:\n{self.server.log()}")
 
     def close(self) -> None:
-        """End all that still runs."""
+        """End all processes that still run."""
         for worker in self.workers:
             worker.kill()
             worker.process.wait(END_WITHIN_S)
         self.server.close()
 
     def balance(self) -> tuple[list[str], list[str]]:
-        """Return the books as lines, and what is wrong."""
+        """Return the books as lines, and the faults found."""
         books = Books.read(self._folder)
         lines = books.balance(checkpoints_in(self._folder / "checkpoints")[0], self.kills)
         return lines, [*self.faults, *books.faults]
@@ -138,10 +138,10 @@ class Soak:
         while time.monotonic() < end:
             time.sleep(self._chance.uniform(0.02, 0.2))
             self._chance.choice(self.workers).send(signal.SIGINT)
-            self.deeds["SIGINT"] += 1
+            self.num_injected["SIGINT"] += 1
 
     def _kill(self) -> None:
-        """Kill the server or an actor. A killed learner's samples are lost without a count, so it is spared."""
+        """Kill the server or an actor. Learners are not killed, because their samples would be lost uncounted."""
         victim = self._victim(self.actors)
         self._count("kill", victim)
         victim.end(signal.SIGKILL)
@@ -178,11 +178,11 @@ class Soak:
             self._count("fork", worker)
 
     def _victim(self, workers: Sequence[Worker]) -> ServiceProcess | Worker:
-        """Return the server, as often as not, or a worker."""
+        """Return the server or, half of the time, a worker."""
         return self.server if self._chance.random() < 1 / 2 else self._chance.choice(workers)
 
     def _count(self, deed: str, victim: ServiceProcess | Worker) -> None:
-        self.deeds[f"{deed} {victim.line[0] if isinstance(victim, Worker) else 'server'}"] += 1
+        self.num_injected[f"{deed} {victim.line[0] if isinstance(victim, Worker) else 'server'}"] += 1
 
     def _end(self, worker: Worker) -> None:
         name = f"{worker.line[0]} {worker.line[-1]}"
@@ -207,18 +207,18 @@ class Soak:
             )
 
     def summary(self) -> str:
-        """Return what was done so far."""
-        return ", ".join(f"{count} x {deed}" for deed, count in sorted(self.deeds.items()))
+        """Return the faults injected so far."""
+        return ", ".join(f"{count} x {deed}" for deed, count in sorted(self.num_injected.items()))
 
 
 def _takes_signals(number: int) -> bool:
-    """Return whether a process has its handlers: one that has only just been started would end."""
+    """Return whether a process has its signal handlers: without them a signal would end it."""
     caught = next(line for line in Path(f"/proc/{number}/status").read_text().splitlines() if line.startswith("SigCgt"))
     return bool(int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
 def _restored(log: str, folder: Path) -> Path:
-    """Return the checkpoint that the last server came back from."""
+    """Return the checkpoint that the last server has restored."""
     lines = [line for line in log.splitlines() if "restored checkpoint" in line or "nothing to restore" in line]
     if "nothing" in lines[-1]:
         return folder

@@ -46,7 +46,7 @@ class Journal:
     """A worker's lines, each complete: `kind|...`. Any process may be killed in the middle of one."""
 
     def __init__(self, path: Path) -> None:
-        """Go on after the lines that are there."""
+        """Continue after the existing lines."""
         self._file = path.open("a", buffering=1)
         self._file.write("\n")  # ends the line in which an earlier process was killed
 
@@ -55,15 +55,15 @@ class Journal:
         self._file.write(f"confirmed|{since}|{at}|{' '.join(map(str, first_numbers))}|\n")
 
     def sampled(self, at: float, windows: Any) -> None:
-        """Items [B, LENGTH] that a queue gave."""
+        """Items [B, LENGTH] sampled from a queue."""
         self._file.write(f"sampled|{at}|{' '.join(map(str, map(_name, windows.tolist())))}|\n")
 
     def lost(self, with_connections: int, undelivered: int, at_interrupts: int) -> None:
-        """Samples that a dataset of a queue counts as not handed out."""
+        """Samples that a dataset of a queue counts as not delivered."""
         self._file.write(f"lost|{with_connections}|{undelivered}|{at_interrupts}|\n")
 
     def fault(self, text: str) -> None:
-        """What must not happen."""
+        """An unexpected event."""
         self._file.write(f"fault|{' '.join(text.split()).replace('|', '/')}|\n")
 
 
@@ -79,7 +79,7 @@ class Books:
 
     @classmethod
     def read(cls, folder: Path) -> Books:
-        """Read them."""
+        """Read all journals."""
         books = cls()
         for path in sorted([*folder.glob("actor-*"), *folder.glob("learner-*")]):
             for kind, *rest in _lines(path):
@@ -96,7 +96,7 @@ class Books:
         return books
 
     def balance(self, checkpoint: Checkpoint, kills: Sequence[Loss]) -> list[str]:
-        """Return the books as lines; what does not balance is added to `faults`."""
+        """Return the books as lines; differences are added to `faults`."""
         contents = inspect(checkpoint)
         deletes = {table.name: table.deletes for table in contents.tables}
         items = _items(checkpoint)
@@ -135,7 +135,7 @@ class Books:
         return [*lines, f"sampled again from the queue, after a server came back or a connection was lost: {twice:,}"]
 
     def _explain(self, table: str, missing: list[int], fates: Counter[str]) -> None:
-        """A queue's items that are nowhere must be among those that its learners have counted."""
+        """Missing items of a queue must be among those that its learners have counted."""
         counted = sum(self.lost.values()) if table == "queue" else 0
         if len(missing) <= counted:
             causes = ", ".join(f"{count:,} {cause}" for cause, count in self.lost.items())

@@ -1,4 +1,4 @@
-"""The soak's workers: actors that write down what was confirmed, learners that write down what they got.
+"""The soak's workers: actors that log what was acknowledged, learners that log what they have sampled.
 
     python -m soak.worker actor ADDRESS FOLDER NAME SEED
     python -m soak.worker learner ADDRESS FOLDER NAME SEED
@@ -41,10 +41,10 @@ _LATER = (rw.ReplayTimeoutError, rw.ServerUnavailableError)
 
 
 class Signals:
-    """What was asked of this process. SIGINT and SIGALRM strike inside `interrupts` only."""
+    """The signals received by this process. SIGINT and SIGALRM raise only inside `interrupts`."""
 
     def __init__(self) -> None:
-        """Take over the signals."""
+        """Install the signal handlers."""
         self.ended = threading.Event()
         self._forks = 0
         self.num_interrupted = 0
@@ -55,7 +55,7 @@ class Signals:
             signal.signal(number, self._interrupt)
 
     def interrupts(self, call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[bool, Any]:
-        """Call it; return whether it came to its end before it was interrupted, and what it returned."""
+        """Call a function; return whether it ended without an interrupt, and its result."""
         value = None
         try:
             try:
@@ -83,10 +83,10 @@ class Signals:
 
 
 class Children:
-    """Forked children; one that does not end is a fault."""
+    """Forked children; a child that does not end is a fault."""
 
     def __init__(self, journal: Journal) -> None:
-        """Have none."""
+        """Begin without children."""
         self._journal = journal
         self._since: dict[int, float] = {}
 
@@ -98,7 +98,7 @@ class Children:
         return not number
 
     def look(self, *, wait: bool = False) -> None:
-        """Bury those that have ended, and kill those that should have; with `wait`, until none is left."""
+        """Reap children that have ended, and kill overdue ones; with `wait`, until none is left."""
         while self._since:
             for number, since in list(self._since.items()):
                 ended, status = os.waitpid(number, os.WNOHANG)
@@ -119,7 +119,7 @@ class Children:
 
 
 class Actor:
-    """Writes episodes through one observer, and makes it anew only if it has failed."""
+    """Writes episodes through one observer, and replaces it only if it has failed."""
 
     def __init__(self, client: rw.Client, journal: Journal, first: int, chance: random.Random) -> None:
         """Open the first observer; numbers begin with `first`."""
@@ -129,7 +129,7 @@ class Actor:
         self.observer = self._new_observer()
 
     def write_batch(self, call: Callable[..., tuple[bool, Any]]) -> None:
-        """Write a batch, have it confirmed, and write that down. `call` is how the library is called."""
+        """Write and flush a batch, and log that. `call` makes the calls of the library."""
         since, whole = time.time(), []
         for _ in range(EPISODES):
             whole += self._write_episode(call)
@@ -139,7 +139,7 @@ class Actor:
         self._journal.confirmed(since, time.time(), whole)
 
     def _write_episode(self, call: Callable[..., tuple[bool, Any]]) -> list[int]:
-        """Return the first numbers of the windows that are complete for certain."""
+        """Return the first numbers of the windows that are certainly complete."""
         whole: list[int] = []
         first = self._next
         self._next += LENGTH * WINDOWS
@@ -171,7 +171,7 @@ class Actor:
         return done
 
     def _check_counts(self) -> None:
-        """What was flushed is confirmed: the observer's own counters must say so."""
+        """Check that the observer's counters agree: all that was flushed is acknowledged."""
         stats, tables = self.observer.stats(), len(TABLES)
         least, most = tables * self._certain, tables * (self._certain + self._maybe)
         if stats.pending_items or stats.acknowledged_items != stats.items or not least <= stats.items <= most:
@@ -180,13 +180,13 @@ class Actor:
             self.observer = self._new_observer()
 
     def failed(self, error: BaseException) -> None:
-        """Write down what is not expected, and go on with another observer."""
+        """Log an unexpected error, and continue with another observer."""
         self._journal.fault(f"{type(error).__name__}: {error}")
         self.close()
         self.observer = self._new_observer()
 
     def close(self) -> None:
-        """Close the observer; what it cannot deliver was not confirmed."""
+        """Close the observer; items that it cannot deliver were not acknowledged."""
         try:
             self.observer.close()
         except _LATER:
@@ -204,7 +204,7 @@ class Actor:
 
 
 def act(address: str, folder: Path, name: str, chance: random.Random, signals: Signals) -> None:
-    """Write in two threads. Interrupts and forks meet the main one; the other one writes all the while."""
+    """Write in two threads. Interrupts and forks hit the main one; the other one writes continuously."""
     first = (int(name) << 56) | (int(time.time() * 1000) << 12)
     journals = [Journal(folder / f"actor-{name}{half}") for half in "ab"]
     children = Children(journals[0])
@@ -246,7 +246,7 @@ def _guarded(actor: Actor, call: Callable[..., tuple[bool, Any]]) -> None:
 
 
 def _use_as_child(main: Any, other: Any, chance: random.Random) -> None:
-    """Do what a child may try; it is refused, or does nothing, and never waits."""
+    """Call what a child may call: it is refused or has no effect, and never waits."""
     for observer in (main, other):
         deed = chance.randrange(3)
         if deed == 1:
@@ -260,7 +260,7 @@ def _use_as_child(main: Any, other: Any, chance: random.Random) -> None:
 
 
 def learn(address: str, folder: Path, name: str, chance: random.Random, signals: Signals) -> None:
-    """Sample from both tables through interrupts, and set priorities; what a queue gives is written down."""
+    """Sample from both tables despite interrupts, and set priorities; samples of the queue are logged."""
     journal = Journal(folder / f"learner-{name}")
     children = Children(journal)
     with rw.Client(address, timeout_s=PATIENCE_S) as client:

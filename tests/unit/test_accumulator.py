@@ -1,4 +1,4 @@
-"""Accumulators fill, hand over and refuse as they say. The numbers are those of Echo's own rules (behaviour, 2)."""
+"""Accumulators fill, hand over and refuse as they say. The numbers are those of Echo's own rules."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ pytest.importorskip("reverb_writer_server", reason="the server is not installed 
 
 from reverb_writer_server.config.schema import KEYS, load
 from reverb_writer_server.observability.metrics import exposition
-from reverb_writer_server.observability.state import State
+from reverb_writer_server.observability.state import ServiceState
 
 ROOT = Path(__file__).parent.parent.parent
 METRIC = re.compile(r"\breverb_[a-z_]+[a-z]\b")
@@ -34,7 +34,9 @@ def test_configuration_to_copy_is_valid() -> None:
 
 
 def test_service_itself_tells_only_metrics_that_the_guide_explains() -> None:
-    told = {line.split("{")[0].split()[0] for line in exposition(State()).decode().splitlines() if line[0] != "#"}
+    told = {
+        line.split("{")[0].split()[0] for line in exposition(ServiceState()).decode().splitlines() if line[0] != "#"
+    }
     assert "reverb_ready" in told
     assert told <= documented()
 

@@ -1,4 +1,4 @@
-"""Transitions over n steps, in numbers worked by hand: those of behaviour, 6.3."""
+"""Transitions over n steps, in numbers worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Returns worked by hand, or from the behaviour notes; and what is refused."""
+"""Returns worked by hand; and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from reverb_writer.returns import (
     vtrace,
 )
 
-# Behaviour 5.2: T = 3, gamma = 0.9, lambda = 0.8, the value of the observation after the last row is 2.
+# T = 3, gamma = 0.9, lambda = 0.8, the value of the observation after the last row is 2.
 REWARDS, VALUES, LAST, GAMMA, LAM = np.ones(3), np.full(3, 0.5), 2.0, 0.9, 0.8
 
 
@@ -89,7 +89,7 @@ def acme_items(
 
 @pytest.mark.parametrize(
     ("rewards", "discounts", "n", "gamma", "expected"),
-    [  # behaviour 6.3
+    [
         (
             [1, 1, 1],
             [0.5, 0.5, 0],
@@ -179,7 +179,7 @@ def test_sequence_priorities_mix_greatest_and_mean_error_of_the_steps_that_count
         ({"truncated": [0, 1, 0]}, SpecError, "`truncated` needs `final_values`"),
         ({"rewards": []}, StructureError, r"`rewards` must be \[T, ...\] with T >= 1, got shape \(0,\)."),
         ({"rewards": 1.0}, StructureError, r"`rewards` must be \[T, ...\] with T >= 1, got shape \(\)."),
-        ({"values": [1.0]}, StructureError, r"`values`: shape \(1,\) does not go with rewards \(3,\): expected \(3,\)"),
+        ({"values": [1.0]}, StructureError, r"`values`: shape \(1,\) does not match rewards \(3,\): expected \(3,\)"),
         ({"terminated": [[0, 1, 0]]}, StructureError, r"`terminated`: shape \(1, 3\)"),
         ({"last_value": [1.0, 2.0]}, StructureError, r"`last_value`: shape \(2,\) .* expected \(\)"),
     ],
@@ -199,7 +199,7 @@ RECORDED = {  # three actions and the boundary step; the last action terminated 
 
 def test_flags_on_boundary_steps_are_refused_where_discounts_give_them_away() -> None:
     late, discounts = np.array([0, 0, 0, 1]), np.array([1.0, 1.0, 0.0, 0.0])
-    message = "`terminated` is set on 1 rows that come after one with a discount of 0: .* one row before"
+    message = "`terminated` is set on 1 rows that follow a row with a discount of 0: .* one row before"
     for boundary_discount in (0.0, 1.0):  # ours, and TF-Agents'
         discounts[3] = boundary_discount
         with pytest.raises(StructureError, match=message):

@@ -99,12 +99,12 @@ def test_a_newest_row_where_one_episode_goes_on_needs_its_next_observation() -> 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("size", "inserts", "expected", "step"),
-    [  # behaviour 5.1
+    [
         (5, [3, 3], [5, 1, 2, 3, 4], 1),
         (5, [3, 3, 2], [5, 6, 7, 3, 4], 3),
         (4, [4, 1], [4, 1, 2, 3], 1),
         (4, [6], [4, 5, 2, 3], 2),
-        (4, [9], [8, 5, 6, 7], 1),  # too many for the seed's
+        (4, [9], [8, 5, 6, 7], 1),  # instinct_rl's buffer refuses as many
     ],
 )
 def test_new_states_take_the_place_of_the_oldest(

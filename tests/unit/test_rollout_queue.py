@@ -1,4 +1,4 @@
-"""Queues: where rows go, and that all is in the order of time wherever they went. Positions are of behaviour 5.4."""
+"""Queues: where rows go, and that all is in the order of time wherever they went."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollouts of fixed length: golden values of the behaviour notes, and what is refused."""
+"""Rollouts of fixed length: golden values worked by hand, and arguments that are refused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ENDS = np.array([[0], [1], [0]])
 
 
 def storage_of_three(device: Any = None, **columns: Any) -> tuple[RolloutStorage, Any]:
-    """Return the example of behaviour 5.2: T = 3, rewards 1, values 0.5, the end of an episode at row 1."""
+    """Return an example worked by hand: T = 3, rewards 1, values 0.5, the end of an episode at row 1."""
     make = arrays_of(device)
     storage = RolloutStorage(1, 3, (1,), None, (1,), device=device)
     add(storage, make, **{"rewards": ONES, "values": HALVES, "dones": ENDS, **columns})
@@ -145,7 +145,7 @@ def test_what_transitions_do_not_bring_is_none_and_not_old() -> None:
     add(storage, rewards=ONES)
     (batch,) = storage.mini_batch_generator(1, 1)
     assert (batch.values, batch.advantages, batch.returns, batch.old_mu) == (None, None, None, None)
-    with pytest.raises(IncompleteError, match="did not bring values"):
+    with pytest.raises(IncompleteError, match="have no values"):
         storage.compute_returns([2.0], 0.9, 0.8)
 
 
@@ -178,7 +178,7 @@ def test_clear_makes_room_for_the_next_rollout() -> None:
         ("rewards", np.zeros(3), r"`rewards`: float64 \(3,\), expected float32 \(2, 1\)"),
         ("actions", np.zeros((2, 1)), r"`actions`: float64 \(2, 1\), expected int64 \(2, 1\)"),
         ("dones", None, r"a transition needs .*; this one lacks dones"),
-        ("values", None, r"all transitions of a rollout bring the same fields: values came in some rows"),
+        ("values", None, r"all transitions of a rollout must have the same fields: some rows have values"),
         ("hidden_states", np.zeros((1, 3, 5)), r"`hidden_states` must be \[layers, 2, ...\], got \(1, 3, 5\)"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Recurrent minibatches: the examples of the behaviour notes (5.3 and A.4), padded and laid end to end."""
+"""Recurrent minibatches: examples worked by hand, padded and laid end to end."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any)
     (batch,) = storage.recurrent_mini_batch_generator(1, 1)
     actor, critic = batch.hidden_states
     assert (plain(actor), critic) == (plain(states[0]), None)
-    with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in the steps before"):
+    with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in earlier steps"):
         storage.add_transitions(
             storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(make(states[0]), make(states[0])))
         )
@@ -134,7 +134,7 @@ def test_hidden_states_are_nests_and_zero_where_a_step_has_none(device: Any) -> 
     storage.add_transitions(storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([0])))
     assert plain(storage.saved_hidden_states[0][0, 0, 0]) == [0, 0, 0]
     gru = storage.Transition(make([[0.0]]), None, make([[0.0]]), make([0.0]), make([0]), hidden_states=lstm[0])
-    with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in the steps before"):
+    with pytest.raises(StructureError, match=r"`hidden_states` are .*, expected .*, as in earlier steps"):
         storage.add_transitions(gru)
 
 

@@ -32,7 +32,7 @@ def test_reverb_process_has_it_loaded_and_this_one_has_not(monkeypatch: pytest.M
     monkeypatch.delenv("LD_PRELOAD", raising=False)
     process = ReverbProcess()
     try:
-        maps = Path(f"/proc/{process.number}/maps")
+        maps = Path(f"/proc/{process.pid}/maps")
         loaded = ""
         while process.alive() and "libc.so" not in loaded:  # which is loaded after what is preloaded
             loaded = maps.read_text()

@@ -14,7 +14,7 @@ from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Tabl
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
 from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences
-from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointFolder, checkpoints_in, choose
+from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointFolder, checkpoints_in, select_checkpoint
 from reverb_writer_server.checkpoints.tfrecord import DONE, FILES, read_records
 
 
@@ -37,7 +37,7 @@ def test_finished_checkpoints_are_kept_under_their_time_and_the_newest_only(tmp_
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         for second in (1, 2, 3):
             path = written(folder.incoming, f"2026-01-01T00:00:0{second}+00:00", at=second)
-            assert [one.name for one in folder.adopt()] == [f"19700101T00000{second}.000000Z"]
+            assert [one.name for one in folder.keep_finished()] == [f"19700101T00000{second}.000000Z"]
             shutil.rmtree(path)  # as Reverb does at its next checkpoint
         assert names(folder.directory) == ["19700101T000003.000000Z", "19700101T000002.000000Z"]
         latest = folder.latest()
@@ -48,15 +48,15 @@ def test_finished_checkpoints_are_kept_under_their_time_and_the_newest_only(tmp_
 def test_unfinished_checkpoint_is_not_kept(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         written(folder.incoming, "a", at=1, done=False)
-        assert folder.adopt() == []
+        assert folder.keep_finished() == []
         assert folder.latest() is None
 
 
 def test_checkpoint_is_kept_once_without_a_copy(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         path = written(folder.incoming, "a", at=1)
-        (kept,) = folder.adopt()
-        assert folder.adopt() == []
+        (kept,) = folder.keep_finished()
+        assert folder.keep_finished() == []
         assert (kept.path / "chunks.tfrecord").samefile(path / "chunks.tfrecord")
 
 
@@ -100,20 +100,20 @@ def test_checkpoint_that_lacks_a_file_is_incomplete(
     with CheckpointFolder(tmp_path, keep=3) as folder:
         for second in (1, 2):
             written(folder.incoming, str(second), at=second)
-            folder.adopt()
+            folder.keep_finished()
         older, newer = reversed(checkpoints_in(tmp_path))
         (newer.path / missing).unlink()
         assert newer.fault() == f"{missing} missing"
-        assert choose(tmp_path, "latest") == older
-        assert f"{newer.name} is not restored: {missing} missing" in caplog.text
+        assert select_checkpoint(tmp_path, "latest") == older
+        assert f"{newer.name} is incomplete and not restored: {missing} missing" in caplog.text
         with pytest.raises(CheckpointError, match=f"{missing} missing. It is incomplete"):
-            choose(tmp_path, newer.name)
+            select_checkpoint(tmp_path, newer.name)
 
 
 def test_checkpoint_that_was_cut_short_is_incomplete(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         written(folder.incoming, "a", at=1)
-        (kept,) = folder.adopt()
+        (kept,) = folder.keep_finished()
         os.truncate(kept.path / "chunks.tfrecord", 3)
         assert kept.fault() == "chunks.tfrecord has 3 bytes, expected 20"
         assert folder.latest() is None
@@ -121,10 +121,10 @@ def test_checkpoint_that_was_cut_short_is_incomplete(tmp_path: Path) -> None:
 
 def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
-        assert choose(tmp_path, "latest") is None
+        assert select_checkpoint(tmp_path, "latest") is None
         for second in (1, 2):
             written(folder.incoming, str(second), at=second)
-            folder.adopt()
+            folder.keep_finished()
         newest, oldest = checkpoints_in(tmp_path)
         os.truncate(newest.path / "chunks.tfrecord", 3)
         (oldest.path / "DONE").unlink()
@@ -132,21 +132,21 @@ def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_
             rf"all 2 checkpoints are incomplete; .* {newest.name}: chunks.tfrecord has 3 bytes.*restore = \"none\""
         )
         with pytest.raises(CheckpointError, match=expected):
-            choose(tmp_path, "latest")
-        assert choose(tmp_path, "none") is None
+            select_checkpoint(tmp_path, "latest")
+        assert select_checkpoint(tmp_path, "none") is None
 
 
 def test_name_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         written(folder.incoming, "a", at=1)
-        folder.adopt()
-        assert choose(tmp_path, "none") is None
-        with pytest.raises(CheckpointError, match=r"no checkpoint `b`; there are: 19700101T000001\.000000Z"):
-            choose(tmp_path, "b")
+        folder.keep_finished()
+        assert select_checkpoint(tmp_path, "none") is None
+        with pytest.raises(CheckpointError, match=r"there is no checkpoint `b`; found: 19700101T000001\.000000Z"):
+            select_checkpoint(tmp_path, "b")
 
 
 def test_folder_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is no folder of checkpoints"):
+    with pytest.raises(CheckpointError, match="is not a folder of checkpoints"):
         checkpoints_in(tmp_path)
 
 

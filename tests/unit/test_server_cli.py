@@ -14,7 +14,7 @@ from reverb_writer_server import cli
 @pytest.mark.parametrize("host", ["münchen", ""])
 def test_certificate_for_a_host_that_is_none_is_refused(tmp_path: Path, host: str) -> None:
     folder = tmp_path / "certificates"
-    with pytest.raises(SystemExit, match=f"`hosts`: must be addresses, or names in ASCII, got '{host}'"):
+    with pytest.raises(SystemExit, match=f"`hosts` must be addresses, or names in ASCII, got '{host}'"):
         cli.main(["certs", str(folder), "--host", host])
     assert not folder.exists()
 
@@ -39,12 +39,14 @@ def test_folder_of_checkpoints_is_told_from_a_checkpoint(
         with pytest.raises(SystemExit) as ending:
             cli.main(["checkpoints", command, str(folder)])
         told = f"{ending.value.code}{capsys.readouterr().err}"
-        assert f"is no checkpoint, but a folder with 2 in it. Name one, such as {tmp_path / 'kept' / names[1]}." in told
+        assert (
+            f"is not a checkpoint, but a folder with 2 in it. Name one, such as {tmp_path / 'kept' / names[1]}." in told
+        )
         assert "incomplete" not in told
 
 
 def test_folder_without_any_checkpoint_and_missing_folder_are_told(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="is no checkpoint: it has none of"):
+    with pytest.raises(SystemExit, match="is not a checkpoint: it has none of"):
         cli.main(["checkpoints", "inspect", str(tmp_path)])
-    with pytest.raises(SystemExit, match="there is no such folder"):
+    with pytest.raises(SystemExit, match="the folder does not exist"):
         cli.main(["checkpoints", "inspect", str(tmp_path / "nothing")])

@@ -1,4 +1,4 @@
-"""The server's configuration: precedence, errors that name all there is to know, and tables in words."""
+"""The server's configuration: precedence, errors that say what is allowed, and descriptions of tables."""
 
 from __future__ import annotations
 
@@ -142,12 +142,12 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
     ("text", "message"),
     [
         ("port = 70000", r"`port`: got 70000 (integer), allowed: an integer from 0 to 65535."),
-        ('port = "8000"', r'`port`: got "8000" (text), allowed: an integer from 0 to 65535.'),
+        ('port = "8000"', r'`port`: got "8000" (string), allowed: an integer from 0 to 65535.'),
         ("port = true", r"`port`: got true (boolean), allowed: an integer from 0 to 65535."),
-        ("port =", r"is no TOML:"),
-        ("prot = 1", r"`prot` is no key. Did you mean `port`? Allowed: port"),
-        ("[http]\nprot = 1", r"`http.prot` is no key. Did you mean `port`? Allowed in [http]: port, host."),
-        ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (text), allowed: "uniform" or "fifo"'),
+        ("port =", r"is not valid TOML:"),
+        ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
+        ("[http]\nprot = 1", r"unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host."),
+        ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (string), allowed: "uniform" or "fifo"'),
         ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
         ("tables.a = 3", r"`tables.a`: got 3 (integer), allowed: a section [tables.a] with max_size, "),
         ("[tables.a]\nmin_size = 9\nmax_size = 3", r"`min_size` must be <= `max_size`, got 9 > 3"),
@@ -174,16 +174,16 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("REVERB_WRITER__PROT", "1", "`prot` is no key. Did you mean `port`?"),
+        ("REVERB_WRITER__PROT", "1", "unknown key `prot`. Did you mean `port`?"),
         (
             "REVERB_WRITER__CHECKPOINTS__KEEP",
             "many",
-            '`checkpoints.keep`: got "many" (text), allowed: an integer from 1',
+            '`checkpoints.keep`: got "many" (string), allowed: an integer from 1',
         ),
         (
             "REVERB_WRITER__HTTP",
             "3",
-            '`http`: got "3" (text), allowed: a section [http] with port, host.',
+            '`http`: got "3" (string), allowed: a section [http] with port, host.',
         ),
         (
             "REVERB_WRITER__TABLES",
@@ -195,7 +195,7 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
             "{max_size = 3}",
             "Set one of its keys, such as REVERB_WRITER__TABLES__A__MAX_SIZE.",
         ),
-        ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "`tables.a.maxsize` is no key. Did you mean `max_size`?"),
+        ("REVERB_WRITER__TABLES__A__MAXSIZE", "3", "unknown key `tables.a.maxsize`. Did you mean `max_size`?"),
     ],
 )
 def test_variable_that_cannot_work_is_refused_by_name(variable: str, value: str, message: str) -> None:
@@ -222,7 +222,7 @@ RATIO = "[tables.a]\nrate_limiter = 'ratio'\nsamples_per_insert = 8\nmin_size = 
 def test_learner_that_fetches_more_than_the_limiter_lets_out_is_refused_with_the_numbers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refusal:
         read(tmp_path, f"{RATIO}samples_in_flight = 768")
-    assert "a learner fetches 768 samples before it goes on" in str(refusal.value)
+    assert "a learner fetches 768 samples before its actor goes on" in str(refusal.value)
     assert "max_diff - min_diff = 1000 - 600 = 400" in str(refusal.value)
     assert "widen `error_buffer` to 384" in str(refusal.value)
     read(tmp_path, f"{RATIO}samples_in_flight = 400")
@@ -239,8 +239,8 @@ def test_buffer_given_as_a_pair_is_to_be_widened_as_a_pair(tmp_path: Path) -> No
 def test_learner_that_fetches_more_than_a_queue_holds_is_refused(tmp_path: Path, kind: str) -> None:
     text = f"[tables.a]\nrate_limiter = '{kind}'\nmax_size = 10\nsamples_in_flight = 11"
     message = (
-        f"a learner fetches 11 samples before it goes on, and a {kind} of 10 items, each sampled once, never holds as "
-        "many. If its actor waits for it, both wait for ever. Fetch fewer, or raise `max_size` to 11."
+        f"a learner fetches 11 samples before its actor goes on, but a {kind} of 10 items, each sampled once, never "
+        "holds as many. If its actor waits for it, both wait for ever. Fetch fewer, or raise `max_size` to 11."
     )
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(tmp_path, text)
@@ -249,8 +249,10 @@ def test_learner_that_fetches_more_than_a_queue_holds_is_refused(tmp_path: Path,
 
 def test_ratio_out_of_reach_is_told(tmp_path: Path) -> None:
     (table,) = read(tmp_path, f"{RATIO}max_times_sampled = 3").tables
-    # Each insert leaves 8 - 3 = 5 behind, and 1000 / 5 = 200.
-    assert ["each insert leaves 5 behind, and after 200 inserts" in sentence for sentence in table.advice] == [True]
+    # Each insert raises diff by 8 - 3 = 5, and 1000 / 5 = 200.
+    assert ["each insert raises diff by 5 for good. After 200 inserts" in sentence for sentence in table.advice] == [
+        True
+    ]
 
 
 def test_what_a_table_warns_of_is_told_and_no_python_warning(tmp_path: Path) -> None:
@@ -260,17 +262,17 @@ def test_what_a_table_warns_of_is_told_and_no_python_warning(tmp_path: Path) -> 
     assert "max_diff 50 is below" in table.advice[0]
 
 
-# In words.
+# Descriptions.
 
 
-def test_ratio_is_told_in_words() -> None:
+def test_ratio_is_described() -> None:
     table = TableConfig("a", 5000, "lifo", "uniform", SampleToInsertRatio(8, 100, 200), 4)
     assert describe(table) == [
-        "holds up to 5,000 items; one more, and any item, all equally likely goes",
+        "holds up to 5,000 items; when it is full, an insert removes any item, all equally likely",
         "samples the newest item, each 4 times at most",
         "blocks samples while it holds fewer than 100 items, or when inserts x 8 - samples would fall below 600",
         "blocks inserts when inserts x 8 - samples would rise above 1,000, once it holds 100",
-        "a learner takes 8 samples an insert and may fall 50 inserts behind",
+        "a learner takes 8 samples per insert and may fall 50 inserts behind",
     ]
 
 
@@ -342,7 +344,7 @@ def test_overlapping_windows_share_their_steps_where_the_oldest_goes_first(
     one = estimate(ServedTable(config, 20, stride))
     assert (one.steps, one.step_bytes) == (steps, 84 * 84 * 4 + 4)
     assert one.total_bytes == steps * 28_228 + 1000 * ITEM_BYTES
-    assert one.apart_bytes == 20_000 * 28_228 + 1000 * ITEM_BYTES
+    assert one.total_bytes_without_overlap == 20_000 * 28_228 + 1000 * ITEM_BYTES
 
 
 def test_estimate_says_what_it_supposes_and_is_called_no_bound() -> None:
@@ -350,7 +352,7 @@ def test_estimate_says_what_it_supposes_and_is_called_no_bound() -> None:
     (line, in_all), _ = memory_lines(config)
     assert line.startswith("memory of table `a`: about ")
     assert line.endswith("MiB if no items overlap, as with short episodes")
-    assert in_all.startswith("memory in all: about ")
+    assert in_all.startswith("total memory: about ")
 
 
 def test_memory_of_what_is_not_described_is_unknown() -> None:
@@ -382,7 +384,7 @@ def test_limit_of_the_container_counts_if_there_is_one(tmp_path: Path, name: str
         ("http = 3", r"`http`: got 3 \(integer\), allowed: a section \[http\] with port, host"),
         (
             "[tables.__specs__]",
-            r"server.toml: `tables.__specs__`: got the server's own table, allowed: any other",
+            r"server.toml: `tables.__specs__`: got a reserved name, allowed: any other",
         ),
         ("[tables.a]\nsamples_in_flight = 5", r"`tables.a.samples_in_flight`: got 5, allowed: nothing here; it checks"),
     ],

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytest.importorskip("prometheus_client", reason="it comes with the server")
 
-from reverb_writer_server.service import has_ended
+from reverb_writer_server.service import wait_for_checkpoint
 
 
 def test_checkpoint_that_does_not_end_is_not_waited_for_without_bound(caplog: pytest.LogCaptureFixture) -> None:
@@ -18,9 +18,9 @@ def test_checkpoint_that_does_not_end_is_not_waited_for_without_bound(caplog: py
     end = threading.Event()
     checkpoint = threading.Thread(target=end.wait, daemon=True)
     checkpoint.start()
-    assert not has_ended(checkpoint, 0.1)
+    assert not wait_for_checkpoint(checkpoint, 0.1)
     end.set()
-    assert has_ended(checkpoint, 60.0)
+    assert wait_for_checkpoint(checkpoint, 60.0)
     checkpoint.join()
     assert [(record.levelname, record.getMessage().split(":")[0]) for record in caplog.records][:2] == [
         ("INFO", "a checkpoint is under way"),
@@ -34,6 +34,6 @@ def test_where_no_checkpoint_is_under_way_nothing_is_waited_for_or_said(caplog: 
     ended = threading.Thread(target=int)
     ended.start()
     ended.join()
-    assert has_ended(None, 60.0)
-    assert has_ended(ended, 60.0)
+    assert wait_for_checkpoint(None, 60.0)
+    assert wait_for_checkpoint(ended, 60.0)
     assert not caplog.records

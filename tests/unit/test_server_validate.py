@@ -61,12 +61,12 @@ def made(tmp_path: Path, case: str) -> Path:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("more memory than there is", "more than there is"),
+        ("more memory than there is", "more than is available"),
         ("a dtype that Reverb does not have", "longdouble"),
         ("a table twice", "more than once"),
         ("a folder of somebody else", "found thesis.tex"),
         ("a file for a folder", "cannot be used"),
-        ("a checkpoint that there is not", "no checkpoint `20260801T120000.123456Z`"),
+        ("a checkpoint that there is not", "there is no checkpoint `20260801T120000.123456Z`"),
         ("only checkpoints that are incomplete", "all 1 checkpoints are incomplete"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Slices of the behaviour notes, 4.3 to 4.7 and A.5, worked by hand."""
+"""Slices worked by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Boundaries of the behaviour notes, 4.2 and A.5, and what steps of each library say of themselves."""
+"""Boundaries worked by hand, and what steps of each library tell about them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IDS = np.array([5, 5, 5, 0, 0, 1, 1, 1, 5, 5])
         # A cursor in the middle of a trajectory cuts it in two.
         (Markers(done=flags(6, 5)), {"is_full": True, "cursor": 2}, ([0, 3], [2, 5], [3, 3])),
         (Markers(done=flags(6)), {"is_full": True, "cursor": 2}, ([3], [2], [6])),
-        # Behaviour A.5: the end may be marked as any of the three.
+        # The end may be marked as any of the three.
         (Markers(done=flags(10), truncated=flags(10, 4, 9)), {}, ([0, 5], [4, 9], [5, 5])),
         (Markers(done=flags(10)), {}, ([0], [9], [10])),
         (Markers(terminated=flags(6, 1), truncated=flags(6, 3)), {}, ([0, 2, 4], [1, 3, 5], [2, 2, 2])),

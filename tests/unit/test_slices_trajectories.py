@@ -1,4 +1,4 @@
-"""Trajectories taken apart and put together: behaviour 4.6, 4.8 and A.5, worked by hand."""
+"""Trajectories taken apart and put together, worked by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def observations(trajectories: list[Any]) -> list[list[int]]:
 
 
 def test_split_and_padded_trajectories_have_zeros_and_a_mask() -> None:
-    # Behaviour 4.8: done at row 9 of 15.
+    # Done at row 9 of 15.
     steps = {"done": np.isin(np.arange(15), [9]), "obs": np.arange(15)}
     padded = pad_trajectories(split_trajectories(steps))
     assert padded.data["obs"].shape == padded.mask.shape == (2, 10)
@@ -49,7 +49,6 @@ def test_a_wrapped_trajectory_comes_out_in_the_order_of_time() -> None:
 
 
 def test_padding_of_lengths_four_and_two() -> None:
-    # Behaviour A.5.
     trajectories = [np.arange(4.0), np.arange(2.0)]
     padded = pad_trajectories(trajectories)
     assert padded.mask.tolist() == [[True] * 4, [True, True, False, False]]
@@ -65,7 +64,7 @@ def test_strings_are_padded_with_empty_ones() -> None:
 
 @pytest.mark.parametrize(
     ("chunks", "complete", "still_open"),
-    [  # behaviour A.5
+    [
         ([([0, 0, 0, 1, 1, 2], [0, 0, 1, 0, 1, 1])], [[[0, 1, 2], [3, 4], [5]]], []),
         ([([0, 0, 0], [0, 0, 0]), ([0, 0, 1, 1], [0, 1, 0, 1])], [[], [[0, 1, 2, 3, 4], [5, 6]]], []),
         ([([0, 1, 0, 1], [0, 0, 1, 1])], [[[0, 2], [1, 3]]], []),

@@ -363,7 +363,7 @@ def test_boundary_steps_of_a_batch_are_told_one_by_one(step: Any, expected: list
     assert structure.ends_episode(structure.flatten(step, 0)).tolist() == expected
 
 
-# Padding steps (behaviour, A.1).
+# Padding steps.
 
 
 def test_padding_of_a_trajectory_is_a_boundary_of_zeros() -> None:

@@ -38,7 +38,7 @@ def test_rate_limiter_comes_down_to_four_numbers(limiter: RateLimiter, balance: 
         (MinSize, (2.0,), "`min_size` must be an integer, got 2.0 (float)."),
         (Queue, (0,), "`size` must be >= 1, got 0."),
         (Stack, ("5",), "`size` must be an integer, got '5' (str)."),
-        (Prioritized, (-0.5,), "`exponent` must be >= 0, got -0.5. With 0 the priorities play no part."),
+        (Prioritized, (-0.5,), "`exponent` must be >= 0, got -0.5. With 0 priorities have no effect."),
         (Prioritized, (math.nan,), "`exponent` must be a finite number, got nan."),
         (SampleToInsertRatio, (0, 1, 9), "`samples_per_insert` must be > 0, got 0. Use MinSize to keep no ratio."),
         (SampleToInsertRatio, (math.inf, 1, 9), "`samples_per_insert` must be a finite number, got inf."),
@@ -55,7 +55,8 @@ def test_rate_limiter_comes_down_to_four_numbers(limiter: RateLimiter, balance: 
             (8, 100, 4),
             (
                 "`error_buffer` must be >= max(1, `samples_per_insert`) = 8, got 4: one insert moves diff by 8, one "
-                "sample by 1, and either could stay blocked. Raise it to 8, better to what a learner has in flight."
+                "sample by 1, and either could stay blocked. Raise it to 8, "
+                "or better to the number of samples that a learner has in flight."
             ),
         ),
         (
@@ -71,7 +72,7 @@ def test_rate_limiter_comes_down_to_four_numbers(limiter: RateLimiter, balance: 
             (8, 100, (900, 1000)),
             (
                 "`error_buffer`: min_diff must be <= `samples_per_insert` x `min_size` = 8 x 100 = 800, got 900: with "
-                "`min_size` items there, nothing could be sampled yet. Lower min_diff to 800."
+                "`min_size` items in the table, no sample would be allowed. Lower min_diff to 800."
             ),
         ),
     ],

@@ -30,7 +30,7 @@ def episode(n: int) -> str:
     return "0123456789"[: n - 1] + "B"
 
 
-# Behaviour 1.3, read off tf-agents 0.19: L, S, n, then the windows of DROP, PAD and TILE. The tails that DROP and PAD
+# Read off tf-agents 0.19: L, S, n, then the windows of DROP, PAD and TILE. The tails that DROP and PAD
 # lose, and the steps that S > L skips, are the peer's too.
 TF_AGENTS_EPISODES = [
     (2, 1, 4, "01 12 2B", "01 12 2B", "01 12 2B BP"),
@@ -64,7 +64,7 @@ def test_complete_episode_has_the_windows_of_tf_agents(
         assert spelled(WindowSpec(length, stride, mode).windows(n), episode(n)) == expected
 
 
-# Behaviour 1.4: an episode that reset() ends after k steps, without a boundary step.
+# An episode that reset() ends after k steps, without a boundary step.
 @pytest.mark.parametrize(
     ("k", "length", "stride", "mode", "expected"),
     [
@@ -83,7 +83,7 @@ def test_episode_reset_before_its_boundary_has_the_windows_of_tf_agents(
     assert spelled(WindowSpec(length, stride, mode).windows(k), "0123456789"[:k]) == expected
 
 
-# Behaviour 6.2. T transitions make n = T + 1 steps; Acme's F is our B, its padding zeros are our P.
+# T transitions make n = T + 1 steps; Acme's F is our B, its padding zeros are our P.
 @pytest.mark.parametrize(
     ("transitions", "length", "period", "zero_pad", "truncate", "write", "going_on"),
     [
@@ -105,11 +105,11 @@ def test_complete_episode_has_the_windows_of_acme(
 @pytest.mark.parametrize(
     ("length", "stride", "stream", "expected"),
     [
-        # TF-Agents' sequence observer, behaviour 1.5
+        # TF-Agents' sequence observer
         (3, 1, "012B" * 2, "012 12B 2B0 B01 012 12B"),
         (3, 2, "012B" * 2, "012 2B0 012"),
         (4, 4, "012B" * 2, "012B 012B"),
-        # Acme CONTINUE, behaviour 6.2
+        # Acme CONTINUE
         (3, 2, "012345B" * 3, "012 234 45B B01 123 345 5B0 012 234 45B"),
         (3, 2, "01", ""),
         (3, 2, "", ""),

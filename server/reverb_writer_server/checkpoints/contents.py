@@ -1,4 +1,4 @@
-"""One checkpoint: is it complete, what is in it, is it sound, and how it differs from a configuration."""
+"""One checkpoint: whether it is complete and undamaged, its contents, and how it differs from a configuration."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """What it is called in lists and by `restore`."""
+        """The name in lists and for `restore`."""
         return self.path.name
 
     @property
     def written_at(self) -> datetime:
-        """When it was finished, UTC; of an incomplete one when it was last touched."""
+        """When it was finished, UTC; if it is incomplete, when it was last changed."""
         done = self.path / DONE
         return datetime.fromtimestamp((done if done.exists() else self.path).stat().st_mtime, timezone.utc)
 
     @property
     def size_bytes(self) -> int:
-        """What it takes on disk."""
+        """Its size on disk."""
         return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
 
     def fault(self) -> str | None:
-        """Return what is missing of it; None if it is complete."""
+        """Return what is missing or wrong; None if the checkpoint is complete."""
         missing = [name for name in FILES if not (self.path / name).is_file()]
         if missing:
             return f"{', '.join(missing)} missing"
@@ -62,7 +62,7 @@ class Checkpoint:
         except FileNotFoundError:
             return None
         except ValueError:
-            return f"{MANIFEST} is no JSON"
+            return f"{MANIFEST} is not JSON"
         for name, size in expected.items():
             found = (self.path / name).stat().st_size if (self.path / name).is_file() else 0
             if found != size:
@@ -76,15 +76,15 @@ class TableState:
 
     Attributes:
         name: its name.
-        max_size: items that it held at most.
-        sampler: how items were chosen to be sampled.
-        remover: how they were chosen to be removed.
+        max_size: maximum number of items.
+        sampler: chose the items to sample.
+        remover: chose the items to remove.
         max_times_sampled: samples after which an item was removed; 0 for no limit.
         limiter: samples_per_insert, min_size, min_diff and max_diff.
-        inserts: since it was made or reset.
-        samples: likewise.
-        deletes: likewise.
-        signature: nest of `ArraySpec`; None if it has none.
+        inserts: since the table was created or reset.
+        samples: since then.
+        deletes: since then.
+        signature: nest of `ArraySpec`, or None.
     """
 
     name: str
@@ -101,13 +101,13 @@ class TableState:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a checkpoint.
+    """The contents of a checkpoint.
 
     Attributes:
         tables: their rules and counters.
-        items: how many each table holds.
-        chunks: how many there are.
-        steps: that the chunks hold.
+        items: number of items of each table.
+        chunks: number of chunks.
+        steps: number of steps in the chunks.
     """
 
     tables: tuple[TableState, ...]
@@ -117,22 +117,24 @@ class Contents:
 
 
 def tables_of(checkpoint: Checkpoint) -> tuple[TableState, ...]:
-    """Return the tables without their items, which is quick.
+    """Return the tables without reading their items.
 
     Raises:
         FormatError: the file is damaged.
     """
-    return tuple(_table_state(record) for record in _parsed(checkpoint.path / TABLES, messages.PriorityTableCheckpoint))
+    return tuple(
+        _table_state(record) for record in _parse_records(checkpoint.path / TABLES, messages.PriorityTableCheckpoint)
+    )
 
 
 def inspect(checkpoint: Checkpoint) -> Contents:
-    """Read all of a checkpoint and return what is in it.
+    """Read all of a checkpoint and return its contents.
 
     Raises:
-        FormatError: it is no checkpoint, damaged, incomplete, or an item refers to a table or chunk that is not there.
+        FormatError: it is not a checkpoint, or is damaged or incomplete, or an item refers to a missing table or chunk.
     """
     if not any((checkpoint.path / name).is_file() for name in FILES):
-        raise FormatError(f"{checkpoint.path}: {_no_checkpoint(checkpoint.path)}")
+        raise FormatError(f"{checkpoint.path}: {_why_not_a_checkpoint(checkpoint.path)}")
     fault = checkpoint.fault()
     if fault:
         raise FormatError(f"{checkpoint.path}: {fault}. It is incomplete; use another one.")
@@ -140,28 +142,28 @@ def inspect(checkpoint: Checkpoint) -> Contents:
     names = {table.name for table in tables}
     items: Counter[str] = Counter()
     needed: set[int] = set()
-    for item in _parsed(checkpoint.path / ITEMS, messages.PrioritizedItem):
+    for item in _parse_records(checkpoint.path / ITEMS, messages.PrioritizedItem):
         if item.table not in names:
-            raise FormatError(f"{checkpoint.path}: item {item.key} is of table `{item.table}`, which is not there.")
+            raise FormatError(f"{checkpoint.path}: item {item.key} is of table `{item.table}`, which is missing.")
         items[item.table] += 1
         needed.update(part.chunk_key for column in item.flat_trajectory.columns for part in column.chunk_slices)
     chunks = steps = 0
-    for chunk in _parsed(checkpoint.path / CHUNKS, messages.ChunkData):
+    for chunk in _parse_records(checkpoint.path / CHUNKS, messages.ChunkData):
         needed.discard(chunk.chunk_key)
         chunks += 1
         steps += chunk.sequence_range.end - chunk.sequence_range.start + 1
     if needed:
         raise FormatError(
-            f"{checkpoint.path}: {len(needed)} chunks that items refer to are missing, of {chunks} there."
+            f"{checkpoint.path}: {len(needed)} chunks that items refer to are missing; the checkpoint has {chunks}."
         )
     return Contents(tables, {name: items[name] for name in sorted(names)}, chunks, steps)
 
 
-verify = inspect  # whatever can be wrong shows when all of it is read
+verify = inspect  # reading all of a checkpoint finds every fault
 
 
 def differences(tables: Sequence[TableConfig], checkpoint: Sequence[TableState]) -> list[str]:
-    """Say how the tables of a checkpoint differ from the configured ones, a line each; nothing if they do not."""
+    """Return the differences between the tables of a checkpoint and the configured ones, a line each."""
     saved = {state.name: state for state in checkpoint}
     configured = {table.name: table for table in tables}
     lines = [f"table `{name}`: in the checkpoint, not configured" for name in saved if name not in configured]
@@ -169,27 +171,27 @@ def differences(tables: Sequence[TableConfig], checkpoint: Sequence[TableState])
         if name not in saved:
             lines.append(f"table `{name}`: configured, not in the checkpoint")
             continue
-        for key, theirs, ours in _compared(saved[name], table):
+        for key, theirs, ours in _differing_rules(saved[name], table):
             lines.append(f"table `{name}`: {key} is {theirs} in the checkpoint, {ours} in the configuration")
     return lines
 
 
-def _no_checkpoint(path: Path) -> str:
-    """Say what a folder is that has no file of a checkpoint, and which checkpoints are in it."""
+def _why_not_a_checkpoint(path: Path) -> str:
+    """Explain why a folder is not a checkpoint, and name one inside it if there is one."""
     if not path.is_dir():
-        return "there is no such folder. Check the path."
+        return "the folder does not exist. Check the path."
     inside = sorted({done.parent for pattern in ("*", "kept/*") for done in path.glob(f"{pattern}/{DONE}")})
     if not inside:
-        return f"is no checkpoint: it has none of {', '.join(FILES)}. Check the path."
-    return f"is no checkpoint, but a folder with {len(inside)} in it. Name one, such as {inside[-1]}."
+        return f"is not a checkpoint: it has none of {', '.join(FILES)}. Check the path."
+    return f"is not a checkpoint, but a folder with {len(inside)} in it. Name one, such as {inside[-1]}."
 
 
-def _compared(state: TableState, table: TableConfig) -> list[tuple[str, str, str]]:
+def _differing_rules(state: TableState, table: TableConfig) -> list[tuple[str, str, str]]:
     balance = table.rate_limiter.balance
     pairs: list[tuple[str, Any, Any]] = [
         ("max_size", state.max_size, table.max_size),
-        ("sampler", _named(state.sampler), _named(table.sampler)),
-        ("remover", _named(state.remover), _named(table.remover)),
+        ("sampler", _selector_name(state.sampler), _selector_name(table.sampler)),
+        ("remover", _selector_name(state.remover), _selector_name(table.remover)),
         ("max_times_sampled", state.max_times_sampled, table.max_times_sampled),
         *zip(("samples_per_insert", "min_size", "min_diff", "max_diff"), state.limiter, balance, strict=True),
     ]
@@ -199,7 +201,7 @@ def _compared(state: TableState, table: TableConfig) -> list[tuple[str, str, str
     return different
 
 
-def _named(chosen: Selector) -> str:
+def _selector_name(chosen: Selector) -> str:
     return f"prioritized ({chosen.exponent:g})" if isinstance(chosen, Prioritized) else chosen
 
 
@@ -210,12 +212,14 @@ def _leaves(signature: Any) -> list[str]:
     return [f"{'/'.join(map(str, path))}: {leaf.dtype}{list(leaf.shape or ())}" for path, leaf in leaves]
 
 
-def _parsed(path: Path, kind: Any) -> Any:
+def _parse_records(path: Path, kind: Any) -> Any:
     for number, record in enumerate(read_records(path)):
         try:
             yield kind.FromString(record)
         except DecodeError as error:
-            raise FormatError(f"{path}: record {number} is no {kind.DESCRIPTOR.name}. It is damaged.") from error
+            raise FormatError(
+                f"{path}: record {number} is not a {kind.DESCRIPTOR.name}. The file is damaged."
+            ) from error
 
 
 def _table_state(table: Any) -> TableState:

@@ -1,4 +1,4 @@
-"""A checkpoint fitted to other tables than those that it was made of; for the process that has TensorFlow."""
+"""Conversion of a checkpoint to the tables of another configuration; needs TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 from reverb_writer_server.checkpoints.tfrecord import CHUNKS, DONE, ITEMS, TABLES, read_records
 
-__all__ = ["fit"]
+__all__ = ["convert_checkpoint"]
 
 
-def fit(checkpoint: Path, target: Path, tables: Sequence[TableConfig]) -> dict[str, int]:
-    """Write a copy of a checkpoint whose tables follow `tables`, and return how many items of each table are left out.
+def convert_checkpoint(checkpoint: Path, target: Path, tables: Sequence[TableConfig]) -> dict[str, int]:
+    """Write a copy of a checkpoint with the rules of `tables`, and return how many items of each table are left out.
 
-    Left out are the items of tables that are not in `tables`, and the oldest ones of a table that has become smaller. A
-    limiter that is another one begins in balance: as if its learner had kept pace.
+    The items of tables that are not in `tables` are left out, and the oldest items of a table that has become smaller.
+    If the rate limiter of a table differs, its counters are set as if samplers had kept pace with inserts.
 
     Raises:
         FormatError: the checkpoint is damaged.
@@ -45,7 +45,7 @@ def fit(checkpoint: Path, target: Path, tables: Sequence[TableConfig]) -> dict[s
             if saved.table_name == SPECS_TABLE:
                 out.write(record)
             elif saved.table_name in wanted:
-                out.write(_fitted(saved, wanted[saved.table_name]).SerializeToString())
+                out.write(_convert_table(saved, wanted[saved.table_name]).SerializeToString())
     with _writer(target / ITEMS) as out:
         for record in read_records(checkpoint / ITEMS):
             name = _item(record).table
@@ -66,7 +66,7 @@ def _writer(path: Path) -> Any:
     return tf.io.TFRecordWriter(str(path), options="ZLIB")
 
 
-def _fitted(saved: Any, table: TableConfig) -> Any:
+def _convert_table(saved: Any, table: TableConfig) -> Any:
     saved.max_size = table.max_size
     saved.max_times_sampled = table.max_times_sampled
     _set_selector(saved.sampler, table.sampler)

@@ -1,7 +1,7 @@
 """The files of a Reverb checkpoint, read without Reverb and without TensorFlow.
 
-    tables.tfrecord   PriorityTableCheckpoint, one a table
-    items.tfrecord    PrioritizedItem, one an item, tables one after the other, oldest first
+    tables.tfrecord   PriorityTableCheckpoint, one per table
+    items.tfrecord    PrioritizedItem, one per item, table by table, oldest first
     chunks.tfrecord   ChunkData
     DONE              empty; written last
 
@@ -35,7 +35,7 @@ def read_records(path: Path) -> Iterator[bytes]:
     """Yield the records of a file.
 
     Raises:
-        FormatError: it is cut off or damaged; names the file and the record.
+        FormatError: the file is truncated or damaged; the message names it and the record.
     """
     buffer = bytearray()
     number = 0
@@ -45,7 +45,9 @@ def read_records(path: Path) -> Iterator[bytes]:
         while len(buffer) - start >= _HEADER.size:
             (size,) = _HEADER.unpack_from(buffer, start)
             if size > _MAX_RECORD_BYTES:
-                raise FormatError(f"{path}: record {number}: {size} bytes, expected less than 2 GiB. It is damaged.")
+                raise FormatError(
+                    f"{path}: record {number}: {size} bytes, expected less than 2 GiB. The file is damaged."
+                )
             end = start + _HEADER.size + size + _FOOTER_BYTES
             if end > len(buffer):
                 break
@@ -54,7 +56,7 @@ def read_records(path: Path) -> Iterator[bytes]:
             start = end
         del buffer[:start]
     if buffer:
-        raise FormatError(f"{path}: record {number} is cut off. The checkpoint was not written to its end.")
+        raise FormatError(f"{path}: record {number} is truncated. The checkpoint was not written completely.")
 
 
 def _inflate(path: Path) -> Iterator[bytes]:
@@ -68,4 +70,4 @@ def _inflate(path: Path) -> Iterator[bytes]:
     except zlib.error as error:
         raise FormatError(f"{path}: is damaged ({error}).") from error
     if not inflate.eof:
-        raise FormatError(f"{path}: is cut off. The checkpoint was not written to its end.")
+        raise FormatError(f"{path}: is truncated. The checkpoint was not written completely.")

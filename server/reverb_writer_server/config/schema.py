@@ -1,4 +1,4 @@
-"""What a server is configured to do: its tables, its checkpoints, its ports, its log."""
+"""The configuration of a server: tables, checkpoints, ports, log."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Key:
     """One key of the configuration.
 
     Attributes:
-        kind: what it may be.
-        default: what it is if nobody sets it; None where that is said in `meaning`.
+        kind: the allowed values.
+        default: the value if the key is not set; None if `meaning` describes it.
         meaning: a line for the manual.
     """
 
@@ -48,72 +48,92 @@ class Key:
 
 KEYS: Mapping[str, Key] = {
     "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one"),
-    "http.port": Key(_PORT, 0, "port of health, metrics and status page; 0 for none"),
-    "http.host": Key(text("an address of this machine"), "127.0.0.1", "where it listens; `0.0.0.0` for everyone"),
-    "checkpoints.directory": Key(
-        text("a path"), None, "where checkpoints are kept, a folder of their own; without it they go with the server"
+    "http.port": Key(_PORT, 0, "port of health checks, metrics and status page; 0 for none"),
+    "http.host": Key(
+        text("an address of this machine"),
+        "127.0.0.1",
+        "address that this port listens on; `0.0.0.0` for all interfaces",
     ),
-    "checkpoints.every_s": Key(quantity("seconds"), 600.0, "from one checkpoint to the next; 0 for none by the clock"),
-    "checkpoints.keep": Key(count(1, 1000), 3, "how many are kept, the newest"),
-    "checkpoints.on_exit": Key(boolean, True, "whether SIGTERM and SIGINT write a last one"),
+    "checkpoints.directory": Key(
+        text("a path"),
+        None,
+        "folder that holds checkpoints and nothing else; without one, data are lost when the server ends",
+    ),
+    "checkpoints.every_s": Key(quantity("seconds"), 600.0, "time between checkpoints; 0 for no periodic ones"),
+    "checkpoints.keep": Key(count(1, 1000), 3, "number of checkpoints to keep"),
+    "checkpoints.on_exit": Key(boolean, True, "whether SIGTERM and SIGINT write a last checkpoint"),
     "checkpoints.restore": Key(
         text('"latest", "none" or the name of a checkpoint'),
         "latest",
-        "what to begin with: the newest complete one, ...",
+        "checkpoint to restore; `latest` is the newest complete one",
     ),
     "checkpoints.on_mismatch": Key(
         choice("refuse", "checkpoint", "config"),
         "refuse",
-        "whose tables count when those of checkpoint and configuration differ",
+        "whose tables are served if checkpoint and configuration differ",
     ),
     "memory.on_excess": Key(
-        choice("warn", "refuse"), "warn", "what to do when the tables may need more memory than there is"
+        choice("warn", "refuse"), "warn", "what to do if the tables may need more memory than the machine has"
     ),
-    "log.format": Key(choice("text", "json"), "text", "how a line of the log looks"),
+    "log.format": Key(choice("text", "json"), "text", "format of the log"),
     "log.level": Key(
-        choice("debug", "info", "warning", "error"), "info", "the least that is logged; debug has Reverb's"
+        choice("debug", "info", "warning", "error"),
+        "info",
+        "lowest level that is logged; `debug` includes Reverb's log",
     ),
-    "log.figures_every_s": Key(quantity("seconds"), 60.0, "from one line of figures to the next; 0 for none"),
-    "tables.*.max_size": Key(count(1, _MAX_COUNT), 1_000_000, "items that it holds at most"),
-    "tables.*.sampler": Key(choice(*_SELECTORS), "uniform", "which item is sampled next"),
-    "tables.*.sampler_exponent": Key(quantity("of the priority"), 1.0, "with a prioritized sampler"),
-    "tables.*.remover": Key(choice(*_SELECTORS), "fifo", "which item goes when the table is full"),
-    "tables.*.remover_exponent": Key(quantity("of the priority"), 1.0, "with a prioritized remover"),
-    "tables.*.max_times_sampled": Key(count(0, _MAX_COUNT), 0, "samples after which an item goes; 0 for no limit"),
+    "log.figures_every_s": Key(
+        quantity("seconds"), 60.0, "time between log lines with the sizes and rates of tables; 0 for none"
+    ),
+    "tables.*.max_size": Key(count(1, _MAX_COUNT), 1_000_000, "maximum number of items"),
+    "tables.*.sampler": Key(choice(*_SELECTORS), "uniform", "chooses the next item to sample"),
+    "tables.*.sampler_exponent": Key(quantity("of the priority"), 1.0, "exponent of a prioritized sampler"),
+    "tables.*.remover": Key(choice(*_SELECTORS), "fifo", "chooses the item to remove if the table is full"),
+    "tables.*.remover_exponent": Key(quantity("of the priority"), 1.0, "exponent of a prioritized remover"),
+    "tables.*.max_times_sampled": Key(
+        count(0, _MAX_COUNT), 0, "number of samples after which an item is removed; 0 for no limit"
+    ),
     "tables.*.rate_limiter": Key(
-        choice(*_LIMITERS), "min_size", "who waits for whom; queue and stack set sampler, remover and times sampled"
+        choice(*_LIMITERS),
+        "min_size",
+        "when inserts and samples wait; queue and stack set sampler, remover and max_times_sampled",
     ),
-    "tables.*.min_size": Key(count(1, _MAX_COUNT), 1, "items that must be there before any is sampled"),
-    "tables.*.samples_per_insert": Key(quantity("samples"), None, "of rate limiter ratio, which needs it"),
+    "tables.*.min_size": Key(count(1, _MAX_COUNT), 1, "number of items that the table needs before sampling starts"),
+    "tables.*.samples_per_insert": Key(
+        quantity("samples"), None, "number of samples per insert; required by rate limiter ratio"
+    ),
     "tables.*.error_buffer": Key(
         Kind("a number, or an array [min_diff, max_diff]", (int, float, list)),
         None,
-        "of rate limiter ratio, which needs it: how far inserts x samples_per_insert - samples may stray",
+        "allowed deviation of inserts x samples_per_insert - samples; required by rate limiter ratio",
     ),
     "tables.*.samples_in_flight": Key(
         count(0, _MAX_COUNT),
         0,
-        "what a learner that takes turns with its actor fetches before it goes on; to check the limiter",
+        "number of samples that a learner fetches before its actor goes on; used to check the rate limiter",
     ),
-    "tables.*.sequence_length": Key(count(1, _MAX_COUNT), None, "steps of an item; for signature and memory estimate"),
-    "tables.*.stride_length": Key(count(1, _MAX_COUNT), 1, "steps from one item to the next; for the memory estimate"),
+    "tables.*.sequence_length": Key(
+        count(1, _MAX_COUNT), None, "number of steps of an item; for signature and memory estimate"
+    ),
+    "tables.*.stride_length": Key(
+        count(1, _MAX_COUNT), 1, "number of steps between the starts of two items; for the memory estimate"
+    ),
     "tables.*.signature": Key(
         Kind('a table of leaves such as obs = "uint8[84, 84, 4]"', (dict, list, str)),
         None,
-        "what a step holds, by leaf",
+        "dtype and shape of each leaf of a step",
     ),
 }
 
 
 @dataclass(frozen=True)
 class ServedTable:
-    """A table, and what is known of those who use it.
+    """A table, and how it is used.
 
     Attributes:
         config: the table.
-        sequence_length: steps of an item; None if unknown.
-        stride_length: steps from one item to the next.
-        advice: what may surprise, a sentence each.
+        sequence_length: number of steps of an item; None if unknown.
+        stride_length: number of steps between the starts of two items.
+        advice: warnings about its rules, a sentence each.
     """
 
     config: TableConfig
@@ -124,7 +144,7 @@ class ServedTable:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Where checkpoints go and come from; the keys under `checkpoints`."""
+    """The keys under `checkpoints`; see `KEYS`."""
 
     directory: Path | None
     every_s: float
@@ -136,7 +156,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """All of it; the keys of `KEYS`, with `.` as `_`."""
+    """All keys of `KEYS`, with `_` in place of `.`."""
 
     port: int
     http_host: str
@@ -155,12 +175,13 @@ def load(
     """Read the configuration.
 
     Args:
-        path: a TOML file, or one of Reverb's textproto (`.textproto`, `.pbtxt`, `.textpb`); None for no file.
-        environment: variables, such as `os.environ`.
-        flags: values of the command line by key, such as `("tables", "replay", "max_size")`.
+        path: a TOML file, or a textproto file of Reverb (`.textproto`, `.pbtxt`, `.textpb`); None for no file.
+        environment: environment variables, such as `os.environ`.
+        flags: command line options by key, such as `("tables", "replay", "max_size")`.
 
     Raises:
-        ConfigError: names the origin, the key, what was got and what is allowed, or why a table could only ever wait.
+        ConfigError: a value is not allowed, or a table would always block; the message names its origin, the key, the
+                value and what is allowed.
     """
     settings = Settings({name: key.kind for name, key in KEYS.items()})
     given: tuple[ServedTable, ...] = ()
@@ -178,11 +199,13 @@ def load(
     twice = {table.config.name for table in given} & {table.config.name for table in named}
     if SPECS_TABLE in {table.config.name for table in given + named}:
         raise ConfigError(
-            f"{path or 'configuration'}: `tables.{SPECS_TABLE}`: got the server's own table, allowed: any other "
-            "name; the server makes it, for the structure of the others."
+            f"{path or 'configuration'}: `tables.{SPECS_TABLE}`: got a reserved name, allowed: any other "
+            "name; the server creates this table for the specs of the others."
         )
     if twice:
-        raise ConfigError(f"{path}: table `{min(twice)}` cannot be changed from outside: textproto sets all of it.")
+        raise ConfigError(
+            f"{path}: table `{min(twice)}` cannot be changed by other settings: textproto sets all of it."
+        )
 
     def value(key: str) -> Any:
         return settings.get(*key.split("."), default=KEYS[key].default)
@@ -229,7 +252,7 @@ def _table_config(settings: Settings, name: str, signature: Any, value: _Values)
     kind = value("rate_limiter")
     if kind in ("queue", "stack"):
         for key in ("sampler", "remover", "max_times_sampled", "min_size", "samples_per_insert", "error_buffer"):
-            _needless(settings, name, key, f"a {kind} sets it itself")
+            _refuse_unused(settings, name, key, f"a {kind} sets it itself")
         return getattr(TableConfig, kind)(name, value("max_size"), signature)  # type: ignore[no-any-return]
     return TableConfig(
         name,
@@ -245,9 +268,9 @@ def _table_config(settings: Settings, name: str, signature: Any, value: _Values)
 def _rate_limiter(settings: Settings, name: str, kind: str, value: _Values) -> RateLimiter:
     if kind == "min_size":
         for key in ("samples_per_insert", "error_buffer"):
-            _needless(settings, name, key, 'set rate_limiter = "ratio" to keep a ratio')
+            _refuse_unused(settings, name, key, 'set rate_limiter = "ratio" to keep a ratio')
         if not value("max_times_sampled"):
-            _needless(
+            _refuse_unused(
                 settings,
                 name,
                 "samples_in_flight",
@@ -266,12 +289,12 @@ def _selector(settings: Settings, name: str, role: str, value: _Values) -> Selec
     chosen = value(role)
     if chosen == "prioritized":
         return Prioritized(value(f"{role}_exponent"))
-    _needless(settings, name, f"{role}_exponent", f'it belongs to {role} = "prioritized"')
+    _refuse_unused(settings, name, f"{role}_exponent", f'it belongs to {role} = "prioritized"')
     return chosen  # type: ignore[no-any-return]  # one of the names
 
 
-def _needless(settings: Settings, name: str, key: str, reason: str) -> None:
-    """Refuse a value that would have no effect."""
+def _refuse_unused(settings: Settings, name: str, key: str, reason: str) -> None:
+    """Refuse a value that has no effect."""
     if settings.get("tables", name, key) is not None:
         origin = settings.origin("tables", name, key)
         got = settings.get("tables", name, key)

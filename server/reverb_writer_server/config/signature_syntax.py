@@ -1,7 +1,7 @@
-"""A signature by leaf, as people write it: `"uint8[84, 84, 4]"`, `"float32"`, `"float32[?, 3]"`.
+"""The syntax of signatures in a configuration: `"uint8[84, 84, 4]"`, `"float32"`, `"float32[?, 3]"`.
 
-A leaf is what one step holds; the signature that a table serves has the steps of an item before it. Tables of TOML are
-dicts and arrays are lists.
+A leaf describes the array of one step; in the signature of the table the number of steps of an item is the first axis.
+TOML tables are dicts, TOML arrays are lists.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _STRINGS = ("string", "object")
 
 
 def read_signature(nest: Any, sequence_length: int | None, path: str = "signature") -> Any:
-    """Return the nest of `ArraySpec` that a nest of descriptions stands for.
+    """Return the nest of `ArraySpec` that a nest of descriptions describes.
 
     Args:
-        nest: dicts and lists of texts.
-        sequence_length: steps of an item; None if unknown or different from item to item.
-        path: where the nest is, for errors.
+        nest: dicts and lists of strings.
+        sequence_length: steps of an item; None if unknown or not the same for all items.
+        path: the path of the nest, for errors.
 
     Raises:
-        SpecError: a leaf is no description of an array; names it.
+        SpecError: a leaf does not describe an array; the message names the leaf.
 
     >>> read_signature({"rgb": "uint8[84, 84]", "reward": "float32"}, 20)
     {'rgb': ArraySpec(shape=(20, 84, 84), dtype=dtype('uint8'), name='rgb'), \

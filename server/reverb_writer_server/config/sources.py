@@ -1,15 +1,15 @@
 """Settings from a TOML file, the environment and the command line, each with its origin.
 
-    command line   beats   environment   beats   file   beats   default
+The command line overrides the environment, which overrides the file, which overrides the default.
 
     key                              environment variable
     port                             REVERB_WRITER__PORT
     checkpoints.every_s              REVERB_WRITER__CHECKPOINTS__EVERY_S
     tables.replay.max_size           REVERB_WRITER__TABLES__REPLAY__MAX_SIZE
 
-Names of variables match keys without regard to case, and `_` matches any character of a table's name that a variable
-cannot have. A value is what it would be in TOML; what is no TOML is a text. A variable that matches no key is refused:
-one that is spelt wrong must not pass for the default.
+Names of variables match keys regardless of case, and `_` matches any character of a table's name that the name of a
+variable cannot contain. A value is parsed as TOML; if that fails, it is a string. A variable that matches no key is
+refused, so that a misspelt name is noticed.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _PREFIX = "REVERB_WRITER__"
 
 
 class ConfigError(SpecError):
-    """A configuration that can never work; names the file or variable, the key, what was got and what is allowed."""
+    """An invalid configuration; the message names the file or variable, the key, the value and what is allowed."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What the value of a key may be.
+    """The allowed values of a key.
 
     Attributes:
-        allowed: in words, for errors and the manual.
-        types: of the values that TOML gives.
-        minimum: of numbers.
-        maximum: of numbers.
-        options: of texts; empty for any.
+        allowed: a description for errors and the manual.
+        types: Python types of the values.
+        minimum: lower bound of numbers.
+        maximum: upper bound of numbers.
+        options: the allowed strings; empty for any.
     """
 
     allowed: str
@@ -54,7 +54,7 @@ class Kind:
     options: tuple[str, ...] = ()
 
     def fits(self, value: Any) -> bool:
-        """Return whether a key of this kind may have that value."""
+        """Return whether the value is allowed."""
         if not isinstance(value, self.types) or (isinstance(value, bool) and bool not in self.types):
             return False
         if isinstance(value, int | float) and not self.minimum <= value <= self.maximum:
@@ -63,22 +63,22 @@ class Kind:
 
 
 def count(minimum: int, maximum: int) -> Kind:
-    """Return the kind of integers of a range."""
+    """Return the kind of integers from `minimum` to `maximum`."""
     return Kind(f"an integer from {minimum} to {maximum}", (int,), minimum, maximum)
 
 
 def quantity(unit: str, minimum: float = 0) -> Kind:
-    """Return the kind of finite numbers from `minimum` on."""
+    """Return the kind of finite numbers >= `minimum`."""
     return Kind(f"a number >= {minimum:g}, {unit}", (int, float), minimum, 1e15)
 
 
 def choice(*options: str) -> Kind:
-    """Return the kind of texts that are one of `options`."""
+    """Return the kind of strings that are one of `options`."""
     return Kind(" or ".join(f'"{option}"' for option in options), options=options)
 
 
 def text(allowed: str) -> Kind:
-    """Return the kind of any text, described by `allowed`."""
+    """Return the kind of any string, described by `allowed`."""
     return Kind(allowed)
 
 
@@ -86,23 +86,23 @@ boolean = Kind("true or false", (bool,))
 
 
 class Settings:
-    """The values that were set, by key, and where.
+    """The values that were set, by key, with their origins.
 
     Args:
-        kinds: what each key may be. `*` in a key stands for any name, such as a table's.
+        kinds: the allowed values by key. `*` in a key stands for any name, such as a table's.
     """
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
-        """Know no value yet."""
+        """Begin without values."""
         self._kinds = kinds
         self._values: dict[tuple[str, ...], tuple[Any, str]] = {}
-        self._sections: dict[tuple[str, ...], str] = {}  # a table of defaults alone has no values
+        self._sections: dict[tuple[str, ...], str] = {}  # a table of which all keys have defaults has no values
 
     def read_file(self, path: Path) -> None:
-        """Take over a TOML file.
+        """Set the values of a TOML file.
 
         Raises:
-            ConfigError: it cannot be read, is no TOML, has a key that there is not, or a value that is not allowed.
+            ConfigError: the file cannot be read or is not TOML, a key is unknown, or a value is not allowed.
         """
         try:
             with path.open("rb") as file:
@@ -112,12 +112,12 @@ class Settings:
                 f"{path}: cannot be read ({error.strerror}). Check the path and its permissions."
             ) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: is no TOML: {error}.") from error
+            raise ConfigError(f"{path}: is not valid TOML: {error}.") from error
         for key, value in self._flatten((), document, str(path)):
             self.set(key, value, str(path))
 
     def read_environment(self, environment: Mapping[str, str]) -> None:
-        """Take over the variables that start with REVERB_WRITER__.
+        """Set the values of the variables that start with REVERB_WRITER__.
 
         Raises:
             ConfigError: a variable matches no key, or its value is not allowed.
@@ -138,40 +138,40 @@ class Settings:
                 self.set(leaf, inner, origin)
 
     def set(self, key: tuple[str, ...], value: Any, origin: str) -> None:
-        """Set one value, over what was there.
+        """Set one value, in place of an earlier one.
 
         Raises:
-            ConfigError: there is no such key, or the value is not allowed.
+            ConfigError: the key is unknown, or the value is not allowed.
         """
         kind = self._kind(key, origin, value)
         if isinstance(value, int) and not isinstance(value, bool) and int not in kind.types and float in kind.types:
             value = float(value)
         if not kind.fits(value):
-            raise ConfigError(f"{origin}: `{'.'.join(key)}`: got {_shown(value)}, allowed: {kind.allowed}.")
+            raise ConfigError(f"{origin}: `{'.'.join(key)}`: got {_describe_value(value)}, allowed: {kind.allowed}.")
         self._values[key] = (value, origin)
 
     def get(self, *key: str, default: Any = None) -> Any:
-        """Return a value, or `default` if it was not set."""
+        """Return the value of a key, or `default` if it is not set."""
         return self._values.get(key, (default, ""))[0]
 
     def origin(self, *key: str) -> str:
-        """Return where a value, or the first one under `key`, was set."""
+        """Return the origin of a value, or of the first value under `key`."""
         found = next((origin for known, (_, origin) in self._values.items() if known[: len(key)] == key), None)
         return found or self._sections.get(key, "default")
 
     def names(self, *key: str) -> list[str]:
-        """Return the names right under `key`, in the order in which they were first set."""
+        """Return the names directly under `key`, in the order in which they were first set."""
         known = [*self._sections, *self._values]
         return list(dict.fromkeys(one[len(key)] for one in known if len(one) > len(key) and one[: len(key)] == key))
 
     def _kind(self, key: tuple[str, ...], origin: str, value: Any, *, variable: str = "") -> Kind:
-        """Return what the value of a key may be; `value` is the one it is to have, and `variable` where, for errors."""
+        """Return the kind of a key; `value` and the environment variable that sets it are for errors."""
         for pattern, kind in self._kinds.items():
             parts = pattern.split(".")
-            if len(parts) == len(key) and _begins(parts, key):
+            if len(parts) == len(key) and _is_prefix(parts, key):
                 return kind
         if self._matches(key, whole=False):
-            inner = [parts[len(key) :] for parts in (one.split(".") for one in self._kinds) if _begins(parts, key)]
+            inner = [parts[len(key) :] for parts in (one.split(".") for one in self._kinds) if _is_prefix(parts, key)]
             keys = ", ".join(
                 "a section for each" if one == "*" else one for one in dict.fromkeys(one[0] for one in inner)
             )
@@ -179,28 +179,28 @@ class Settings:
             rest = "__".join("NAME" if part == "*" else part.upper() for part in inner[0])
             hint = f" Set one of its keys, such as {variable}__{rest}." if variable else ""
             raise ConfigError(
-                f"{origin}: `{dotted}`: got {_shown(value)}, allowed: a section [{dotted}] with {keys}.{hint}"
+                f"{origin}: `{dotted}`: got {_describe_value(value)}, allowed: a section [{dotted}] with {keys}.{hint}"
             )
-        raise self._no_key(key, origin)
+        raise self._unknown_key(key, origin)
 
-    def _no_key(self, key: Iterable[str], origin: str) -> ConfigError:
+    def _unknown_key(self, key: Iterable[str], origin: str) -> ConfigError:
         *section, name = key
         patterns = [pattern.split(".") for pattern in self._kinds]
         siblings = [
-            parts[len(section)] for parts in patterns if len(parts) > len(section) and _begins(parts, tuple(section))
+            parts[len(section)] for parts in patterns if len(parts) > len(section) and _is_prefix(parts, tuple(section))
         ]
         siblings = list(dict.fromkeys(siblings))
         close = difflib.get_close_matches(name, siblings, 1)
         hint = f" Did you mean `{close[0]}`?" if close else ""
         where = f" in [{'.'.join(section)}]" if section else ""
         allowed = ", ".join(siblings) or "nothing"
-        return ConfigError(f"{origin}: `{'.'.join([*section, name])}` is no key.{hint} Allowed{where}: {allowed}.")
+        return ConfigError(f"{origin}: unknown key `{'.'.join([*section, name])}`.{hint} Allowed{where}: {allowed}.")
 
     def _flatten(self, key: tuple[str, ...], value: Any, origin: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield the values of a document by key, and remember its sections; what is no key is an error of `set`."""
+        """Yield the values of a document by key, and remember its sections; `set` refuses unknown keys."""
         if isinstance(value, dict) and not self._matches(key, whole=True):
             if key and not self._matches(key, whole=False):
-                raise self._no_key(key, origin)
+                raise self._unknown_key(key, origin)
             self._sections.setdefault(key, origin)
             for name, inner in value.items():
                 yield from self._flatten((*key, name), inner, origin)
@@ -208,27 +208,27 @@ class Settings:
             yield key, value
 
     def _matches(self, key: tuple[str, ...], *, whole: bool) -> bool:
-        """Return whether `key` is a key, or with `whole` unset the beginning of one."""
+        """Return whether `key` is a known key, or if not `whole` the beginning of one."""
         patterns = (pattern.split(".") for pattern in self._kinds)
-        return any(_begins(parts, key) and (len(parts) == len(key) or not whole) for parts in patterns)
+        return any(_is_prefix(parts, key) and (len(parts) == len(key) or not whole) for parts in patterns)
 
     def _key_of(self, parts: list[str], origin: str) -> tuple[str, ...]:
-        """Return the key that the parts of a variable's name stand for."""
+        """Return the key that the parts of a variable's name denote."""
         found: list[str] = []
         for index, part in enumerate(parts):
             patterns = (pattern.split(".") for pattern in self._kinds)
             candidates = dict.fromkeys(
-                one[index] for one in patterns if len(one) >= len(parts) and _begins(one, tuple(found))
+                one[index] for one in patterns if len(one) >= len(parts) and _is_prefix(one, tuple(found))
             )
             known = self.names(*found) if "*" in candidates else [name for name in candidates if name != "*"]
             match = next((name for name in known if _variable(name) == part.upper()), None)
             if match is None and "*" not in candidates:
-                raise self._no_key((*found, *(rest.lower() for rest in parts[index:])), origin)
+                raise self._unknown_key((*found, *(rest.lower() for rest in parts[index:])), origin)
             found.append(match or part.lower())
         return tuple(found)
 
 
-def _begins(parts: Sequence[str], key: tuple[str, ...]) -> bool:
+def _is_prefix(parts: Sequence[str], key: tuple[str, ...]) -> bool:
     """Return whether a pattern begins with a key."""
     return len(key) <= len(parts) and all(part in ("*", name) for part, name in zip(parts, key, strict=False))
 
@@ -237,7 +237,7 @@ def _variable(name: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
-def _shown(value: Any) -> str:
-    kinds = {str: "text", bool: "boolean", int: "integer", float: "float", list: "array", dict: "table"}
+def _describe_value(value: Any) -> str:
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "float", list: "array", dict: "table"}
     shown = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     return f"{shown} ({kinds.get(type(value), type(value).__name__)})"

@@ -1,4 +1,4 @@
-"""Reverb's own configuration, `ReverbServerConfig` as text, so that nobody has to write theirs anew."""
+"""Configurations in Reverb's own format, `ReverbServerConfig` as text."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from reverb_writer.tables import (
     Stack,
     TableConfig,
 )
-from reverb_writer_server.config.rate_limiter_checks import refuse_twice
+from reverb_writer_server.config.rate_limiter_checks import check_unique_names
 from reverb_writer_server.config.sources import ConfigError
 
 __all__ = ["SUFFIXES", "read", "selector"]
 
 SUFFIXES = frozenset({".textproto", ".textpb", ".pbtxt", ".prototxt"})
-_HUGE = sys.float_info.max / 2  # Reverb's way to say that there is no bound
+_HUGE = sys.float_info.max / 2  # Reverb writes it for no bound
 
 
 def read(path: Path) -> tuple[int, list[TableConfig]]:
     """Return the port, 0 if there is none, and the tables.
 
     Raises:
-        ConfigError: names the file and the line, or the table and what is allowed.
+        ConfigError: the file is not valid; the message names the line, or the table and what is allowed.
     """
     message = messages.ReverbServerConfig()
     try:
@@ -45,17 +45,17 @@ def read(path: Path) -> tuple[int, list[TableConfig]]:
     if not message.tables:
         raise ConfigError(f"{path}: `tables`: got none, allowed: at least one.")
     try:
-        refuse_twice([table.table_name for table in message.tables])
+        check_unique_names([table.table_name for table in message.tables])
         return message.port, [_table(table) for table in message.tables]
     except SpecError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def selector(options: Any) -> Selector:
-    """Return what a KeyDistributionOptions stands for.
+    """Return the selector of a KeyDistributionOptions.
 
     Raises:
-        SpecError: it stands for nothing.
+        SpecError: it sets no selector.
     """
     kind = options.WhichOneof("distribution")
     if kind == "heap":

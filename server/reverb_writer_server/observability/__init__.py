@@ -1,1 +1,1 @@
-"""What a server tells about itself: banner, figures, metrics, HTTP."""
+"""What a server reports about itself: banner, log lines, metrics, status page."""

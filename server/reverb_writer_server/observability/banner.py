@@ -1,4 +1,4 @@
-"""What a server says of itself when it starts, and once a minute."""
+"""Log lines about the server: when it starts, and once a minute."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
-from reverb_writer_server.observability.describe import bytes_in_words, describe
+from reverb_writer_server.observability.describe import describe, format_bytes
 from reverb_writer_server.observability.memory import Estimate, available_bytes, estimate, used_bytes
-from reverb_writer_server.observability.state import State
+from reverb_writer_server.observability.state import ServiceState
 
 __all__ = ["figures_line", "memory_lines", "table_lines", "versions_line"]
 
 
 def versions_line() -> str:
-    """Return which versions run."""
+    """Return the versions of the packages that run."""
     names = ("reverb-writer-server", "dm-reverb", "tensorflow")
     return ", ".join(f"{name} {_version(name)}" for name in names)
 
 
 def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
-    """Yield each table in sentences, and what may surprise about it."""
+    """Yield the rules of each table, and warnings about them."""
     for table in tables:
         yield f"table `{table.config.name}`:"
         for sentence in describe(table.config):
@@ -32,42 +32,44 @@ def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
 
 
 def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
-    """Return the memory that the tables need, about, against what there is, and whether it is more."""
+    """Return lines about the estimated memory of the tables, and whether it is more than is available."""
     estimates = [estimate(table) for table in config.tables]
     available = available_bytes()
-    lines = [f"memory of table `{one.table}`: {_needs(one)}" for one in estimates]
+    lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
     total = sum(one.total_bytes or 0 for one in estimates)
     excess = total > available
     if not any(one.total_bytes for one in estimates):
-        return [*lines, f"memory in all: unknown, of {bytes_in_words(available)}"], False
-    which = "" if _all_known(estimates) else " for the tables that are known"
-    verdict = ": more than there is. Lower max_size or raise the limit" if excess else ""
-    lines.append(f"memory in all: about {bytes_in_words(total)}{which}, of {bytes_in_words(available)}{verdict}")
+        return [*lines, f"total memory: unknown, available: {format_bytes(available)}"], False
+    which = "" if _all_known(estimates) else " for the tables with an estimate"
+    verdict = ": more than is available. Lower max_size or raise the limit" if excess else ""
+    lines.append(f"total memory: about {format_bytes(total)}{which}, available: {format_bytes(available)}{verdict}")
     return lines, excess
 
 
-def figures_line(state: State, since_s: float) -> str:
-    """Return one line that says how it goes."""
-    assert state.monitor is not None  # noqa: S101  # the service asks when it serves
-    view, rates = state.monitor.latest(), state.monitor.rates(since_s)
+def figures_line(state: ServiceState, since_s: float) -> str:
+    """Return one line with the sizes and rates of the tables."""
+    assert state.monitor is not None  # noqa: S101  # the service calls it while it serves
+    snapshot, rates = state.monitor.latest(), state.monitor.rates(since_s)
     parts = []
-    for name, table in view.tables.items():
+    for name, table in snapshot.tables.items():
         inserts, samples = rates[name]
         size = f"{table.current_size:,}/{table.max_size:,}"
         parts.append(f"{name} {size} +{inserts:,.0f}/s -{samples:,.0f}/s")
-    memory = f"memory {bytes_in_words(used_bytes(state.processes))} of {bytes_in_words(available_bytes())}"
-    return "; ".join([*parts, memory, *(str(one) for one in view.standstills)])
+    memory = f"memory {format_bytes(used_bytes(state.process_ids))} of {format_bytes(available_bytes())}"
+    return "; ".join([*parts, memory, *(str(one) for one in snapshot.standstills)])
 
 
-def _needs(one: Estimate) -> str:
+def _describe_estimate(one: Estimate) -> str:
     if one.total_bytes is None:
         missing = "sequence_length" if one.steps is None else "signature"
-        return f"unknown, give it a {missing}"
-    apart = ""
-    if one.apart_bytes != one.total_bytes and one.apart_bytes is not None:
-        apart = f"; {bytes_in_words(one.apart_bytes)} if no items overlap, as with short episodes"
+        return f"unknown, set its {missing}"
+    without_overlap = ""
+    if one.total_bytes_without_overlap != one.total_bytes and one.total_bytes_without_overlap is not None:
+        without_overlap = (
+            f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap, as with short episodes"
+        )
     size = f"{one.steps:,} steps of {one.step_bytes:,} bytes before compression"
-    return f"about {bytes_in_words(one.total_bytes)} ({size}){apart}"
+    return f"about {format_bytes(one.total_bytes)} ({size}){without_overlap}"
 
 
 def _all_known(estimates: Sequence[Estimate]) -> bool:

@@ -1,4 +1,4 @@
-"""A table in sentences: what it holds, whom it makes wait and when."""
+"""A table in sentences: its rules, and when it blocks inserts and samples."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 
 from reverb_writer.tables import Prioritized, Queue, Selector, Stack, TableConfig
 
-__all__ = ["bytes_in_words", "describe"]
+__all__ = ["describe", "format_bytes"]
 
-_NEXT = {
+_SELECTED_ITEM = {
     "fifo": "the oldest item",
     "lifo": "the newest item",
     "uniform": "any item, all equally likely",
@@ -19,7 +19,7 @@ _KB = 1024
 
 
 def describe(table: TableConfig) -> list[str]:
-    """Return the table's rules, a sentence each.
+    """Return the rules of a table, a sentence each.
 
     >>> for sentence in describe(TableConfig.queue("q", 10)):
     ...     print(sentence)
@@ -33,8 +33,8 @@ def describe(table: TableConfig) -> list[str]:
     holds = f"holds up to {table.max_size:,} items"
     times = {0: "", 1: ", each once"}.get(table.max_times_sampled, f", each {table.max_times_sampled} times at most")
     sentences = [
-        holds if once else f"{holds}; one more, and {_choose(table.remover)} goes",
-        f"samples {_choose(table.sampler)}{times}",
+        holds if once else f"{holds}; when it is full, an insert removes {_describe_selector(table.remover)}",
+        f"samples {_describe_selector(table.sampler)}{times}",
     ]
     if isinstance(limiter, Queue | Stack):
         return [*sentences, "blocks samples while it is empty", f"blocks inserts while it holds {limiter.size:,} items"]
@@ -50,17 +50,17 @@ def describe(table: TableConfig) -> list[str]:
         )
         behind = math.floor((balance.max_diff - balance.min_diff) / balance.samples_per_insert)
         sentences.append(
-            f"a learner takes {balance.samples_per_insert:g} samples an insert and may fall {behind:,} inserts behind"
+            f"a learner takes {balance.samples_per_insert:g} samples per insert and may fall {behind:,} inserts behind"
         )
     else:
         sentences.append("never blocks inserts")
     return sentences
 
 
-def bytes_in_words(number: float) -> str:
-    """Return a number of bytes as people read it.
+def format_bytes(number: float) -> str:
+    """Return a number of bytes with a unit.
 
-    >>> bytes_in_words(1_610_612_736)
+    >>> format_bytes(1_610_612_736)
     '1.5 GiB'
     """
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -70,7 +70,7 @@ def bytes_in_words(number: float) -> str:
     return f"{number:.1f} TiB"
 
 
-def _choose(selector: Selector) -> str:
+def _describe_selector(selector: Selector) -> str:
     if isinstance(selector, Prioritized):
         return f"an item with probability ~ priority ** {selector.exponent:g}"
-    return _NEXT[selector]
+    return _SELECTED_ITEM[selector]

@@ -1,4 +1,4 @@
-"""Health, metrics and the status page over HTTP, on a port of their own. It only ever tells; nothing can be changed."""
+"""Health checks, metrics and the status page over HTTP, read-only, on a port of their own."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from reverb_writer_server.observability import metrics
-from reverb_writer_server.observability.state import State
-from reverb_writer_server.reverb.ports import in_use
+from reverb_writer_server.observability.state import ServiceState
+from reverb_writer_server.reverb.ports import port_in_use
 
-__all__ = ["Web"]
+__all__ = ["StatusServer"]
 
-_SILENCE_S = 10.0  # after which a client that sends nothing is let go
+_IDLE_TIMEOUT_S = 10.0  # after which a silent client is disconnected
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 
 
@@ -27,41 +27,43 @@ class _Reply(NamedTuple):
     body: bytes
 
 
-class Web:
-    """Serves HTTP until it is closed, in threads of its own.
+class StatusServer:
+    """Serves HTTP in its own threads until it is closed.
 
     Attributes:
         address: "HOST:PORT".
     """
 
-    def __init__(self, host: str, port: int, state: State) -> None:
-        """Listen.
+    def __init__(self, host: str, port: int, state: ServiceState) -> None:
+        """Start to listen.
 
         Raises:
             PortInUseError: another process has the port.
-            OSError: `host` is no address of this machine.
+            OSError: `host` is not an address of this machine.
         """
         page = resources.files(__package__).joinpath("status.html").read_bytes()
         routes: dict[str, Callable[[], _Reply]] = {
             "/": lambda: _Reply(HTTPStatus.OK, "text/html; charset=utf-8", page),
             "/status.json": lambda: _Reply(HTTPStatus.OK, "application/json", json.dumps(state.snapshot()).encode()),
             "/metrics": lambda: _Reply(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.exposition(state)),
-            "/livez": lambda: _verdict(True, "alive"),
-            "/readyz": lambda: _verdict(*state.ready()),
+            "/livez": lambda: _health_reply(True, "alive"),
+            "/readyz": lambda: _health_reply(*state.ready()),
         }
         try:
             self._server = _Server((host, port), _handler(routes))
         except OSError as error:
-            raise in_use(port) if error.errno == errno.EADDRINUSE else error from error
+            raise port_in_use(port) if error.errno == errno.EADDRINUSE else error from error
         self.address = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="web", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.2,), name="status-server", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(_SILENCE_S)
+        self._thread.join(_IDLE_TIMEOUT_S)
 
 
 class _Server(ThreadingHTTPServer):
@@ -69,17 +71,17 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of clients that hang up."""
+        """Do not log clients that disconnect."""
 
 
-def _verdict(good: bool, words: str) -> _Reply:
-    status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
-    return _Reply(status, "text/plain; charset=utf-8", f"{words}\n".encode())
+def _health_reply(healthy: bool, text: str) -> _Reply:
+    status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
+    return _Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
 def _handler(routes: dict[str, Callable[[], _Reply]]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _SILENCE_S
+        timeout = _IDLE_TIMEOUT_S
         server_version = "reverb-writer-server"
         sys_version = ""
 
@@ -90,7 +92,7 @@ def _handler(routes: dict[str, Callable[[], _Reply]]) -> type[BaseHTTPRequestHan
             self._answer(with_body=False)
 
         def log_message(self, *arguments: Any) -> None:
-            """Say nothing of requests that went well: health checks come every few seconds."""
+            """Do not log requests: health checks come every few seconds."""
 
         def _answer(self, *, with_body: bool) -> None:
             route = routes.get(self.path.partition("?")[0])

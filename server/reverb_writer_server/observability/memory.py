@@ -1,10 +1,10 @@
-"""How much memory the tables need, about, and how much there is.
+"""Estimated memory of the tables, and the memory that is available.
 
-A step is stored once, however many items refer to it, and freed with the last of them. Where the oldest item goes
-first, N items of L steps, S apart, hold N x S + (L - S) steps if episodes are long. Items do not overlap where episodes
-are shorter than L + S, and the survivors of any other remover may not: that is N x L. The arrays are counted as they
-are; snappy makes them smaller, often by much. Not counted is what an allocator holds back, and what else is in the
-chunks that items refer to: so no figure here is a bound.
+A step is stored once, however many items refer to it, and freed with the last of them. If the oldest item is removed
+first, N items of L steps that start S steps apart hold N x S + (L - S) steps in long episodes. Items do not overlap if
+episodes are shorter than L + S, and with any other remover the remaining items may not overlap either: then they hold
+N x L steps. Arrays are counted uncompressed; snappy often makes them much smaller. The estimates are not bounds: they
+include neither the allocator's overhead nor other steps in the chunks that items refer to.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a full table needs, about.
+    """The estimated memory of a full table.
 
     Attributes:
         table: its name.
-        steps: that a full table holds if its items overlap as they may; None if their length is unknown.
-        step_bytes: of one step, uncompressed; None if its signature does not say.
-        total_bytes: of the full table; None if that cannot be known.
-        apart_bytes: the same if no two items share a step.
+        steps: number of steps in the table if its items overlap; None if their length is unknown.
+        step_bytes: size of one step, uncompressed; None if the signature does not tell.
+        total_bytes: size of the full table; None if it is unknown.
+        total_bytes_without_overlap: its size if no two items share a step.
     """
 
     table: str
     steps: int | None
     step_bytes: int | None
     total_bytes: int | None
-    apart_bytes: int | None
+    total_bytes_without_overlap: int | None
 
 
 def estimate(table: ServedTable) -> Estimate:
-    """Return what `table` may need when it is full."""
+    """Return the estimated memory of a table when it is full."""
     config, length = table.config, table.sequence_length
     specs = tree.flatten(config.signature) if config.signature is not None else []
     sizes = [_leaf_bytes(spec) for spec in specs]
@@ -62,12 +62,12 @@ def estimate(table: ServedTable) -> Estimate:
         return Estimate(config.name, steps, step_bytes, None, None)
     assert length is not None  # noqa: S101  # as `steps` is known
     items_bytes = config.max_size * _ITEM_BYTES
-    apart_bytes = config.max_size * length * step_bytes + items_bytes
-    return Estimate(config.name, steps, step_bytes, steps * step_bytes + items_bytes, apart_bytes)
+    total_bytes_without_overlap = config.max_size * length * step_bytes + items_bytes
+    return Estimate(config.name, steps, step_bytes, steps * step_bytes + items_bytes, total_bytes_without_overlap)
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """Return the container's limit, or the machine's memory if there is none."""
+    """Return the memory limit of the container, or the machine's memory if there is no limit."""
     machine = next(
         int(line.split()[1]) * 1024 for line in Path("/proc/meminfo").read_text().splitlines() if "MemTotal" in line
     )
@@ -76,7 +76,7 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
 
 
 def used_bytes(processes: Iterable[int | str] = ("self",)) -> int:
-    """Return the resident memory of processes, those that are gone left out."""
+    """Return the resident memory of those processes that run."""
     total = 0
     for process in processes:
         try:

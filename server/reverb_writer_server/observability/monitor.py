@@ -1,4 +1,4 @@
-"""What a server is doing, seen every other second, and for how long it has been doing so."""
+"""Snapshots of a server's tables, taken every two seconds, and how long inserts or samples have been blocked."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import reverb_writer as rw
 from reverb_writer.rate_limits import Standstill, StandstillDetector, figures, rates
 from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = ["Monitor", "View"]
+__all__ = ["Monitor", "ServerSnapshot"]
 
 _logger = logging.getLogger(__name__)
 _EVERY_S = 2.0
-_HISTORY = 300  # looks, ten minutes
-_ANSWER_WITHIN_S = 5.0
+_HISTORY = 300  # snapshots, ten minutes
+_ANSWER_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
-class View:
-    """The server at one look.
+class ServerSnapshot:
+    """The server's tables at one moment.
 
     Attributes:
-        tables: as it told.
-        standstills: the sides that stand still.
-        at: `time.monotonic()` of the look.
+        tables: figures by name.
+        standstills: the sides, inserts or samples, that are blocked.
+        at: `time.monotonic()` of the snapshot.
     """
 
     tables: Mapping[str, TableInfo]
@@ -39,31 +39,31 @@ class View:
 
 
 class Monitor:
-    """Looks at a server every two seconds, in a thread of its own, until it is closed. Thread-safe.
+    """Takes a snapshot of a server every two seconds, in its own thread, until it is closed. Thread-safe.
 
     Attributes:
-        client: its client, which others may use as well.
+        client: its client; other threads may use it too.
     """
 
     def __init__(self, address: str, order: Sequence[str]) -> None:
-        """Look once and begin.
+        """Take the first snapshot and start the thread.
 
         Args:
-            address: of the server.
-            order: the names of its tables, in the order in which to tell of them.
+            address: address of the server.
+            order: names of the tables, in the order in which they are reported.
         """
         self._order = order
-        self.client = rw.Client(address, timeout_s=_ANSWER_WITHIN_S)
+        self.client = rw.Client(address, timeout_s=_ANSWER_TIMEOUT_S)
         self._watch = StandstillDetector()
-        self._views: deque[View] = deque(maxlen=_HISTORY)
+        self._snapshots: deque[ServerSnapshot] = deque(maxlen=_HISTORY)
         self._closed = threading.Event()
-        self._look(self.client.request_info())
+        self._take_snapshot(self.client.request_info())
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
 
-    def latest(self) -> View:
-        """Return the last look."""
-        return self._views[-1]
+    def latest(self) -> ServerSnapshot:
+        """Return the last snapshot."""
+        return self._snapshots[-1]
 
     def answers(self, timeout_s: float) -> bool:
         """Return whether the server answers now."""
@@ -75,14 +75,14 @@ class Monitor:
 
     def rates(self, since_s: float) -> dict[str, tuple[float, float]]:
         """Return inserts and samples a second by table, over the last `since_s` seconds."""
-        views = list(self._views)
-        first = next(view for view in views if view.at >= views[-1].at - since_s)
-        return {name: _rates(first, views[-1], name) for name in views[-1].tables}
+        snapshots = list(self._snapshots)
+        first = next(one for one in snapshots if one.at >= snapshots[-1].at - since_s)
+        return {name: _rates(first, snapshots[-1], name) for name in snapshots[-1].tables}
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """Return each table's figures, rates, history and standstills as JSON scalars."""
-        views = list(self._views)
-        now = views[-1]
+        """Return each table's figures, rates, history and standstills as JSON values."""
+        snapshots = list(self._snapshots)
+        now = snapshots[-1]
         recent = self.rates(10.0)
         return [
             {
@@ -92,7 +92,7 @@ class Monitor:
                 "blocked": [dataclasses.asdict(one) for one in now.standstills if one.table == name],
                 "history": [
                     [round(after.at - now.at, 1), *(round(rate, 1) for rate in _rates(before, after, name))]
-                    for before, after in itertools.pairwise(views)
+                    for before, after in itertools.pairwise(snapshots)
                     if name in before.tables
                 ],
             }
@@ -100,24 +100,24 @@ class Monitor:
         ]
 
     def close(self) -> None:
-        """Stop looking. Idempotent."""
+        """Stop the thread. Idempotent."""
         self._closed.set()
-        self._thread.join(2 * _ANSWER_WITHIN_S)
+        self._thread.join(2 * _ANSWER_TIMEOUT_S)
         self.client.close()
 
     def _run(self) -> None:
         while not self._closed.wait(_EVERY_S):
             try:
-                self._look(self.client.request_info())
+                self._take_snapshot(self.client.request_info())
             except rw.ReverbWriterError as error:
                 _logger.warning("the server does not answer its own monitor: %s", error)
 
-    def _look(self, info: ServerInfo) -> None:
+    def _take_snapshot(self, info: ServerInfo) -> None:
         tables = {name: info.tables[name] for name in self._order}
-        self._views.append(View(tables, tuple(self._watch.update(info)), info.at))
+        self._snapshots.append(ServerSnapshot(tables, tuple(self._watch.update(info)), info.at))
 
 
-def _rates(before: View, after: View, name: str) -> tuple[float, float]:
+def _rates(before: ServerSnapshot, after: ServerSnapshot, name: str) -> tuple[float, float]:
     if name not in before.tables:
         return 0.0, 0.0
     return rates(before.tables[name], after.tables[name], after.at - before.at)

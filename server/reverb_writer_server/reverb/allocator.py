@@ -1,7 +1,7 @@
-"""jemalloc for the process that has Reverb in it, where the system has it.
+"""jemalloc for the Reverb process, if it is installed.
 
-Reverb keeps an item as a tree of small objects, made in one thread and deleted in another when its table is full. Most
-of an insert is glibc's allocator at work on them; jemalloc takes half the time: docs/decisions/allocator.md.
+Reverb stores an item as a tree of small objects, allocated in one thread and freed in another when its table is full.
+glibc's allocator takes most of the time of an insert; jemalloc takes half of that: docs/decisions/allocator.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PRELOAD = "LD_PRELOAD"
 def with_jemalloc(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment in which a process uses jemalloc.
 
-    It is the given one where `LD_PRELOAD` is set already, to nothing maybe, or where there is no jemalloc.
+    The environment is unchanged if it has `LD_PRELOAD`, even an empty one, or if jemalloc is not installed.
     """
     library = None if _PRELOAD in environment else ctypes.util.find_library("jemalloc")
     return dict(environment) if library is None else {**environment, _PRELOAD: library}

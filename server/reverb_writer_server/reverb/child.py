@@ -1,7 +1,7 @@
-"""The process that has dm-reverb in it: starts a server, drains it, stops it, as the service at the other end says.
+"""The Reverb process: starts, drains and stops a dm-reverb server on requests of the service.
 
-Reverb keeps Python's lock while it restores, and its C++ code may end its process. So it has a process of its own, and
-health, metrics and log go on beside it. It ends when the other end of its line closes.
+Reverb holds the GIL while it restores, and its C++ code may end the process. So it has its own process, and health
+checks, metrics and log keep working. The process ends when the service closes the connection.
 """
 
 from __future__ import annotations
@@ -17,63 +17,63 @@ from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
-from reverb_writer_server.reverb.draining import shut
+from reverb_writer_server.reverb.draining import end_connections
 
-__all__ = ["Start"]
+__all__ = ["StartRequest"]
 
 
 @dataclass(frozen=True)
-class Start:
-    """What to serve.
+class StartRequest:
+    """The request to start a server.
 
     Attributes:
-        tables: at least one.
+        tables: the tables to serve, at least one.
         port: 1 to 65535, or None for a free one.
-        checkpoints: where Reverb is to write; None for a temporary folder.
-        restore: a complete checkpoint to begin with; None to begin empty.
-        fit: whether the checkpoint is to be fitted to the tables first.
+        checkpoints: the folder that Reverb writes to; None for a temporary one.
+        restore: a complete checkpoint to restore; None to begin empty.
+        convert: whether to convert the checkpoint to the tables first.
     """
 
     tables: tuple[TableConfig, ...]
     port: int | None
     checkpoints: Path | None
     restore: Path | None
-    fit: bool
+    convert: bool
 
 
-def main(line: Connection) -> None:
-    """Carry out requests until the line closes."""
+def main(connection: Connection) -> None:
+    """Handle requests until the connection is closed."""
     faulthandler.enable()
-    from reverb_writer_server.reverb.replay_server import ReplayServer  # noqa: PLC0415  # seconds, with a crash reported
+    from reverb_writer_server.reverb.replay_server import ReplayServer  # noqa: PLC0415  # loads for seconds; a crash is reported
 
     with contextlib.suppress(EOFError), contextlib.ExitStack() as servers:
-        line.send((None, None))
+        connection.send((None, None))
         try:
-            server, left_out = _start(ReplayServer, line.recv())
+            server, left_out = _start(ReplayServer, connection.recv())
         except (ReverbWriterError, OSError, ValueError, RuntimeError) as error:
-            line.send((error, None))
+            connection.send((error, None))
             return
         servers.enter_context(server)
-        line.send((None, (server.port, left_out)))
+        connection.send((None, (server.port, left_out)))
         while True:
-            verb, keep = line.recv()
+            verb, keep = connection.recv()
             if verb == "stop":
                 return
-            line.send((None, shut(server.port, keep)))
+            connection.send((None, end_connections(server.port, keep)))
 
 
-def _start(server: Any, start: Start) -> tuple[Any, dict[str, int]]:
-    """Return the running server, and how many items of each table were left out."""
-    if not start.fit or start.restore is None or start.checkpoints is None:
-        return server(start.tables, start.port, checkpoints=start.checkpoints, restore=start.restore), {}
-    from reverb_writer_server.checkpoints.convert import fit  # noqa: PLC0415  # a rare need
+def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
+    """Return the running server, and how many items of each table its checkpoint had to leave out."""
+    if not request.convert or request.restore is None or request.checkpoints is None:
+        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=request.restore), {}
+    from reverb_writer_server.checkpoints.convert import convert_checkpoint  # noqa: PLC0415  # rarely needed
 
-    fitted = start.checkpoints / ".fitted"
+    converted = request.checkpoints / ".converted"
     try:
-        left_out = fit(start.restore, fitted, start.tables)
-        return server(start.tables, start.port, checkpoints=start.checkpoints, restore=fitted), left_out
+        left_out = convert_checkpoint(request.restore, converted, request.tables)
+        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=converted), left_out
     finally:
-        shutil.rmtree(fitted, ignore_errors=True)
+        shutil.rmtree(converted, ignore_errors=True)
 
 
 if __name__ == "__main__":

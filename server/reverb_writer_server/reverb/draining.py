@@ -1,9 +1,9 @@
-"""A server that takes no more work, while it still answers one client.
+"""Draining: the server refuses clients, but still answers the service.
 
-Reverb can serve or stop, nothing between: a checkpoint needs a running server, and what is confirmed while it is
-written would be lost. So the kernel closes the door: the port's listening sockets and its connections are shut down in
-the process that has them, all but those of whoever asks for the checkpoint. Clients see a lost connection, keep what is
-not confirmed, and look for the server again.
+Reverb has no such mode: a last checkpoint needs a running server, and items that it confirms while the checkpoint is
+written would be lost. So this module shuts down the port's listening sockets and connections within the server's
+process, except for the connections of the service, which asks for the checkpoint. Clients see a lost connection, keep
+what is not acknowledged, and reconnect later.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-__all__ = ["connections_to", "shut"]
+__all__ = ["connections_to", "end_connections"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
@@ -24,18 +24,18 @@ def connections_to(port: int) -> set[int]:
     return {local for _, local, remote in _sockets() if remote == port}
 
 
-def shut(port: int, keep: Collection[int]) -> int:
-    """Refuse new connections to `port`, a port of this process, and end those there are; return how many those were.
+def end_connections(port: int, keep: Collection[int]) -> int:
+    """Refuse new connections to a port of this process, and end the existing ones; return how many were ended.
 
     Args:
-        port: that this process listens on.
-        keep: remote ports of connections that stay.
+        port: a port that this process listens on.
+        keep: remote ports of connections to keep.
     """
     ours = [(one, remote) for one, local, remote in _sockets() if local == port]
     ended = 0
     for one, remote in sorted(
         ours, key=lambda pair: pair[1] is not None
-    ):  # listeners first, or clients would come back
+    ):  # listeners first, or clients would reconnect
         if remote not in keep:
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(one)) as duplicate:
                 duplicate.shutdown(socket.SHUT_RDWR)
@@ -44,7 +44,7 @@ def shut(port: int, keep: Collection[int]) -> int:
 
 
 def _sockets() -> Iterator[tuple[int, int, int | None]]:
-    """Yield descriptor, local port and remote port, None of a listener, of the TCP sockets of this process."""
+    """Yield descriptor, local port and remote port (None for a listener) of each TCP socket of this process."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             if str(entry.readlink()).startswith("socket:"):

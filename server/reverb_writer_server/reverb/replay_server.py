@@ -1,4 +1,4 @@
-"""`ReplayServer`: dm-reverb's server, on a port of its own, stopped when it should be."""
+"""`ReplayServer`: a dm-reverb server in this process, as a context manager."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # dm-reverb asks distutils for TensorFlow's version
+    warnings.simplefilter("ignore", DeprecationWarning)  # dm-reverb compares versions by distutils
     import reverb
     from reverb.platform.default.checkpointers import DefaultCheckpointer
 
@@ -19,8 +19,8 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.tables import TableConfig
-from reverb_writer_server.config.rate_limiter_checks import refuse_twice
-from reverb_writer_server.reverb.ports import free_port, in_use, reserved
+from reverb_writer_server.config.rate_limiter_checks import check_unique_names
+from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
 from reverb_writer_server.reverb.reverb_tables import reverb_table
 
 __all__ = ["ReplayServer"]
@@ -35,24 +35,24 @@ class ReplayServer:
         with ReplayServer([TableConfig("replay")]) as server:
             client = reverb_writer.Client(server.address)
 
-    It listens on all interfaces and asks nobody who they are: keep its port where only friends reach it.
+    It listens on all interfaces without authentication: make sure that only trusted machines can reach its port.
 
     Args:
-        tables: The tables to serve: at least one, no two of one name.
+        tables: The tables to serve: at least one, with unique names.
         port: 1 to 65535, or None for a free one.
-        checkpoints: Where checkpoints go, a folder in which Reverb deletes all but its newest one; None for a temporary
-            folder, which goes with the server.
-        restore: A checkpoint to begin with, if there is none in `checkpoints`. Its tables come back with the rules that
-            they had; each must be among `tables`.
+        checkpoints: The folder for checkpoints, in which Reverb deletes all but its newest one; None for a temporary
+            folder, which is deleted when the server stops.
+        restore: The checkpoint to restore if `checkpoints` has none. Its tables keep the rules that they had; each must
+            be among `tables`.
 
     Attributes:
-        port: The port that it listens on.
+        port: The port that the server listens on.
         address: "localhost:PORT", for clients on this machine.
 
     Raises:
-        SpecError: There are no tables, two of one name or something else among them, or the port is out of range.
-        PortInUseError: Another process has the port.
-        RuntimeError: The checkpoint cannot be restored, in Reverb's words.
+        SpecError: There are no tables, two have one name, one is not a TableConfig, or the port is out of range.
+        PortInUseError: Another process uses the port.
+        RuntimeError: The checkpoint cannot be restored; the message is Reverb's.
 
     Thread safety: any thread.
     """
@@ -65,7 +65,7 @@ class ReplayServer:
         checkpoints: str | os.PathLike[str] | None = None,
         restore: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Start to serve; when this returns, clients can connect."""
+        """Start the server; when this returns, clients can connect."""
         _check(tables)
         self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
         self.address = f"localhost:{self.port}"
@@ -83,22 +83,22 @@ class ReplayServer:
                 except ValueError as error:
                     if "BuildAndStart" not in str(error):
                         raise RuntimeError(f"the checkpoint {restore or folder} cannot be restored: {error}") from error
-                    # Reverb tells the reason to its log only; there is but one.
-                    raise in_use(self.port) from error
+                    # Reverb writes the reason to its log only; there is no other reason.
+                    raise port_in_use(self.port) from error
             undo.callback(server.stop)
             self._undo = undo.pop_all()
 
     def stop(self) -> None:
-        """End all streams, free the port and forget the data; does nothing the second time."""
+        """End all streams, free the port and drop the data. Idempotent."""
         with self._lock:
             self._undo.close()
         self._stopped.set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until another thread has called `stop()`, and return whether that came true.
+        """Wait until another thread has called `stop()`, and return whether it has.
 
         Args:
-            timeout_s: Seconds to wait at most; None for ever, which must be said as there is no default.
+            timeout_s: Seconds to wait at most; None, which has to be explicit, for no limit.
         """
         return self._stopped.wait(timeout_s)
 
@@ -119,7 +119,5 @@ def _check(tables: Sequence[TableConfig]) -> None:
     if not tables:
         raise SpecError("`tables` must not be empty: a server needs a table to write to.")
     if any(table.name == SPECS_TABLE for table in tables):
-        raise SpecError(
-            f"`tables` must not have `{SPECS_TABLE}`: the server makes it, for the structure of the others."
-        )
-    refuse_twice([table.name for table in tables])
+        raise SpecError(f"`tables` must not have `{SPECS_TABLE}`: the server creates it for the specs of the others.")
+    check_unique_names([table.name for table in tables])

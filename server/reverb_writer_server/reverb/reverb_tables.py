@@ -1,4 +1,4 @@
-"""From `TableConfig` to the table that dm-reverb serves."""
+"""The dm-reverb table of a `TableConfig`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reverb_table(config: TableConfig) -> reverb.Table:
     """Return a new, empty table.
 
     Raises:
-        SpecError: A leaf of the signature has no shape and dtype that TensorFlow knows.
+        SpecError: A leaf of the signature has no shape, or no dtype of TensorFlow.
     """
     return reverb.Table(
         name=config.name,
