@@ -100,7 +100,7 @@ class TableInfo:
     def num_ready(self) -> int:
         """Return how many samples the server would hand out at once, each item once.
 
-        A request for more, of a table with `max_times_sampled`, stays at the server when its client leaves, and takes an
+        A request for more, of a table with `max_times_sampled`, stays at the server when its client leaves and takes an
         item out for nobody.
         """
         if self.servers:
