@@ -189,7 +189,7 @@ class SingleObserver(Observer):
             session.wait_for_room()
         if structure is None or writer is None:
             structure, writer = self._start(step)
-        leaves = structure.flatten(step, self._num_before + writer.num_taken)
+        leaves = structure.flatten(step, self._num_before + writer.total_steps)
         last = structure.ends_episode(leaves) if end_of_episode is None else bool(end_of_episode)
         if self._mask:
             leaves = [*leaves, np.True_]
@@ -215,7 +215,7 @@ class SingleObserver(Observer):
         """
         steps = episode.steps()
         if self._writer is not None:
-            self._writer.settle()
+            self._writer.finish_pending()
         if not self._spans_episodes and self._writer is not None and self._writer.num_steps:
             raise SpecError(
                 f"the observer is in the middle of an episode, at step {self._writer.num_steps}. Call `reset` first."
@@ -262,7 +262,7 @@ class SingleObserver(Observer):
         writer, targets = self._writer, self._session.targets
         if writer is None:
             return
-        writer.settle()
+        writer.finish_pending()
         if not writer.num_steps:
             return
         if write_cached_steps and not writer.num_skipped and not can_align(targets, writer.num_steps):

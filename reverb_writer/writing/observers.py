@@ -191,7 +191,7 @@ class EpisodeObserver(SingleObserver):
         """
         writer = self._writer
         if writer is not None:
-            writer.settle()
+            writer.finish_pending()
         if writer is None or (writer.num_steps < self._max_length and not writer.num_skipped):
             super().__call__(step, end_of_episode=end_of_episode)
         else:
@@ -216,7 +216,7 @@ class EpisodeObserver(SingleObserver):
         structure = self._structure
         assert structure is not None  # noqa: S101  # an episode overflows after its first step only
         self._session.stream.check()
-        leaves = structure.flatten(step, self._num_before + writer.num_taken)
+        leaves = structure.flatten(step, self._num_before + writer.total_steps)
         last = structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
         first = not writer.num_skipped
         writer.skip(last=bool(last))

@@ -75,7 +75,7 @@ class Writer(Protocol):
     """What writes an observer's windows; see `SequenceWriter`."""
 
     @property
-    def num_taken(self) -> int:
+    def total_steps(self) -> int:
         """Steps taken."""
 
     @property
@@ -87,7 +87,7 @@ class Writer(Protocol):
         """Steps in no window, by reason."""
 
     @property
-    def num_due(self) -> int:
+    def num_unsent_items(self) -> int:
         """Items of windows that are complete and not yet in a request."""
 
     def send(self) -> None:
@@ -105,7 +105,7 @@ class Taken:
     def plus(self, writer: Writer) -> Taken:
         """Return the sum."""
         dropped = self.dropped + writer.dropped
-        return Taken(self.steps + writer.num_taken, self.episodes + writer.num_episodes, dropped)
+        return Taken(self.steps + writer.total_steps, self.episodes + writer.num_episodes, dropped)
 
 
 @dataclass(frozen=True)
@@ -308,7 +308,7 @@ class WriteSession:
     def _end(self, stream: InsertStream) -> None:
         """Give up what is left, and take the counters over."""
         if not stream.channel.is_forked:
-            stream.abandon(sum(writer.num_due for writer in self._writers))
+            stream.abandon(sum(writer.num_unsent_items for writer in self._writers))
         taken, inserted = self._taken(), _add(self._past[1], stream.stats())
         self._past, self._writers, self._stream = (taken, inserted), [], None
         self._finalizer.detach()
@@ -330,14 +330,14 @@ class WriteSession:
         stream = self._stream
         now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
         # In a forked child a writer's lock may be held for ever, by a thread that is not there.
-        num_due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
+        num_unsent_items = 0 if self.is_forked else sum(writer.num_unsent_items for writer in list(self._writers))
         taken = self._taken()
         return ObserverStats(
             steps=taken.steps,
             episodes=taken.episodes,
-            items=now.items + num_due,
+            items=now.items + num_unsent_items,
             acknowledged_items=now.acknowledged_items,
-            pending_items=now.pending_items + num_due,
+            pending_items=now.pending_items + num_unsent_items,
             pending_bytes=now.pending_bytes,
             dropped_items=now.dropped_items,
             dropped_steps=dict(taken.dropped),
@@ -368,7 +368,7 @@ def _find(client: Client, timeout_s: float) -> ServerInfo:
 def _shut_down(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
     if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
         return
-    stream.abandon(sum(writer.num_due for writer in writers))
+    stream.abandon(sum(writer.num_unsent_items for writer in writers))
     if client is not None:
         client.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,14 +9,14 @@ import numpy as np
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import StepStructure, step_bytes
+from reverb_writer.steps import StepStructure
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer_base import Observer, columns_of, packer, spec_of
 from reverb_writer.writing.priorities import Priority
 from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.session import StreamOptions
 from reverb_writer.writing.vector_writer import VectorWriter
-from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for, end_of_episode_mode, window_targets
+from reverb_writer.writing.window_targets import WindowTarget, end_of_episode_mode, window_targets
 
 __all__ = ["VectorObserver"]
 
@@ -123,13 +122,6 @@ class VectorObserver(Observer):
         self._session.check_columns(columns)
         self._session.store_spec(spec_of(structure, self._mask))
         options, targets = self._session.options, self._session.targets
-        size = step_bytes(columns.dtypes, columns.shapes)
-        length = options.chunk_length or chunk_length_for([target.spec for target in targets], size)
-        blocks = [
-            np.zeros((self._num_envs, length, *shape), dtype)
-            for shape, dtype in zip(columns.shapes, columns.dtypes, strict=True)
-        ]
-        lock = threading.RLock()
         writers = [
             SequenceWriter(
                 self._session.stream,
@@ -138,14 +130,12 @@ class VectorObserver(Observer):
                 targets,
                 padding_step=[*structure.padding_step(), *([np.False_] if self._mask else [])],
                 pack=packer(structure, self._mask),
-                chunk_length=length,
+                chunk_length=options.chunk_length,
                 request_items=_REQUEST_ITEMS,
-                buffers=[block[lane] for block in blocks],
-                lock=lock,
             )
-            for lane in range(self._num_envs)
+            for _ in range(self._num_envs)
         ]
-        lanes = VectorWriter(writers, blocks, lock, asks=any(callable(target.priority) for target in targets))
+        lanes = VectorWriter(writers)
         self._session.add_writer(lanes)
         self._num_before = self._session.num_steps // self._num_envs
         self._structure, self._lanes = structure, lanes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reverb_writer.arguments import check_priority
@@ -16,11 +16,10 @@ __all__ = [
     "NEVER",
     "WindowTarget",
     "can_align",
-    "chunk_cuts",
     "chunk_length_for",
     "chunk_length_of",
     "end_of_episode_mode",
-    "ending_of",
+    "episode_end",
     "window_targets",
 ]
 
@@ -153,39 +152,18 @@ def chunk_length_of(targets: Sequence[WindowTarget], chunk_length: int | None, s
     return chunk_length
 
 
-def chunk_cuts(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int], int]:
-    """Return what says how many steps the chunk shall have that begins at a step count.
-
-    Windows that leave gaps or touch each other: each is one chunk, and so is each gap.
-
-    >>> next_cut = chunk_cuts([WindowSpec(2, 2)], 5)
-    >>> next_cut(0), next_cut(3)
-    (2, 1)
-    """
-    length, stride = specs[0].sequence_length, specs[0].stride_length
-    if len(set(specs)) != 1 or length is None or length > min(stride, chunk_length):
-        return lambda _: chunk_length
-    covered = length
-
-    def next_cut(start: int) -> int:
-        phase = start % stride
-        return min(chunk_length, (covered if phase < covered else stride) - phase)
-
-    return next_cut
-
-
-def ending_of(
+def episode_end(
     targets: Sequence[WindowTarget], n: int, *, align: bool = False, discard: str | None = None
 ) -> EpisodeEnd:
-    """Say what the end of an episode of `n` steps adds.
+    """Return what the end of an episode of `n` steps adds.
 
     Args:
         targets: the kinds of windows.
         n: steps of the episode.
         align: whether DROP's windows get the last L steps too, if they are in no window yet.
-        discard: why nothing is added, as the reason for all steps that are dropped; None if it is not so.
+        discard: the reason under which all steps without a window are counted, if nothing is added; None to add.
     """
-    ending = EpisodeEnd([], [], {})
+    end = EpisodeEnd(n, [], [], {})
     for target in targets:
         spec = target.spec if discard is None else _without_end(target.spec)
         closing, reasons = spec.closing_window(n), spec.num_dropped(n)
@@ -204,11 +182,11 @@ def ending_of(
                 reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
         if discard and reasons:
             reasons = {discard: sum(reasons.values())}
-        ending.num_padding.append(spec.num_padding(n))
-        ending.closing.append(closing)
+        end.num_padding.append(spec.num_padding(n))
+        end.closing.append(closing)
         for reason, count in reasons.items():
-            ending.dropped[reason] = ending.dropped.get(reason, 0) + count
-    return ending
+            end.dropped[reason] = end.dropped.get(reason, 0) + count
+    return end
 
 
 def can_align(targets: Sequence[WindowTarget], n: int) -> bool:
