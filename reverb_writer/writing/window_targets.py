@@ -18,8 +18,8 @@ __all__ = [
     "can_align",
     "chunk_length_for",
     "chunk_length_of",
-    "end_of_episode_mode",
     "episode_end",
+    "table_names",
     "window_targets",
 ]
 
@@ -48,36 +48,28 @@ class WindowTarget:
         """Check that no table is there twice, and that a constant priority is one."""
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
-            raise SpecError(f"`table_name` must be a name or several different ones, got {self.tables!r}.")
+            raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")
         if not callable(self.priority):
             check_priority(self.priority)
 
 
-def end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
-    """Turn TF-Agents' two booleans into the mode they mean.
+def table_names(table: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one name, or several, as a tuple.
 
     Raises:
-        SpecError: tile without pad, or a mode and booleans.
-
-    >>> end_of_episode_mode(None, pad=True, tile=True)
-    <EndOfEpisode.TILE: 'tile'>
+        SpecError: there are none.
     """
-    if tile and not pad:
-        raise SpecError("Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`")
-    if mode is None:
-        return EndOfEpisode.TILE if tile else EndOfEpisode.PAD if pad else EndOfEpisode.DROP
-    if pad:
-        raise SpecError(
-            f"`end_of_episode` {mode!r} and `pad_end_of_episodes` say the same thing twice. Leave the boolean out."
-        )
-    return EndOfEpisode(mode)
+    names = (table,) if isinstance(table, str) else tuple(table)
+    if not names:
+        raise SpecError("`table` must be a name or several different ones, got none.")
+    return names
 
 
 def window_targets(
-    table_name: str | Sequence[str] | None,
+    table: str | Sequence[str] | None,
     sequence_length: int | None,
     stride_length: int,
-    mode: EndOfEpisode,
+    end_of_episode: EndOfEpisode | str,
     priority: Priority,
     windows: Mapping[str, WindowSpec | WindowTarget] | None,
 ) -> list[WindowTarget]:
@@ -87,16 +79,14 @@ def window_targets(
         SpecError: there are none, or a table without a length.
     """
     targets = []
-    if table_name is not None or sequence_length is not None or not windows:
-        if table_name is None or sequence_length is None:
+    if table is not None or sequence_length is not None or not windows:
+        if table is None or sequence_length is None:
             raise SpecError(
-                f"`table_name` and `sequence_length` belong together, got {table_name!r} and {sequence_length!r}. Give "
-                "both, or `windows` alone."
+                f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, or "
+                "`windows` alone."
             )
-        tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
-        if not tables:
-            raise SpecError("`table_name` must be a name or several different ones, got none.")
-        targets.append(WindowTarget(WindowSpec(sequence_length, stride_length, mode), tables, priority))
+        spec = WindowSpec(sequence_length, stride_length, end_of_episode)
+        targets.append(WindowTarget(spec, table_names(table), priority))
     for name, window in (windows or {}).items():
         if isinstance(window, WindowSpec):
             targets.append(WindowTarget(window, (name,), priority))
