@@ -47,6 +47,7 @@ class SequenceWriter:
         dropped: of these steps, those in no window, by reason, summed over the kinds of windows.
         num_steps: steps of this episode so far, padding not counted.
         num_skipped: steps of this episode that `skip` left out.
+        is_pending: whether `finish_pending` has something to do.
 
     Thread-safe. Several writers may share one insert stream.
     """
@@ -93,7 +94,7 @@ class SequenceWriter:
         self._spans_episodes = spans_episodes
         self._lock = threading.RLock()
         self._outbox: StreamUpdate | None = None  # the stream may not have it yet
-        self._is_pending = False  # whether `finish_pending` has something to do
+        self.is_pending = False
         self._begin_episode()
 
     def _begin_episode(self) -> None:
@@ -142,7 +143,7 @@ class SequenceWriter:
                 f"a step has {len(leaves)} leaves, expected {len(chunks.buffers)}, one for each dtype."
             )
         with self._lock:
-            if self._is_pending:
+            if self.is_pending:
                 self.finish_pending()
             priced = None if self._windows.priorities is None else self.evaluate(leaves, last=last)
             fill = chunks.fill
@@ -197,11 +198,11 @@ class SequenceWriter:
         end: EpisodeEnd | None = None
         if last and self._spans_episodes:
             episodes = self.num_episodes + 1
-            self.total_steps, self.num_steps, chunks.fill, self.num_episodes, self._boundary, self._is_pending = (
+            self.total_steps, self.num_steps, chunks.fill, self.num_episodes, self._boundary, self.is_pending = (
                 total, steps, fill, episodes, steps, True)  # fmt: skip
         else:
             end = self._windows.episode_end(steps) if last else None
-            self.total_steps, self.num_steps, chunks.fill, self._end, self._is_pending = total, steps, fill, end, True
+            self.total_steps, self.num_steps, chunks.fill, self._end, self.is_pending = total, steps, fill, end, True
         self.finish_pending()
         return {} if end is None else end.dropped
 
@@ -211,7 +212,7 @@ class SequenceWriter:
             self.finish_pending()
             total, skipped = self.total_steps + 1, self.num_skipped + 1
             end = self._discarding(skipped) if last else None
-            self.total_steps, self.num_skipped, self._end, self._is_pending = total, skipped, end, True
+            self.total_steps, self.num_skipped, self._end, self.is_pending = total, skipped, end, True
             self.finish_pending()
             return {} if end is None else end.dropped
 
@@ -239,7 +240,7 @@ class SequenceWriter:
             priorities = self._windows.priorities
             if priorities is not None:
                 priorities.commit(priorities.evaluate(None, self.num_steps, end))
-            self._end, self._is_pending = end, True
+            self._end, self.is_pending = end, True
             self.finish_pending()
             return end.dropped
 
@@ -253,7 +254,7 @@ class SequenceWriter:
     def finish_pending(self) -> None:
         """Do what committed steps ask for: seal a full chunk, end the episode, write windows. Never waits."""
         with self._lock:
-            if not self._is_pending:
+            if not self.is_pending:
                 return
             if self._outbox is not None:
                 self._write_outbox()
@@ -274,7 +275,7 @@ class SequenceWriter:
                     self._send()
                 elif num_unwritten >= self._request_steps or chunks.unsent_bytes >= _REQUEST_BYTES:
                     self._write()
-            self._is_pending = False
+            self.is_pending = False
 
     def set_priority(self, index: int, priority: Priority) -> None:
         """Set the priority of one kind of window, for those that are not complete yet.
@@ -322,20 +323,20 @@ class SequenceWriter:
         )
         num_items = self.num_items + (outbox.request.num_items if outbox.request is not None else 0)
         if end is None:
-            chunks.sealed, windows.written, chunks.unsent_bytes, self.num_items, self._outbox, self._is_pending = (
+            chunks.sealed, windows.written, chunks.unsent_bytes, self.num_items, self._outbox, self.is_pending = (
                 kept, chunks.num_sealed, 0, num_items, outbox, True,
             )  # fmt: skip
         else:
             num_episodes = self.num_episodes + (self.num_steps + self.num_skipped > self._boundary)
             dropped = self.dropped + collections.Counter(end.dropped)
-            self.num_items, self.num_episodes, self.dropped, self._outbox, self._is_over, self._is_pending = (
+            self.num_items, self.num_episodes, self.dropped, self._outbox, self._is_over, self.is_pending = (
                 num_items, num_episodes, dropped, outbox, True, True,
             )  # fmt: skip
             self._begin_episode()
         self._write_outbox()
         if windows.priorities is not None:
             windows.priorities.forget(windows.written)
-        self._is_pending = False
+        self.is_pending = False
 
     def _write_outbox(self) -> None:
         """Write to the stream what was encoded last; the stream accepts a request once, however often it is written."""

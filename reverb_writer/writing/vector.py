@@ -125,7 +125,7 @@ class VectorObserver(Observer):
         array = np.asarray(flags, bool)
         if array.shape != (self._num_envs,):
             raise StructureError(
-                f"`{name}` has shape {array.shape}, expected ({self._num_envs},), one per environment."
+                f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one an environment."
             )
         return array
 

@@ -172,14 +172,17 @@ class VectorWriter:
         """Have writers commit the steps that they do not know of yet; return what they drop."""
         dropped: dict[str, int] = {}
         priced = itertools.repeat(None) if pending.priced is None else pending.priced
+        total = self._steps.tolist()
         for env, last, of_env in zip(pending.env_ids, pending.last, priced, strict=False):
-            writer = self._writers[env]
-            writer.finish_pending()
-            steps = int(self._steps[env])
+            writer, steps = self._writers[env], total[env]
+            if writer.is_pending:
+                writer.finish_pending()
             if writer.total_steps < steps:
-                for reason, count in writer.commit(steps - writer.total_steps, last=last, priced=of_env).items():
+                of_writer = writer.commit(steps - writer.total_steps, last=last, priced=of_env)
+                for reason, count in of_writer.items():
                     dropped[reason] = dropped.get(reason, 0) + count
             chunks = writer.chunks
-            self._first[env], self._full[env] = steps - chunks.fill, steps - chunks.fill + chunks.capacity
+            self._first[env] = first = steps - chunks.fill
+            self._full[env] = first + chunks.capacity
         self._pending = None
         return dropped
