@@ -124,9 +124,7 @@ class VectorObserver(Observer):
     def _one_each(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(flags, bool)
         if array.shape != (self._num_envs,):
-            raise StructureError(
-                f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one an environment."
-            )
+            raise StructureError(f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one an environment.")
         return array
 
     def _end_all(self) -> None:
