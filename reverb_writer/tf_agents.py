@@ -24,10 +24,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client, as_client
-from reverb_writer.errors import ClosedError, StructureError
+from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
-from reverb_writer.writing.observer_base import Observer
-from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver
+from reverb_writer.windows import EndOfEpisode
+from reverb_writer.writing.observer_base import SingleObserver, TooFewStepsError
+from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
 from reverb_writer.writing.priorities import Priority
 
 __all__ = [
@@ -47,8 +48,8 @@ class FlattenedTrajectoryError(StructureError, TypeError):
     """A trajectory came as a flat list of leaves, and nothing tells which leaf is what."""
 
 
-class _ReverbObserver(Observer):
-    """What TF-Agents' observers have in common, and ours have not; stands before one of ours among the bases."""
+class _ReverbObserver(SingleObserver):
+    """What TF-Agents' observers have in common and ours do not; comes before one of ours among the bases."""
 
     @property
     def py_client(self) -> Any:
@@ -99,21 +100,28 @@ class _ReverbObserver(Observer):
         if type(trajectory) in (list, tuple):
             trajectory = self._unflatten(trajectory)
         try:
-            super().__call__(trajectory, end_of_episode=end_of_episode)  # type: ignore[misc]  # our observer's
+            super().__call__(trajectory, end_of_episode=end_of_episode)
         except ClosedError as error:
             raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
 
-    def reset(self, write_cached_steps: bool = True) -> None:
+    def reset(self, write_cached_steps: bool = True, *, discard: bool = False) -> None:
         """End the episode here; open the observer if it is closed.
 
         Args:
-            write_cached_steps: whether to write what no window holds yet.
+            write_cached_steps: whether to write the steps that no window holds yet.
+            discard: the opposite, as our observers have it.
 
         Raises:
             SpecError: too few steps are cached for a window, without padding. Nothing changed.
         """
         self.open()
-        super().reset(write_cached_steps)  # type: ignore[misc]  # our observer's
+        try:
+            super().reset(discard=discard or not write_cached_steps)
+        except TooFewStepsError as error:
+            raise SpecError(
+                "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
+                f"sequence_length={error.sequence_length}, consider enabling pad_end_of_episodes."
+            ) from error
 
     def _signature(self, client: Any) -> Any:
         # The time-out is the first argument of both clients' methods, by different names; dm-reverb's wants an integer.
@@ -121,7 +129,7 @@ class _ReverbObserver(Observer):
         return tables[self._session.targets[0].tables[0]].signature
 
     def _unflatten(self, leaves: Sequence[Any]) -> Any:
-        if self._structure is None:
+        if self._layout is None:
             client, owned = as_client(self.py_client)
             try:
                 example = self._signature(client)
@@ -129,7 +137,7 @@ class _ReverbObserver(Observer):
                 if owned:
                     client.close()
         else:
-            example = self._structure.example
+            example = self._layout.structure.example
         if not hasattr(example, "step_type"):
             raise FlattenedTrajectoryError(
                 f"a flattened trajectory of {len(leaves)} leaves, but which leaf is the step type is not known. Pass a "
@@ -143,8 +151,8 @@ class _ReverbObserver(Observer):
         return packer(example)(leaves)
 
 
-class ReverbAddTrajectoryObserver(_ReverbObserver, TrajectoryObserver):
-    """Write fixed-length windows that never cross an episode's end; see `TrajectoryObserver`."""
+class _ReverbWindowObserver(_ReverbObserver, WindowObserver):
+    """The constructor of TF-Agents' observers of fixed-length windows."""
 
     def __init__(
         self,
@@ -155,6 +163,8 @@ class ReverbAddTrajectoryObserver(_ReverbObserver, TrajectoryObserver):
         priority: Priority = 1,
         pad_end_of_episodes: bool = False,
         tile_end_of_episodes: bool = False,
+        *,
+        end_of_episode: EndOfEpisode | str | None = None,
         **options: Any,
     ) -> None:
         """Find the tables and open the stream.
@@ -167,50 +177,26 @@ class ReverbAddTrajectoryObserver(_ReverbObserver, TrajectoryObserver):
             priority: of every item, finite and >= 0, or a function of the window.
             pad_end_of_episodes: pad an episode that is shorter than L.
             tile_end_of_episodes: with the former: pad until the last window begins with the last step.
-            **options: what `TrajectoryObserver` takes besides.
+            end_of_episode: one of our other modes, instead of the two booleans.
+            **options: the other keyword arguments of `TrajectoryObserver`.
 
         Raises:
             SpecError: an argument can never work; a ValueError.
             StructureError: a table is not there; a ValueError.
             ServerUnavailableError: no server answers within the time-out.
         """
+        mode = _end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
         super().__init__(
-            py_client,
-            table_name,
-            sequence_length,
-            stride_length,
-            priority,
-            pad_end_of_episodes,
-            tile_end_of_episodes,
-            **options,
+            py_client, table_name, sequence_length, stride_length, priority, end_of_episode=mode, **options
         )
 
 
-class ReverbTrajectorySequenceObserver(_ReverbObserver, SequenceObserver):
+class ReverbAddTrajectoryObserver(_ReverbWindowObserver, TrajectoryObserver):
+    """Write fixed-length windows that never cross an episode's end; see `TrajectoryObserver`."""
+
+
+class ReverbTrajectorySequenceObserver(_ReverbWindowObserver, SequenceObserver):
     """Write fixed-length windows over the whole stream of steps, across ends of episodes; see `SequenceObserver`."""
-
-    def __init__(
-        self,
-        py_client: Any,
-        table_name: str | Sequence[str],
-        sequence_length: int,
-        stride_length: int = 1,
-        priority: Priority = 1,
-        pad_end_of_episodes: bool = False,
-        tile_end_of_episodes: bool = False,
-        **options: Any,
-    ) -> None:
-        """Find the tables and open the stream; arguments as for `ReverbAddTrajectoryObserver`."""
-        super().__init__(
-            py_client,
-            table_name,
-            sequence_length,
-            stride_length,
-            priority,
-            pad_end_of_episodes,
-            tile_end_of_episodes,
-            **options,
-        )
 
 
 class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
@@ -239,3 +225,23 @@ class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
             SpecError, StructureError, ServerUnavailableError: as for `ReverbAddTrajectoryObserver`.
         """
         super().__init__(py_client, table_name, max_sequence_length, priority, bypass_partial_episodes, **options)
+
+
+def _end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
+    """Return the mode that TF-Agents' two booleans mean.
+
+    Raises:
+        SpecError: tile without pad, or a mode and booleans.
+
+    >>> _end_of_episode_mode(None, pad=True, tile=True)
+    <EndOfEpisode.TILE: 'tile'>
+    """
+    if tile and not pad:
+        raise SpecError("Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`")
+    if mode is None:
+        return EndOfEpisode.TILE if tile else EndOfEpisode.PAD if pad else EndOfEpisode.DROP
+    if pad:
+        raise SpecError(
+            f"`end_of_episode` {mode!r} and `pad_end_of_episodes` say the same thing twice. Leave the boolean out."
+        )
+    return EndOfEpisode(mode)

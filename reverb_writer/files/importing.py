@@ -68,11 +68,11 @@ def send_trajectory(trajectory: Any, observer: Any) -> int:
             observer(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
     if manifest.end is End.RESET:
         try:
-            observer.reset(write_cached_steps=True)
+            observer.reset()
         except SpecError:  # fewer steps than a window: live writing drops them too
-            observer.reset(write_cached_steps=False)
+            observer.reset(discard=True)
     elif manifest.end is End.CUT:
-        observer.reset(write_cached_steps=False)
+        observer.reset(discard=True)
     return int(manifest.num_steps)
 
 
@@ -142,7 +142,7 @@ def _send(trajectory: Any, observer: Any, before: Callable[[Any], None] | None) 
     except StructureError as error:
         raise StructureError(f"trajectory `{trajectory.name}`: {error}") from error
     except FormatError:  # if it was damaged since it was opened, some of its steps may be sent
-        observer.reset(write_cached_steps=False)
+        observer.reset(discard=True)
         raise
 
 

@@ -55,7 +55,7 @@ class End(enum.Enum):
 
     STEP = "step"  # its last step was the last of the episode
     RESET = "reset"  # by `reset()`, with the cached steps written
-    CUT = "cut"  # by `reset(write_cached_steps=False)` or `close()`
+    CUT = "cut"  # by `reset(discard=True)` or `close()`
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class RolloutTee:
                 observer(step)
 
     Attributes:
-        observer: any observer of this package or of TF-Agents, called with steps, with `reset()` and `close()`.
+        observer: any observer of this package, those of `reverb_writer.tf_agents` included.
         writer: the writer.
     """
 
@@ -68,10 +68,10 @@ class RolloutTee:
             self.observer(step, end_of_episode=end_of_episode)
         self.writer.write(planned)
 
-    def reset(self, write_cached_steps: bool = True, **env_ids: Any) -> None:
+    def reset(self, *, discard: bool = False, **env_ids: Any) -> None:
         """End the episode here, for both; see the observer's `reset`."""
-        self.observer.reset(write_cached_steps, **env_ids)
-        self.writer.end_episode(end=End.RESET if write_cached_steps else End.CUT, **env_ids)
+        self.observer.reset(discard=discard, **env_ids)
+        self.writer.end_episode(end=End.CUT if discard else End.RESET, **env_ids)
 
     def open(self) -> None:
         """Open both again."""

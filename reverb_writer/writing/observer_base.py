@@ -1,4 +1,4 @@
-"""What observers are made of: their life, and the way of one step."""
+"""Base classes of observers: lifecycle, and the path of one step."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from reverb_writer.arguments import check_timeout
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ReverbWriterError, SpecError
 from reverb_writer.nests import common_length, rows
-from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
 from reverb_writer.writing.sequence_writer import SequenceWriter
-from reverb_writer.writing.session import Columns, ObserverStats, StreamOptions, WriteSession
+from reverb_writer.writing.session import ObserverStats, WriteSession
+from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_targets import WindowTarget, can_align
 
-__all__ = ["Observer", "SingleObserver", "columns_of", "packer", "spec_of"]
+__all__ = ["Observer", "SingleObserver", "TooFewStepsError"]
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -28,15 +29,54 @@ _LEAVE_S = 2.0
 """How long items are still delivered for when an error is under way, seconds."""
 
 
+class TooFewStepsError(SpecError):
+    """A reset should write the steps of an episode that is shorter than a window.
+
+    Attributes:
+        sequence_length: steps of the shortest kind of window.
+    """
+
+    def __init__(self, num_steps: int, sequence_length: int) -> None:
+        """Say how many steps there are."""
+        super().__init__(
+            f"the episode has {num_steps} steps, expected at least `sequence_length`={sequence_length} to write it. "
+            'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
+        )
+        self.sequence_length = sequence_length
+
+
 class Observer:
-    """The life of an observer: open, flush, close, counters. What it does with a step is its own."""
+    """Lifecycle of an observer: open, flush, close, counters. Subclasses define what a step does."""
+
+    _num_envs: int | None = None
 
     def __init__(self, client: Any, targets: Sequence[WindowTarget], *, mask: bool, options: StreamOptions) -> None:
         """Open the session; see the observers for the arguments."""
         self._session = WriteSession(client, targets, options)
         self._mask = mask
-        self._structure: StepStructure | None = None
+        self._layout: StepLayout | None = None
         self._num_before = 0  # steps before the writer's first, for messages
+
+    def _register(self, example: Any, *, is_spec: bool = False) -> StepLayout:
+        """Take the layout from the first step or a spec, and check it against the tables."""
+        layout = self._layout
+        if layout is None:
+            structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
+            layout = StepLayout(structure, mask=self._mask)
+        self._session.register(layout)
+        return layout
+
+    def _new_writer(self, layout: StepLayout, **options: Any) -> SequenceWriter:
+        return SequenceWriter(
+            self._session.stream,
+            layout.dtypes,
+            layout.shapes,
+            self._session.targets,
+            padding_step=layout.padding_step,
+            pack=layout.pack,
+            chunk_length=self._session.options.chunk_length,
+            **options,
+        )
 
     @property
     def client(self) -> Any:
@@ -111,7 +151,7 @@ class Observer:
                 _LOG.error("While another error was under way, the observer could not deliver all items: %s", left)
 
     def _end_all(self) -> None:
-        """End all episodes, with nothing written but the windows that are complete, and let go of the writers."""
+        """End all episodes and drop the writers; only windows that are complete are written."""
         raise NotImplementedError
 
 
@@ -145,11 +185,12 @@ class SingleObserver(Observer):
         if self._writer is None and num_steps:
             session.wait_for_room()
             self._start(tree.map_structure(lambda leaf: leaf[0], steps))
-        if self._takes_at_once(steps, leaves):
-            columns = [*leaves, *([np.ones(num_steps, bool)] if self._mask else [])]
+        if self._fits_at_once(steps, leaves):
+            assert self._writer is not None  # noqa: S101  # it was started
+            assert self._layout is not None  # noqa: S101  # likewise
+            columns = self._layout.with_mask(leaves, num_steps)
             while at < num_steps:
                 session.wait_for_room()
-                assert self._writer is not None  # noqa: S101  # it was started
                 count = self._writer.extend([column[at:] for column in columns])
                 if count is None:
                     break
@@ -157,20 +198,16 @@ class SingleObserver(Observer):
         for step in rows(steps, [leaf[at:] for leaf in leaves]):
             self(step, end_of_episode=False)
 
-    def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
-        """Return whether these steps are such as need not be looked at one by one."""
-        structure = self._structure
-        if structure is None:
+    def _fits_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
+        """Return whether these steps need not be checked one by one."""
+        layout = self._layout
+        if layout is None:
             return False
         try:
-            tree.assert_same_structure(steps, structure.example)
+            tree.assert_same_structure(steps, layout.structure.example)
         except (TypeError, ValueError):
             return False
-        num_steps = len(leaves[0])
-        expected = [
-            (dtype, (num_steps, *shape)) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)
-        ]
-        return np.dtype(object) not in structure.dtypes and [(leaf.dtype, leaf.shape) for leaf in leaves] == expected
+        return layout.matches(leaves, len(leaves[0]))
 
     def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
         """Write a step.
@@ -184,18 +221,16 @@ class SingleObserver(Observer):
             ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
         """
-        session, structure, writer = self._session, self._structure, self._writer
-        if structure is None or writer is None or writer.stream.blocked:
+        session, layout, writer = self._session, self._layout, self._writer
+        if layout is None or writer is None or writer.stream.blocked:
             session.wait_for_room()
-        if structure is None or writer is None:
-            structure, writer = self._start(step)
-        leaves = structure.flatten(step, self._num_before + writer.num_taken)
-        last = structure.ends_episode(leaves) if end_of_episode is None else bool(end_of_episode)
-        if self._mask:
-            leaves = [*leaves, np.True_]
-        dropped = writer.append(leaves, last=last)
+        if layout is None or writer is None:
+            layout, writer = self._start(step)
+        leaves = layout.flatten(step, self._num_before + writer.total_steps)
+        last = layout.structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
+        dropped = writer.append(leaves, last=bool(last))
         if dropped:
-            session.tell(dropped)
+            session.log_dropped(dropped)
 
     def write_episode(self, episode: Episode) -> None:
         """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
@@ -215,7 +250,7 @@ class SingleObserver(Observer):
         """
         steps = episode.steps()
         if self._writer is not None:
-            self._writer.settle()
+            self._writer.finish_pending()
         if not self._spans_episodes and self._writer is not None and self._writer.num_steps:
             raise SpecError(
                 f"the observer is in the middle of an episode, at step {self._writer.num_steps}. Call `reset` first."
@@ -231,63 +266,38 @@ class SingleObserver(Observer):
         self._end_episode(discard=True)
         self._writer = None
 
-    def _start(self, example: Any) -> tuple[StepStructure, SequenceWriter]:
-        """Make the writer, at the first step or of a spec."""
-        structure = self._structure or StepStructure(example)
-        columns = columns_of(structure, self._mask)
-        self._session.check_columns(columns)
-        self._session.store_spec(spec_of(structure, self._mask))
-        options = self._session.options
-        writer = SequenceWriter(
-            self._session.stream,
-            columns.dtypes,
-            columns.shapes,
-            self._session.targets,
-            padding_step=[*structure.padding_step(), *([np.False_] if self._mask else [])],
-            pack=packer(structure, self._mask),
-            chunk_length=options.chunk_length,
-            spans_episodes=self._spans_episodes,
-        )
+    def _start(self, example: Any) -> tuple[StepLayout, SequenceWriter]:
+        """Make the writer, at the first step or from a spec."""
+        layout = self._register(example)
+        writer = self._new_writer(layout, spans_episodes=self._spans_episodes)
         self._num_before = self._session.num_steps
         self._session.add_writer(writer)
-        self._structure, self._writer = structure, writer
-        return structure, writer
+        self._layout, self._writer = layout, writer
+        return layout, writer
 
     def _end_episode(self, *, align: bool = False, discard: bool = False) -> None:
         if self._writer is not None:
-            self._session.tell(self._writer.end_episode(align=align, discard=discard))
+            self._session.log_dropped(self._writer.end_episode(align=align, discard=discard))
 
-    def _reset(self, write_cached_steps: bool) -> None:
+    def reset(self, *, discard: bool = False) -> None:
+        """End the episode here.
+
+        Args:
+            discard: if False, do as at the end of an episode; without padding, also write the last L steps if no window
+                holds the last one yet. If True, only windows that were complete already are written.
+
+        Raises:
+            SpecError: not to be discarded, but there are fewer steps than the shortest window has. Nothing changed.
+        """
         self._session.stream.check()
         writer, targets = self._writer, self._session.targets
         if writer is None:
             return
-        writer.settle()
+        writer.finish_pending()
         if not writer.num_steps:
             return
-        if write_cached_steps and not writer.num_skipped and not can_align(targets, writer.num_steps):
+        if not (discard or writer.num_skipped or can_align(targets, writer.num_steps)):
             length = min(target.spec.sequence_length or 1 for target in targets)
-            raise SpecError(
-                "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
-                f"sequence_length={length}, consider enabling pad_end_of_episodes."
-            )
+            raise TooFewStepsError(writer.num_steps, length)
         self._session.wait_for_room()
-        self._end_episode(align=write_cached_steps, discard=not write_cached_steps)
-
-
-def columns_of(structure: StepStructure, mask: bool) -> Columns:
-    """Return what is written of a step: its leaves, and the mask after them."""
-    if not mask:
-        return Columns(structure.paths, structure.dtypes, structure.shapes)
-    return Columns((*structure.paths, "mask"), (*structure.dtypes, np.dtype(bool)), (*structure.shapes, ()))
-
-
-def spec_of(structure: StepStructure, mask: bool) -> Any:
-    """Return the nest of what is written of a step: the step, or a pair of the step and the mask."""
-    spec = structure.pack(list(map(ArraySpec, structure.shapes, structure.dtypes)))
-    return (spec, ArraySpec((), np.dtype(bool))) if mask else spec
-
-
-def packer(structure: StepStructure, mask: bool) -> Any:
-    """Return what makes the nest of a window, the mask left out."""
-    return (lambda leaves: structure.pack(leaves[:-1])) if mask else structure.pack
+        self._end_episode(align=not discard, discard=discard)

@@ -2,17 +2,17 @@
 
     observer(step) -> same structure as the first step? -> room in flight? -> writer -> at a boundary step: end episode
 
-An observer is called from one thread at a time; what it sends is sent by threads of its stream. A call that raises has
-changed nothing: the next good step continues the episode.
+Call an observer from one thread at a time; threads of its stream send the items. A call that raises has changed
+nothing: the next good step continues the episode.
 
-Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; where we differ is told in docs/compatibility.md.
+Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`; docs/compatibility.md lists the differences.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
@@ -21,18 +21,63 @@ from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.observer_base import SingleObserver
 from reverb_writer.writing.priorities import Priority
 from reverb_writer.writing.sequence_writer import SequenceWriter
-from reverb_writer.writing.session import StreamOptions
-from reverb_writer.writing.window_targets import WindowTarget, end_of_episode_mode, window_targets
+from reverb_writer.writing.stream_options import StreamKeywords, StreamOptions
+from reverb_writer.writing.window_targets import WindowTarget, table_names, window_targets
 
-__all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver"]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver", "WindowObserver"]
 
 _LOG = logging.getLogger("reverb_writer")
 
 
-class TrajectoryObserver(SingleObserver):
+class WindowObserver(SingleObserver):
+    """An observer of one environment that writes fixed-length windows."""
+
+    def __init__(
+        self,
+        client: Any,
+        table: str | Sequence[str] | None = None,
+        sequence_length: int | None = None,
+        stride_length: int = 1,
+        priority: Priority = 1.0,
+        *,
+        end_of_episode: EndOfEpisode | str = EndOfEpisode.DROP,
+        windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
+        spec: Any = None,
+        mask: bool = False,
+        **options: Unpack[StreamKeywords],
+    ) -> None:
+        """Find the tables and open the stream.
+
+        Args:
+            client: a `Client`, an address or a `reverb.Client`.
+            table: the table, or several that get the same windows.
+            sequence_length: L, steps in a window, >= 1.
+            stride_length: S, steps from one window's start to the next one's, >= 1.
+            priority: of every item, finite and >= 0, or a function of the window (a nest of arrays [L, ...]).
+            end_of_episode: what becomes of the last steps of an episode, see `EndOfEpisode`.
+            windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
+                a `WindowTarget` for each name, with tables and a priority of its own. Beside or instead of the
+                arguments above.
+            spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.
+            mask: write one more column, after the leaves, that is True for real steps and False for padding.
+            **options: time-out, bounds and policies of the stream: the fields of `StreamOptions`.
+
+        Raises:
+            SpecError: an argument can never work.
+            StructureError: a table is not there; names those that are.
+            ServerUnavailableError: no server answers within the time-out.
+        """
+        targets = window_targets(table, sequence_length, stride_length, end_of_episode, priority, windows)
+        super().__init__(client, targets, spec=spec, mask=mask, options=StreamOptions(**options))
+
+
+class TrajectoryObserver(WindowObserver):
     """Write fixed-length windows that never cross an episode's end.
 
-    The default drops what no full window holds at the end of an episode; `end_of_episode` says what else to do.
+    The default drops the steps that no full window holds at the end of an episode; `end_of_episode` has other ways.
     Successor of TF-Agents' `ReverbAddTrajectoryObserver`. Called from one thread at a time; a context manager.
 
     Example:
@@ -42,100 +87,15 @@ class TrajectoryObserver(SingleObserver):
         observer.close()
     """
 
-    def __init__(
-        self,
-        client: Any,
-        table_name: str | Sequence[str] | None = None,
-        sequence_length: int | None = None,
-        stride_length: int = 1,
-        priority: Priority = 1.0,
-        pad_end_of_episodes: bool = False,
-        tile_end_of_episodes: bool = False,
-        *,
-        end_of_episode: EndOfEpisode | str | None = None,
-        windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
-        spec: Any = None,
-        mask: bool = False,
-        timeout_s: float | None = None,
-        **options: Any,
-    ) -> None:
-        """Find the tables and open the stream.
 
-        Args:
-            client: a `Client`, an address or a `reverb.Client`.
-            table_name: the table, or several that get the same windows.
-            sequence_length: L, steps in a window, >= 1.
-            stride_length: S, steps from one window's start to the next one's, >= 1.
-            priority: of every item, finite and >= 0, or a function of the window (a nest of arrays [L, ...]).
-            pad_end_of_episodes: for compatibility: `end_of_episode="pad"`.
-            tile_end_of_episodes: for compatibility, with the former: `end_of_episode="tile"`.
-            end_of_episode: what becomes of the last steps of an episode, see `EndOfEpisode`.
-            windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
-                a `WindowTarget` for each name, with tables and a priority of its own. Beside or instead of the
-                arguments above.
-            spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.
-            mask: write one more column, after the leaves, that is True for real steps and False for padding.
-            timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
-            **options: bounds and policies of the stream, see `StreamOptions`.
-
-        Raises:
-            SpecError: an argument can never work.
-            StructureError: a table is not there; names those that are.
-            ServerUnavailableError: no server answers within the time-out.
-        """
-        mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
-        targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
-        super().__init__(client, targets, spec=spec, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
-
-    def reset(self, write_cached_steps: bool = True) -> None:
-        """End the episode here.
-
-        Args:
-            write_cached_steps: whether to do as at the end of an episode; without padding, also write the last L steps
-                if no window holds the last one yet. If False, only windows that were complete already are written.
-
-        Raises:
-            SpecError: steps should be written, but there are fewer than L. Nothing changed.
-        """
-        self._reset(write_cached_steps)
-
-
-class SequenceObserver(SingleObserver):
+class SequenceObserver(WindowObserver):
     """Write fixed-length windows over the whole stream of steps, across the ends of episodes.
 
-    A boundary step only sends what is due. Successor of TF-Agents' `ReverbTrajectorySequenceObserver`; Acme's CONTINUE.
+    A boundary step only sends complete windows. `end_of_episode` applies at `reset()`, where the stream ends.
+    Successor of TF-Agents' `ReverbTrajectorySequenceObserver`; Acme's CONTINUE.
     """
 
     _spans_episodes = True
-
-    def __init__(
-        self,
-        client: Any,
-        table_name: str | Sequence[str] | None = None,
-        sequence_length: int | None = None,
-        stride_length: int = 1,
-        priority: Priority = 1.0,
-        pad_end_of_episodes: bool = False,
-        tile_end_of_episodes: bool = False,
-        *,
-        end_of_episode: EndOfEpisode | str | None = None,
-        windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
-        spec: Any = None,
-        mask: bool = False,
-        timeout_s: float | None = None,
-        **options: Any,
-    ) -> None:
-        """Find the tables and open the stream; arguments as for `TrajectoryObserver`.
-
-        The mode for the end counts at `reset()` only: that is where a spanning stream ends.
-        """
-        mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
-        targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
-        super().__init__(client, targets, spec=spec, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
-
-    def reset(self, write_cached_steps: bool = True) -> None:
-        """End the stream of windows here; see `TrajectoryObserver.reset`."""
-        self._reset(write_cached_steps)
 
 
 class EpisodeObserver(SingleObserver):
@@ -147,40 +107,30 @@ class EpisodeObserver(SingleObserver):
     def __init__(
         self,
         client: Any,
-        table_name: str | Sequence[str],
+        table: str | Sequence[str],
         max_sequence_length: int,
         priority: Priority = 1.0,
         bypass_partial_episodes: bool = False,
         *,
         spec: Any = None,
-        timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> None:
-        """Find the tables and open the stream.
+        """Find the tables and open the stream; errors as for `TrajectoryObserver`.
 
         Args:
             client: a `Client`, an address or a `reverb.Client`.
-            table_name: the table, or several.
+            table: the table, or several.
             max_sequence_length: steps in an episode at most, boundary step included, >= 1.
             priority: of every item, finite and >= 0, or a function of the episode (a nest of arrays [T, ...]).
             bypass_partial_episodes: what becomes of a longer episode: dropped, counted and logged once (True), or a
                 ValueError at its first step too many, after which `reset()` or the next episode continues (False).
-            spec: nest of array specs or arrays that steps must look like.
-            timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
-            **options: see `StreamOptions`.
+            spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.
+            **options: time-out, bounds and policies of the stream: the fields of `StreamOptions`.
         """
         self._max_length = integer("max_sequence_length", max_sequence_length, minimum=1)
         self._bypass = bypass_partial_episodes
-        tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
-        if not tables:
-            raise SpecError("`table_name` must be a name or several different ones, got none.")
-        super().__init__(
-            client,
-            [WindowTarget(WindowSpec.whole_episode(), tables, priority)],
-            spec=spec,
-            mask=False,
-            options=StreamOptions(timeout_s=timeout_s, **options),
-        )
+        targets = [WindowTarget(WindowSpec.whole_episode(), table_names(table), priority)]
+        super().__init__(client, targets, spec=spec, mask=False, options=StreamOptions(**options))
 
     def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
         """Write a step; its boundary step writes the item.
@@ -191,7 +141,7 @@ class EpisodeObserver(SingleObserver):
         """
         writer = self._writer
         if writer is not None:
-            writer.settle()
+            writer.finish_pending()
         if writer is None or (writer.num_steps < self._max_length and not writer.num_skipped):
             super().__call__(step, end_of_episode=end_of_episode)
         else:
@@ -206,18 +156,18 @@ class EpisodeObserver(SingleObserver):
             )
         super().write_episode(episode)
 
-    def _takes_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
+    def _fits_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
         writer = self._writer
         fits = writer is None or (not writer.num_skipped and writer.num_steps + len(leaves[0]) <= self._max_length)
-        return fits and super()._takes_at_once(steps, leaves)
+        return fits and super()._fits_at_once(steps, leaves)
 
     def _skip(self, writer: SequenceWriter, step: Any, end_of_episode: bool | None) -> None:
         """Drop a step of an episode that has become too long."""
-        structure = self._structure
-        assert structure is not None  # noqa: S101  # an episode overflows after its first step only
+        layout = self._layout
+        assert layout is not None  # noqa: S101  # an episode overflows after its first step only
         self._session.stream.check()
-        leaves = structure.flatten(step, self._num_before + writer.num_taken)
-        last = structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
+        leaves = layout.flatten(step, self._num_before + writer.total_steps)
+        last = layout.structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
         first = not writer.num_skipped
         writer.skip(last=bool(last))
         if first:
@@ -228,14 +178,6 @@ class EpisodeObserver(SingleObserver):
             if not self._bypass:
                 raise SpecError(text)
             _LOG.error("%s", text)
-
-    def reset(self, write_cached_steps: bool = True) -> None:
-        """End the episode here.
-
-        Args:
-            write_cached_steps: whether to write what there is of it as an item; never that of one that was too long.
-        """
-        self._reset(write_cached_steps)
 
     def update_priority(self, priority: Priority) -> None:
         """Set the priority of the items still to come.

@@ -20,7 +20,7 @@ from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["EpisodeEnd", "Priority", "StepPlan", "WindowPriorities"]
+__all__ = ["EpisodeEnd", "PricedStep", "Priority", "WindowPriorities"]
 
 Priority = float | Callable[[Any], float]
 """A number, finite and >= 0, or a function that makes one of a window: a nest of arrays [L, ...]."""
@@ -31,33 +31,38 @@ class EpisodeEnd:
     """How an episode ends, for each kind of window.
 
     Attributes:
+        num_steps: steps of the episode, without padding.
         num_padding: padding steps that follow the last step.
         closing: the window (start, stop) that is added off the rule, or None.
         dropped: steps that no window of a kind holds, by reason, summed over the kinds.
     """
 
+    num_steps: int
     num_padding: list[int]
     closing: list[tuple[int, int] | None]
     dropped: dict[str, int]
 
 
 @dataclass
-class StepPlan:
-    """A step, copied, its number from 1 on, and the priorities of the windows it completes, by kind and end.
+class PricedStep:
+    """A copy of a step that is not appended yet, and the priorities of the windows that it completes.
 
-    It is not taken yet. `step` is None for the end of an episode after its last step.
+    Attributes:
+        number: of the step in its episode, from 1 on.
+        step: its leaves; None if the episode ends after a step that was appended before.
+        priorities: by the kind of window and the step count at which it is complete.
     """
 
     number: int
     step: list[npt.NDArray[Any]] | None
-    found: dict[tuple[int, int], float] = field(default_factory=dict)
+    priorities: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
 class WindowPriorities:
     """Ask functions for the priorities of windows, and keep the answers until the windows are written.
 
-    Steps are kept with their numbers. A call that was cut off may have left the step that its writer did not take:
-    the next one forgets it.
+    Steps are kept with their numbers. If a call was interrupted before its writer appended the step, the next call
+    forgets that step.
 
     Not thread-safe: its writer holds a lock.
     """
@@ -72,48 +77,49 @@ class WindowPriorities:
         """Start with an empty episode; constants among the `functions` are never asked."""
         self.functions = list(functions)
         self._specs = list(specs)
-        self._pads = list(padding_step)
+        self._padding_step = list(padding_step)
         self._pack = pack
         lengths = [spec.sequence_length for spec, asked in zip(specs, functions, strict=True) if callable(asked)]
-        # One more than a window has, for a step that is not taken after all.
+        # One more than a window has, for a step that is not appended after all.
         bound = None if None in lengths else 1 + max(length for length in lengths if length is not None)
         self.history: collections.deque[tuple[int, list[npt.NDArray[Any]]]] = collections.deque(maxlen=bound)
         self._known: dict[tuple[int, int], float] = {}
 
-    def plan(self, leaves: Sequence[Any] | None, n: int, ending: EpisodeEnd | None) -> StepPlan:
-        """Ask for the windows that end at step count `n`, with `leaves` as its last step, and at the episode's end.
+    def evaluate(self, leaves: Sequence[Any] | None, n: int, end: EpisodeEnd | None) -> PricedStep:
+        """Ask for the priorities of the windows that step `n` with these `leaves`, and the episode's end, complete.
 
         Raises:
             SpecError: a function gave no finite number >= 0. Whatever else it raises goes through.
         """
-        plan = StepPlan(n, None if leaves is None else [_copy(leaf) for leaf in leaves])
+        priced = PricedStep(n, None if leaves is None else [_copy(leaf) for leaf in leaves])
         self._keep(n - (leaves is not None))
-        if ending is None and not any(map(callable, self._due(n))):
-            return plan
-        steps = [*(step for _, step in self.history), *([] if plan.step is None else [plan.step])]
+        if end is None and not any(map(callable, self._complete_at(n))):
+            return priced
+        steps = [*(step for _, step in self.history), *([] if priced.step is None else [priced.step])]
         for i, spec in enumerate(self._specs):
             if not callable(self.functions[i]):
                 continue
-            if plan.step is not None and spec.ends(n - 1, n):
-                plan.found[i, n] = self._ask(i, steps, spec.sequence_length, n)
-            if ending is not None:
-                padded = [*steps, *itertools.repeat(self._pads, ending.num_padding[i])]
-                for end in spec.ends(n, n + ending.num_padding[i]):
-                    plan.found[i, end] = self._ask(i, padded[: len(steps) + end - n], spec.sequence_length, end)
-                if (window := ending.closing[i]) is not None:
-                    plan.found[i, n] = self._ask(i, steps, window[1] - window[0], n)
-        return plan
+            if priced.step is not None and spec.ends(n - 1, n):
+                priced.priorities[i, n] = self._ask(i, steps, spec.sequence_length, n)
+            if end is not None:
+                padded = [*steps, *itertools.repeat(self._padding_step, end.num_padding[i])]
+                for count in spec.ends(n, n + end.num_padding[i]):
+                    window_steps = padded[: len(steps) + count - n]
+                    priced.priorities[i, count] = self._ask(i, window_steps, spec.sequence_length, count)
+                if (window := end.closing[i]) is not None:
+                    priced.priorities[i, n] = self._ask(i, steps, window[1] - window[0], n)
+        return priced
 
-    def _due(self, n: int) -> list[Priority]:
+    def _complete_at(self, n: int) -> list[Priority]:
         """Return the priorities of the kinds that have a window which ends at step count `n`."""
         return [asked for spec, asked in zip(self._specs, self.functions, strict=True) if spec.ends(n - 1, n)]
 
-    def commit(self, plan: StepPlan) -> None:
-        """Take the step and the answers of a plan."""
-        if plan.step is not None:
-            self._keep(plan.number - 1)
-            self.history.append((plan.number, plan.step))
-        self._known.update(plan.found)
+    def commit(self, priced: PricedStep) -> None:
+        """Keep the step and its priorities: it is appended."""
+        if priced.step is not None:
+            self._keep(priced.number - 1)
+            self.history.append((priced.number, priced.step))
+        self._known.update(priced.priorities)
 
     def take_over(self, before: WindowPriorities | None, num_steps: int) -> None:
         """Go on in the middle of an episode of `num_steps` steps, with those that `before` has kept.

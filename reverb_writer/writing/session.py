@@ -1,4 +1,4 @@
-"""What every observer has: a client, an insert stream, tables that exist, the structure of its steps, and counters."""
+"""The session of an observer: its client and insert stream, the check of its tables, and its counters."""
 
 from __future__ import annotations
 
@@ -9,75 +9,35 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-
-from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
 from reverb_writer.client.client import Client, as_client
-from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import check_signature
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
-from reverb_writer.transport.insert_stream import InsertStream, OnBlock
+from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.clock import start_clock
+from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
 
-__all__ = ["Columns", "ObserverStats", "StreamOptions", "WriteSession"]
+__all__ = ["ObserverStats", "WriteSession"]
 
 _LOG = logging.getLogger("reverb_writer")
 _LOG_EVERY_S = 10.0
-
-
-class Columns(NamedTuple):
-    """The leaves that are written, in the order of Reverb's columns."""
-
-    paths: Sequence[str]
-    dtypes: Sequence[np.dtype[Any]]
-    shapes: Sequence[tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """How an observer's stream behaves.
-
-    Attributes:
-        timeout_s: how long a step waits while nothing moves, any other call in all, seconds; None for the client's.
-            While a busy rate limiter lets items in, ours or those that came before them, a step waits on.
-        max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
-        max_in_flight_items: unconfirmed items at which steps must wait.
-        max_in_flight_bytes: likewise, bytes.
-        on_block: what a step does then: "wait" while it moves, "raise" at once, or "drop_oldest" items.
-        chunk_length: steps in a chunk; None for what suits the windows.
-    """
-
-    timeout_s: float | None = None
-    max_delay_s: float = 0.5
-    max_in_flight_items: int = 16_384
-    max_in_flight_bytes: int = 128 << 20
-    on_block: OnBlock = "wait"
-    chunk_length: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the times and the chunks; the rest is checked where it is used."""
-        if self.timeout_s is not None:
-            check_timeout(self.timeout_s)
-        if not self.max_delay_s > 0:
-            raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
-        if self.chunk_length is not None:
-            integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
 
 
 class Writer(Protocol):
     """What writes an observer's windows; see `SequenceWriter`."""
 
     @property
-    def num_taken(self) -> int:
-        """Steps taken."""
+    def total_steps(self) -> int:
+        """Steps counts."""
 
     @property
     def num_episodes(self) -> int:
@@ -88,7 +48,7 @@ class Writer(Protocol):
         """Steps in no window, by reason."""
 
     @property
-    def num_due(self) -> int:
+    def num_unsent_items(self) -> int:
         """Items of windows that are complete and not yet in a request."""
 
     def send(self) -> None:
@@ -96,17 +56,17 @@ class Writer(Protocol):
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What writers have taken: see `ObserverStats`."""
+class Counts:
+    """Counters of writers; see `ObserverStats`."""
 
     steps: int = 0
     episodes: int = 0
     dropped: collections.Counter[str] = field(default_factory=collections.Counter)
 
-    def plus(self, writer: Writer) -> Taken:
+    def plus(self, writer: Writer) -> Counts:
         """Return the sum."""
         dropped = self.dropped + writer.dropped
-        return Taken(self.steps + writer.num_taken, self.episodes + writer.num_episodes, dropped)
+        return Counts(self.steps + writer.total_steps, self.episodes + writer.num_episodes, dropped)
 
 
 @dataclass(frozen=True)
@@ -163,8 +123,8 @@ class WriteSession:
         self.targets = tuple(targets)
         self.options = options
         self._writers: list[Writer] = []
-        self._past = Taken(), InsertStats()  # by writers and streams that are closed
-        self._told: set[str] = set()
+        self._past = Counts(), InsertStats()  # by writers and streams that are closed
+        self._logged: set[str] = set()
         self._stream: InsertStream | None = None
         self.open()
 
@@ -186,8 +146,8 @@ class WriteSession:
 
     @property
     def num_steps(self) -> int:
-        """Steps taken."""
-        return self._taken().steps
+        """Steps counts."""
+        return self._counts().steps
 
     def open(self) -> bool:
         """Find the tables and open the stream, if it is not; return whether it was not."""
@@ -225,41 +185,38 @@ class WriteSession:
         due_windows.add(self)
         return True
 
+    @property
+    def is_blocked(self) -> bool:
+        """Whether a step must wait or raise: no room in flight, closed, forked, or refused by the server."""
+        return self._stream is None or self._stream.blocked
+
     def wait_for_room(self) -> None:
-        """Return when a step may be written; costs nothing while there is room. Sends what is due before it waits."""
-        stream = self._stream
-        if stream is None or stream.blocked:
+        """Return when a step may be written; costs little while there is room. Before it waits, it sends."""
+        if self.is_blocked:
             self.stream.check()
             self.send()
             self.stream.wait_for_room(self.timeout_s, extend=True)
 
-    def check_columns(self, columns: Columns) -> None:
-        """Check what is about to be written against what Reverb can store and what the tables' signatures ask for.
+    def register(self, layout: StepLayout) -> None:
+        """Check the columns against what Reverb and the tables accept, and store their spec beside the tables.
 
         Raises:
-            StructureError: names the leaf, and what it should be.
+            StructureError: names the leaf, what it should be, and the table if one has another spec already.
         """
-        check_dtypes(columns.dtypes, columns.paths)
+        check_dtypes(layout.dtypes, layout.paths)
         for table, signature in self._signatures.items():
             if signature is not None:
-                check_signature(table, signature, *columns)
-
-    def store_spec(self, spec: Any) -> None:
-        """Keep the step spec beside the tables, or find that they are written with another one already.
-
-        Raises:
-            StructureError: names the leaf, and what the table has.
-        """
-        self._client.store_spec(list(self._signatures), spec, self.timeout_s)
+                check_signature(table, signature, layout.paths, layout.dtypes, layout.shapes)
+        self._client.store_spec(list(self._signatures), layout.spec, self.timeout_s)
 
     def add_writer(self, writer: Writer) -> None:
         """Count what this writer does, and send its windows when they are due."""
         self._writers.append(writer)
 
-    def tell(self, dropped: Mapping[str, int]) -> None:
-        """Say in the log why steps are in no window, once for each reason."""
-        for reason in dropped.keys() - self._told:
-            self._told.add(reason)
+    def log_dropped(self, dropped: Mapping[str, int]) -> None:
+        """Log why steps are in no window, once for each reason."""
+        for reason in dropped.keys() - self._logged:
+            self._logged.add(reason)
             if reason == SHORT_EPISODE:
                 lengths = {target.spec.sequence_length for target in self.targets}
                 text = (
@@ -277,8 +234,8 @@ class WriteSession:
             writer.send()
 
     def send_due(self) -> None:
-        """Send the windows that are complete, if that is possible; see `due`."""
-        if self._stream is not None and not self.is_forked and not self._stream.blocked:
+        """Send the windows that are complete, unless that cannot be; see `due_windows`."""
+        if not (self.is_blocked or self.is_forked):
             self.send()
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -308,39 +265,39 @@ class WriteSession:
     def _end(self, stream: InsertStream) -> None:
         """Give up what is left, and take the counters over."""
         if not stream.channel.is_forked:
-            stream.abandon(sum(writer.num_due for writer in self._writers))
-        taken, inserted = self._taken(), _add(self._past[1], stream.stats())
-        self._past, self._writers, self._stream = (taken, inserted), [], None
+            stream.abandon(sum(writer.num_unsent_items for writer in self._writers))
+        counts, inserted = self._counts(), _add(self._past[1], stream.stats())
+        self._past, self._writers, self._stream = (counts, inserted), [], None
         self._finalizer.detach()
         if self._owns_client:
             self._client.close()
-        if taken.dropped:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(taken.dropped.items()))
+        if counts.dropped:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
             level = logging.INFO if inserted.items else logging.WARNING
-            _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", taken.steps, reasons)
+            _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", counts.steps, reasons)
 
-    def _taken(self) -> Taken:
-        taken = self._past[0]
+    def _counts(self) -> Counts:
+        counts = self._past[0]
         for writer in list(self._writers):
-            taken = taken.plus(writer)
-        return taken
+            counts = counts.plus(writer)
+        return counts
 
     def stats(self) -> ObserverStats:
         """Return the counters so far."""
         stream = self._stream
         now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
         # In a forked child a writer's lock may be held for ever, by a thread that is not there.
-        num_due = 0 if self.is_forked else sum(writer.num_due for writer in list(self._writers))
-        taken = self._taken()
+        num_unsent_items = 0 if self.is_forked else sum(writer.num_unsent_items for writer in list(self._writers))
+        counts = self._counts()
         return ObserverStats(
-            steps=taken.steps,
-            episodes=taken.episodes,
-            items=now.items + num_due,
+            steps=counts.steps,
+            episodes=counts.episodes,
+            items=now.items + num_unsent_items,
             acknowledged_items=now.acknowledged_items,
-            pending_items=now.pending_items + num_due,
+            pending_items=now.pending_items + num_unsent_items,
             pending_bytes=now.pending_bytes,
             dropped_items=now.dropped_items,
-            dropped_steps=dict(taken.dropped),
+            dropped_steps=dict(counts.dropped),
             blocked_s=now.blocked_s,
             reconnects=now.reconnects,
             server_restarts=now.server_restarts,
@@ -368,7 +325,7 @@ def _find(client: Client, timeout_s: float) -> ServerInfo:
 def _shut_down(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
     if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
         return
-    stream.abandon(sum(writer.num_due for writer in writers))
+    stream.abandon(sum(writer.num_unsent_items for writer in writers))
     if client is not None:
         client.close()
 

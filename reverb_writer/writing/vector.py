@@ -1,35 +1,36 @@
-"""One observer for many environments that step together: lanes of independent episodes over one stream."""
+"""One observer for many environments that step together, each with episodes of its own, over one stream."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import StepStructure, step_bytes
 from reverb_writer.windows import EndOfEpisode, WindowSpec
-from reverb_writer.writing.observer_base import Observer, columns_of, packer, spec_of
+from reverb_writer.writing.observer_base import Observer
 from reverb_writer.writing.priorities import Priority
-from reverb_writer.writing.sequence_writer import SequenceWriter
-from reverb_writer.writing.session import StreamOptions
+from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stream_options import StreamKeywords, StreamOptions
 from reverb_writer.writing.vector_writer import VectorWriter
-from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for, end_of_episode_mode, window_targets
+from reverb_writer.writing.window_targets import WindowTarget, window_targets
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["VectorObserver"]
 
 _REQUEST_ITEMS = 128
-"""Windows of a lane that are encoded together: smaller than one observer's, for there are many lanes."""
+"""Windows of one environment that are encoded together: fewer than another observer's, for environments are many."""
 
 
 class VectorObserver(Observer):
-    """Write the windows of N environments; each is a lane with episodes of its own.
+    """Write the windows of N environments that step together.
 
-    A call takes leaves [N, ...] and costs little more than one for a single environment: a leaf is copied to all lanes
-    at once. Called from one thread at a time; a context manager.
+    A call takes leaves [N, ...] and costs little more than one for a single environment: a leaf is copied to the chunks
+    of all environments at once. Called from one thread at a time; a context manager.
 
     Example:
         observer = rw.VectorObserver(client, "replay", sequence_length=20, num_envs=64)
@@ -39,31 +40,27 @@ class VectorObserver(Observer):
     def __init__(
         self,
         client: Any,
-        table_name: str | Sequence[str] | None = None,
+        table: str | Sequence[str] | None = None,
         sequence_length: int | None = None,
         stride_length: int = 1,
         priority: Priority = 1.0,
-        pad_end_of_episodes: bool = False,
-        tile_end_of_episodes: bool = False,
         *,
         num_envs: int,
-        end_of_episode: EndOfEpisode | str | None = None,
+        end_of_episode: EndOfEpisode | str = EndOfEpisode.DROP,
         windows: Mapping[str, WindowSpec | WindowTarget] | None = None,
         spec: Any = None,
         mask: bool = False,
-        timeout_s: float | None = None,
-        **options: Any,
+        **options: Unpack[StreamKeywords],
     ) -> None:
         """Find the tables and open the stream; arguments and errors as for `TrajectoryObserver`, but for two.
 
         `num_envs` is N, the environments that step together, >= 1. `spec` is of one of them, without N.
         """
-        self._num_envs = integer("num_envs", num_envs, minimum=1)
+        self._num_envs: int = integer("num_envs", num_envs, minimum=1)
         self._all = np.arange(self._num_envs)
-        self._lanes: VectorWriter | None = None
-        mode = end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
-        targets = window_targets(table_name, sequence_length, stride_length, mode, priority, windows)
-        super().__init__(client, targets, mask=mask, options=StreamOptions(timeout_s=timeout_s, **options))
+        self._writer: VectorWriter | None = None
+        targets = window_targets(table, sequence_length, stride_length, end_of_episode, priority, windows)
+        super().__init__(client, targets, mask=mask, options=StreamOptions(**options))
         if spec is not None:
             self._start(spec, is_spec=True)
 
@@ -90,66 +87,39 @@ class VectorObserver(Observer):
         session = self._session
         session.wait_for_room()
         last = None if end_of_episode is None else self._one_each("end_of_episode", end_of_episode)
-        chosen = self._all if env_mask is None else np.flatnonzero(self._one_each("env_mask", env_mask))
-        structure, writer = self._structure, self._lanes
-        if structure is None or writer is None:
-            structure, writer = self._start(step)
-        leaves = structure.flatten(step, self._num_before + writer.num_calls)
+        env_ids = self._all if env_mask is None else np.flatnonzero(self._one_each("env_mask", env_mask))
+        layout, writer = self._layout, self._writer
+        if layout is None or writer is None:
+            layout, writer = self._start(step)
+        leaves = layout.flatten(step, self._num_before + writer.num_calls)
         if last is None:
-            last = structure.ends_episode(leaves)
-        if self._mask:
-            leaves = [*leaves, np.ones(self._num_envs, bool)]
-        session.tell(writer.append(leaves, last, chosen))
+            last = layout.structure.ends_episode(leaves)
+        dropped = writer.append(leaves, last, env_ids)
+        if dropped:
+            session.log_dropped(dropped)
 
-    def reset(self, write_cached_steps: bool = True, env_ids: Sequence[int] | None = None) -> None:
+    def reset(self, *, discard: bool = False, env_ids: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here.
 
         Args:
-            write_cached_steps: as for `TrajectoryObserver.reset`; fewer steps than a window are dropped and counted.
+            discard: as for `TrajectoryObserver.reset`, but fewer steps than a window are dropped and counted.
             env_ids: numbers of the environments, 0..N-1; None for all.
         """
         self._session.stream.check()
         last = self._num_envs - 1
         env_ids = range(last + 1) if env_ids is None else env_ids
-        chosen = [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
-        if self._lanes is not None:
+        env_ids = [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
+        if self._writer is not None:
             self._session.wait_for_room()
-            ended = self._lanes.end_episodes(chosen, align=write_cached_steps, discard=not write_cached_steps)
-            self._session.tell(ended)
+            self._session.log_dropped(self._writer.end_episodes(env_ids, align=not discard, discard=discard))
 
-    def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, VectorWriter]:
-        structure = self._structure or StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
-        columns = columns_of(structure, self._mask)
-        self._session.check_columns(columns)
-        self._session.store_spec(spec_of(structure, self._mask))
-        options, targets = self._session.options, self._session.targets
-        size = step_bytes(columns.dtypes, columns.shapes)
-        length = options.chunk_length or chunk_length_for([target.spec for target in targets], size)
-        blocks = [
-            np.zeros((self._num_envs, length, *shape), dtype)
-            for shape, dtype in zip(columns.shapes, columns.dtypes, strict=True)
-        ]
-        lock = threading.RLock()
-        writers = [
-            SequenceWriter(
-                self._session.stream,
-                columns.dtypes,
-                columns.shapes,
-                targets,
-                padding_step=[*structure.padding_step(), *([np.False_] if self._mask else [])],
-                pack=packer(structure, self._mask),
-                chunk_length=length,
-                request_items=_REQUEST_ITEMS,
-                buffers=[block[lane] for block in blocks],
-                lock=lock,
-            )
-            for lane in range(self._num_envs)
-        ]
-        lanes = VectorWriter(writers, blocks, lock, asks=any(callable(target.priority) for target in targets))
-        self._session.add_writer(lanes)
+    def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepLayout, VectorWriter]:
+        layout = self._register(example, is_spec=is_spec)
+        writer = VectorWriter([self._new_writer(layout, request_items=_REQUEST_ITEMS) for _ in range(self._num_envs)])
+        self._session.add_writer(writer)
         self._num_before = self._session.num_steps // self._num_envs
-        self._structure, self._lanes = structure, lanes
-        return structure, lanes
+        self._layout, self._writer = layout, writer
+        return layout, writer
 
     def _one_each(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
         array = np.asarray(flags, bool)
@@ -158,6 +128,6 @@ class VectorObserver(Observer):
         return array
 
     def _end_all(self) -> None:
-        if self._lanes is not None:
-            self._session.tell(self._lanes.end_episodes(range(self._num_envs), discard=True))
-        self._lanes = None
+        if self._writer is not None:
+            self._session.log_dropped(self._writer.end_episodes(range(self._num_envs), discard=True))
+        self._writer = None

@@ -1,4 +1,4 @@
-"""The writers of environments that step together, filled by one copy a leaf."""
+"""The writers of environments that step together: one copy for each leaf, and work only where a chunk is full."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.writing.priorities import StepPlan
+from reverb_writer.writing.priorities import PricedStep
 from reverb_writer.writing.sequence_writer import SequenceWriter
 
 __all__ = ["VectorWriter"]
 
 
-class _Step(NamedTuple):
-    """A step of some lanes, which none, some or all of their writers have taken.
+class _Pending(NamedTuple):
+    """Environments whose writers must commit their last step: their chunk is full, or their episode ends.
 
     Attributes:
-        writers: of the lanes.
-        before: of each, how many steps it had taken.
-        last: of each, whether the step ends its episode; None if none does.
-        plans: of each, what its priority functions said; None if there are none.
+        env_ids: numbers of the environments.
+        last: of each, whether the step ends its episode.
+        priced: of each, the priorities that the step completes; None if no priority is a function.
     """
 
-    writers: list[SequenceWriter]
-    before: list[int]
-    last: list[bool] | None
-    plans: list[StepPlan | None] | None
+    env_ids: list[int]
+    last: list[bool]
+    priced: list[PricedStep | None] | None
 
 
 class VectorWriter:
     """Writers of N environments, each with episodes of its own.
 
-    A step is committed for all lanes by one assignment; then they take it one after the other. A call that is cut off
-    in between is completed by the next one.
+    A step is copied into the open chunks of all environments together, and committed for all by one assignment. Their
+    writers learn of it later: when a chunk is full, when an episode ends, and before windows are sent. If a call is
+    interrupted in between, the next one completes it.
 
     Attributes:
         num_calls: how often `append` was called.
@@ -45,31 +44,31 @@ class VectorWriter:
     Thread-safe.
     """
 
-    def __init__(
-        self,
-        writers: Sequence[SequenceWriter],
-        blocks: Sequence[npt.NDArray[Any]],
-        lock: threading.RLock,
-        *,
-        asks: bool,
-    ) -> None:
+    def __init__(self, writers: Sequence[SequenceWriter]) -> None:
         """Begin with empty episodes.
 
         Args:
-            writers: of each lane, all with this `lock`; their `buffers` are those of the blocks.
-            blocks: of each leaf the chunks that are being filled, [N, chunk_length, ...].
-            lock: held while a step is taken.
-            asks: whether a priority is a function.
+            writers: one for each environment, all new and for the same steps; nobody else may use them.
         """
-        self._writers, self._blocks, self._lock, self._asks = list(writers), list(blocks), lock, asks
-        self._step: _Step | None = None
-        self._is_settled = True
+        self._writers = list(writers)
+        self._lock = threading.RLock()
+        self._blocks = [
+            np.zeros((len(self._writers), *buffer.shape), buffer.dtype) for buffer in self._writers[0].chunks.buffers
+        ]
+        for env, writer in enumerate(self._writers):
+            writer.chunks.buffers = [block[env] for block in self._blocks]
+        self._steps = np.zeros(len(self._writers), np.int64)  # of each environment, in all its episodes
+        self._first = self._steps.copy()  # of each, its steps before its open chunk
+        self._full = self._steps.copy()  # of each, its steps when its open chunk is full
+        self._pending: _Pending | None = None
+        self._is_behind = True  # whether the writers must be brought up to date, whatever `_pending` says
         self.num_calls = 0
+        self._catch_up()
 
     @property
-    def num_taken(self) -> int:
-        """Steps taken."""
-        return sum(writer.num_taken for writer in self._writers)
+    def total_steps(self) -> int:
+        """Steps appended."""
+        return int(self._steps.sum())
 
     @property
     def num_episodes(self) -> int:
@@ -82,30 +81,32 @@ class VectorWriter:
         return sum((writer.dropped for writer in self._writers), collections.Counter())
 
     @property
-    def num_due(self) -> int:
+    def num_unsent_items(self) -> int:
         """Items of windows that are complete and not yet in a request."""
         with self._lock:
-            self._settle()
-            return sum(writer.num_due for writer in self._writers)
+            self._is_behind = True
+            self._catch_up()
+            return sum(writer.num_unsent_items for writer in self._writers)
 
     def send(self) -> None:
         """Send the windows that are complete."""
         with self._lock:
-            self._settle()
-            self._is_settled = False
+            self._is_behind = True
+            self._catch_up()
+            self._is_behind = True
             for writer in self._writers:
                 writer.send()
-            self._is_settled = True
+            self._catch_up()
 
     def append(
-        self, leaves: Sequence[Any], last: npt.NDArray[np.bool_], chosen: npt.NDArray[np.integer[Any]]
+        self, leaves: Sequence[Any], last: npt.NDArray[np.bool_], env_ids: npt.NDArray[np.integer[Any]]
     ) -> dict[str, int]:
-        """Add a step to the episodes of the chosen lanes.
+        """Add a step to the episodes of some environments.
 
         Args:
             leaves: [N, ...] each.
             last: [N], whose episodes it ends.
-            chosen: numbers of the lanes, ascending.
+            env_ids: numbers of the environments, ascending.
 
         Returns:
             Steps of ended episodes that no window holds, by reason.
@@ -114,60 +115,74 @@ class VectorWriter:
             SpecError: a priority function gave no finite number >= 0. Nothing changed.
         """
         with self._lock:
-            self._settle()
-            every = len(chosen) == len(self._writers)
-            writers = self._writers if every else [self._writers[lane] for lane in chosen]
-            marks = (last if every else last[chosen]).tolist()
-            ends = marks if True in marks else None
-            rows = [writer.fill for writer in writers]
-            plans = None
-            if self._asks:
-                steps = ([leaf[lane] for leaf in leaves] for lane in chosen)
-                asked = zip(writers, steps, ends or itertools.repeat(False), strict=False)
-                plans = [writer.plan(step, last=end) for writer, step, end in asked]
-            at = rows[0] if every and rows.count(rows[0]) == len(rows) else None
-            for block, leaf in zip(self._blocks, leaves, strict=True):
-                if at is None:
-                    block[chosen, rows] = leaf[chosen]
-                else:
-                    block[:, at] = leaf
-            step = _Step(writers, [writer.num_taken for writer in writers], ends, plans)
-            self._step, self._is_settled = step, False
-            dropped: dict[str, int] = {}
-            if ends is None and plans is None:
-                for writer in writers:
-                    writer.advance()
+            if self._is_behind or self._pending is not None:
+                self._catch_up()
+            rows, steps = self._steps - self._first, self._steps + 1
+            row = int(rows[0])
+            if len(env_ids) != len(steps):
+                chosen = np.zeros(len(steps), bool)
+                chosen[env_ids] = True
+                steps, last = np.where(chosen, steps, self._steps), last & chosen
+                rows = rows[env_ids]
+                for block, leaf in zip(self._blocks, leaves, strict=True):
+                    block[env_ids, rows] = leaf[env_ids]
+            elif (at := rows.tolist()).count(row) == len(at):
+                for block, leaf in zip(self._blocks, leaves, strict=True):
+                    block[:, row] = leaf
             else:
-                dropped = self._take(step)
-            self._step, self._is_settled, self.num_calls = None, True, self.num_calls + 1
-            return dropped
+                for block, leaf in zip(self._blocks, leaves, strict=True):
+                    block[env_ids, rows] = leaf
+            pending = None
+            if self._writers[0].has_functions:
+                ends = last[env_ids].tolist()
+                rows_of = ([leaf[env] for leaf in leaves] for env in env_ids)
+                priced = [
+                    self._writers[env].evaluate(step, last=end)
+                    for env, step, end in zip(env_ids, rows_of, ends, strict=True)
+                ]
+                pending = _Pending(env_ids.tolist(), ends, priced)
+            else:
+                busy = np.flatnonzero((steps == self._full) | last)
+                if len(busy):
+                    pending = _Pending(busy.tolist(), last[busy].tolist(), None)
+            self._steps, self._pending, self.num_calls = steps, pending, self.num_calls + 1
+            return {} if pending is None else self._commit(pending)
 
-    def end_episodes(self, lanes: Iterable[int], *, align: bool = False, discard: bool = False) -> dict[str, int]:
-        """End the episodes of some lanes here; those that are too short to `align` are dropped."""
+    def end_episodes(self, env_ids: Iterable[int], *, align: bool = False, discard: bool = False) -> dict[str, int]:
+        """End the episodes of some environments here; those that are too short to `align` are dropped."""
         dropped: collections.Counter[str] = collections.Counter()
         with self._lock:
-            self._settle()
-            self._is_settled = False
-            for lane in lanes:
-                writer = self._writers[lane]
-                dropped.update(writer.end_episode(align=align, discard=discard))
-            self._is_settled = True
+            self._is_behind = True
+            self._catch_up()
+            self._is_behind = True
+            for env in env_ids:
+                dropped.update(self._writers[env].end_episode(align=align, discard=discard))
+            self._catch_up()
         return dropped
 
-    def _settle(self) -> None:
-        """Complete a call that was cut off."""
-        if not self._is_settled:
-            for writer in self._writers:
-                writer.settle()
-            if self._step is not None:
-                self._take(self._step)
-            self._step, self._is_settled = None, True
+    def _catch_up(self) -> None:
+        """Complete a call that was interrupted; bring all writers up to date if they are behind."""
+        if self._pending is not None:
+            self._commit(self._pending)
+        if self._is_behind:
+            self._commit(_Pending([*range(len(self._writers))], [False] * len(self._writers), None))
+            self._is_behind = False
 
-    def _take(self, step: _Step) -> dict[str, int]:
-        """Have the writers take the step that have not yet; return what they drop."""
-        dropped: collections.Counter[str] = collections.Counter()
-        last, plans = step.last or itertools.repeat(False), step.plans or itertools.repeat(None)
-        for writer, before, ends, plan in zip(step.writers, step.before, last, plans, strict=False):
-            if writer.num_taken == before and (of_one := writer.advance(last=ends, plan=plan)):
-                dropped.update(of_one)
+    def _commit(self, pending: _Pending) -> dict[str, int]:
+        """Have writers commit the steps that they do not know of yet; return what they drop."""
+        dropped: dict[str, int] = {}
+        priced = itertools.repeat(None) if pending.priced is None else pending.priced
+        total = self._steps.tolist()
+        for env, last, of_env in zip(pending.env_ids, pending.last, priced, strict=False):
+            writer, steps = self._writers[env], total[env]
+            if writer.is_pending:
+                writer.finish_pending()
+            if writer.total_steps < steps:
+                of_writer = writer.commit(steps - writer.total_steps, last=last, priced=of_env)
+                for reason, count in of_writer.items():
+                    dropped[reason] = dropped.get(reason, 0) + count
+            chunks = writer.chunks
+            self._first[env] = first = steps - chunks.fill
+            self._full[env] = first + chunks.capacity
+        self._pending = None
         return dropped

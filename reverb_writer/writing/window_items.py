@@ -1,8 +1,8 @@
-"""Finished chunks, and windows as slices of them. Pure functions of integers and arrays."""
+"""Windows as items: slices of sealed chunks. Pure functions of integers and arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,54 +10,13 @@ import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol import tensors
-from reverb_writer.protocol.item_encoding import encode_chunk, encode_items, encode_slices
+from reverb_writer.protocol.item_encoding import encode_items, encode_slices
 from reverb_writer.transport.in_flight import InsertRequest, ItemRows
+from reverb_writer.writing.chunk_builder import Chunk
 
-__all__ = ["Chunk", "ChunkEncoder", "Handover", "Windows", "check_dtypes", "encode_windows", "hand_over"]
+__all__ = ["StreamUpdate", "Windows", "check_dtypes", "encode_windows", "stream_update"]
 
 Integers = npt.NDArray[np.int64]
-
-
-class Chunk(NamedTuple):
-    """Steps `start` to `stop` of an episode, all columns of them, encoded.
-
-    Attributes:
-        key: the chunk's.
-        start: step count before its first step.
-        stop: step count after its last step.
-        data: as `encode_chunk` makes it.
-        held: whether the server has been told to keep it for items to come.
-        counted: whether a request has its bytes on its account.
-    """
-
-    key: int
-    start: int
-    stop: int
-    data: bytes
-    held: bool = False
-    counted: bool = False
-
-
-class ChunkEncoder:
-    """Encodes chunks of the same leaves; keeps what is alike among those of equally many steps."""
-
-    def __init__(self, dtypes: Sequence[np.dtype[Any]]) -> None:
-        """Know no length yet.
-
-        Raises:
-            StructureError: Reverb cannot store one of the dtypes.
-        """
-        for dtype in dtypes:
-            tensors.dtype_number(dtype)
-        self._encoders: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}
-
-    def encode(self, key: int, episode: int, start: int, columns: Sequence[npt.NDArray[Any]]) -> bytes:
-        """Return a chunk of columns [T, ...] that begins at step `start` of its episode."""
-        length = len(columns[0])
-        encoders = self._encoders.get(length)
-        if encoders is None:
-            encoders = self._encoders[length] = [tensors.encoder(column.dtype, column.shape) for column in columns]
-        return encode_chunk(key, episode, start & 0x3FFFFFFF, columns, encoders)
 
 
 class Windows(NamedTuple):
@@ -76,34 +35,34 @@ class Windows(NamedTuple):
     priorities: npt.NDArray[np.float64]
 
 
-class Handover(NamedTuple):
-    """What an insert stream is given: see `InsertStream.write`."""
+class StreamUpdate(NamedTuple):
+    """Arguments of one call of `InsertStream.write`."""
 
     request: InsertRequest | None
     hold: list[int]
     release: list[int]
 
 
-def hand_over(
+def stream_update(
     chunks: Sequence[Chunk],
-    num_gone: int,
+    num_released: int,
     windows: Sequence[Windows],
     tables: frozenset[str],
     first_key: int,
     num_columns: int,
-) -> tuple[list[Chunk], Handover]:
+) -> tuple[list[Chunk], StreamUpdate]:
     """Put windows into a request.
 
     Args:
-        chunks: in the order of their steps, without gaps; of all windows, and of those to come.
-        num_gone: how many of them, the oldest, no window to come can hold.
+        chunks: in the order of their steps, without gaps; all that these and later windows need.
+        num_released: how many of them, the oldest ones, no later window can hold.
         windows: of each kind.
         tables: names of all tables that the writer of these windows writes to.
         first_key: of the items; the others have those that follow it.
         num_columns: tensors of a chunk.
 
     Returns:
-        The chunks that are kept for windows to come, and what to give to the stream.
+        The chunks that later windows need, and what to write to the stream.
     """
     rows: list[ItemRows] = []
     needed: dict[int, bytes] = {}
@@ -116,15 +75,15 @@ def hand_over(
             rows += encoded
             needed |= of_kind
             key += len(kind.ends) * len(kind.tables)
-    gone, kept = chunks[:num_gone], list(chunks[num_gone:])
+    gone, kept = chunks[:num_released], list(chunks[num_released:])
     release = [chunk.key for chunk in gone if chunk.held]
     if not rows:
-        return kept, Handover(None, [], release)
+        return kept, StreamUpdate(None, [], release)
     hold = [chunk.key for chunk in kept if not chunk.held]
     new = (chunk for chunk in chunks if not chunk.counted and chunk.key in needed)
     num_bytes = sum(row.nbytes for _, row in rows) + sum(len(chunk.data) for chunk in new)
     kept = [chunk._replace(held=True, counted=chunk.counted or chunk.key in needed) for chunk in kept]
-    return kept, Handover(InsertRequest(tables, first_key, rows, needed, num_bytes), hold, release)
+    return kept, StreamUpdate(InsertRequest(tables, first_key, rows, needed, num_bytes), hold, release)
 
 
 def encode_windows(

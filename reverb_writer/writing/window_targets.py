@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from reverb_writer.arguments import check_priority
@@ -16,11 +16,10 @@ __all__ = [
     "NEVER",
     "WindowTarget",
     "can_align",
-    "chunk_cuts",
     "chunk_length_for",
     "chunk_length_of",
-    "end_of_episode_mode",
-    "ending_of",
+    "episode_end",
+    "table_names",
     "window_targets",
 ]
 
@@ -49,36 +48,28 @@ class WindowTarget:
         """Check that no table is there twice, and that a constant priority is one."""
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
-            raise SpecError(f"`table_name` must be a name or several different ones, got {self.tables!r}.")
+            raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")
         if not callable(self.priority):
             check_priority(self.priority)
 
 
-def end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
-    """Turn TF-Agents' two booleans into the mode they mean.
+def table_names(table: str | Sequence[str]) -> tuple[str, ...]:
+    """Return one name, or several, as a tuple.
 
     Raises:
-        SpecError: tile without pad, or a mode and booleans.
-
-    >>> end_of_episode_mode(None, pad=True, tile=True)
-    <EndOfEpisode.TILE: 'tile'>
+        SpecError: there are none.
     """
-    if tile and not pad:
-        raise SpecError("Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`")
-    if mode is None:
-        return EndOfEpisode.TILE if tile else EndOfEpisode.PAD if pad else EndOfEpisode.DROP
-    if pad:
-        raise SpecError(
-            f"`end_of_episode` {mode!r} and `pad_end_of_episodes` say the same thing twice. Leave the boolean out."
-        )
-    return EndOfEpisode(mode)
+    names = (table,) if isinstance(table, str) else tuple(table)
+    if not names:
+        raise SpecError("`table` must be a name or several different ones, got none.")
+    return names
 
 
 def window_targets(
-    table_name: str | Sequence[str] | None,
+    table: str | Sequence[str] | None,
     sequence_length: int | None,
     stride_length: int,
-    mode: EndOfEpisode,
+    end_of_episode: EndOfEpisode | str,
     priority: Priority,
     windows: Mapping[str, WindowSpec | WindowTarget] | None,
 ) -> list[WindowTarget]:
@@ -88,16 +79,14 @@ def window_targets(
         SpecError: there are none, or a table without a length.
     """
     targets = []
-    if table_name is not None or sequence_length is not None or not windows:
-        if table_name is None or sequence_length is None:
+    if table is not None or sequence_length is not None or not windows:
+        if table is None or sequence_length is None:
             raise SpecError(
-                f"`table_name` and `sequence_length` belong together, got {table_name!r} and {sequence_length!r}. Give "
-                "both, or `windows` alone."
+                f"`table` and `sequence_length` belong together, got {table!r} and {sequence_length!r}. Give both, or "
+                "`windows` alone."
             )
-        tables = (table_name,) if isinstance(table_name, str) else tuple(table_name)
-        if not tables:
-            raise SpecError("`table_name` must be a name or several different ones, got none.")
-        targets.append(WindowTarget(WindowSpec(sequence_length, stride_length, mode), tables, priority))
+        spec = WindowSpec(sequence_length, stride_length, end_of_episode)
+        targets.append(WindowTarget(spec, table_names(table), priority))
     for name, window in (windows or {}).items():
         if isinstance(window, WindowSpec):
             targets.append(WindowTarget(window, (name,), priority))
@@ -153,39 +142,18 @@ def chunk_length_of(targets: Sequence[WindowTarget], chunk_length: int | None, s
     return chunk_length
 
 
-def chunk_cuts(specs: Sequence[WindowSpec], chunk_length: int) -> Callable[[int], int]:
-    """Return what says how many steps the chunk shall have that begins at a step count.
-
-    Windows that leave gaps or touch each other: each is one chunk, and so is each gap.
-
-    >>> next_cut = chunk_cuts([WindowSpec(2, 2)], 5)
-    >>> next_cut(0), next_cut(3)
-    (2, 1)
-    """
-    length, stride = specs[0].sequence_length, specs[0].stride_length
-    if len(set(specs)) != 1 or length is None or length > min(stride, chunk_length):
-        return lambda _: chunk_length
-    covered = length
-
-    def next_cut(start: int) -> int:
-        phase = start % stride
-        return min(chunk_length, (covered if phase < covered else stride) - phase)
-
-    return next_cut
-
-
-def ending_of(
+def episode_end(
     targets: Sequence[WindowTarget], n: int, *, align: bool = False, discard: str | None = None
 ) -> EpisodeEnd:
-    """Say what the end of an episode of `n` steps adds.
+    """Return what the end of an episode of `n` steps adds.
 
     Args:
         targets: the kinds of windows.
         n: steps of the episode.
         align: whether DROP's windows get the last L steps too, if they are in no window yet.
-        discard: why nothing is added, as the reason for all steps that are dropped; None if it is not so.
+        discard: the reason under which all steps without a window are counted, if nothing is added; None to add.
     """
-    ending = EpisodeEnd([], [], {})
+    end = EpisodeEnd(n, [], [], {})
     for target in targets:
         spec = target.spec if discard is None else _without_end(target.spec)
         closing, reasons = spec.closing_window(n), spec.num_dropped(n)
@@ -204,11 +172,11 @@ def ending_of(
                 reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
         if discard and reasons:
             reasons = {discard: sum(reasons.values())}
-        ending.num_padding.append(spec.num_padding(n))
-        ending.closing.append(closing)
+        end.num_padding.append(spec.num_padding(n))
+        end.closing.append(closing)
         for reason, count in reasons.items():
-            ending.dropped[reason] = ending.dropped.get(reason, 0) + count
-    return ending
+            end.dropped[reason] = end.dropped.get(reason, 0) + count
+    return end
 
 
 def can_align(targets: Sequence[WindowTarget], n: int) -> bool:

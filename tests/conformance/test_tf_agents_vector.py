@@ -88,7 +88,7 @@ def test_envs_are_reset_one_by_one(peer: Any) -> None:
             if t == 2:
                 observer.reset(env_ids=[1])
             if t == 6:
-                observer.reset(write_cached_steps=False, env_ids=[0])
+                observer.reset(discard=True, env_ids=[0])
             observer(tree.map_structure(lambda *leaves: np.stack(leaves), *steps))
     found = {env_id: labels(items) for env_id, items in by_env(take(peer, "ours")).items()}
     assert found == {

@@ -15,14 +15,25 @@ import numpy as np
 import tree
 from tf_agents.trajectories import StepType, Trajectory
 
+import reverb_writer as rw
+
 BOUNDARY_DISCOUNT = 1.0  # of the real boundary step; padding has 0
 
 Script = list[Any]  # of Trajectory and of the names of CALLS
 
+
+def drop_and_reset(observer: Any) -> None:
+    """Reset without writing: our own observers and TF-Agents' spell it differently."""
+    if type(observer) is rw.TrajectoryObserver:
+        observer.reset(discard=True)
+    else:
+        observer.reset(write_cached_steps=False)
+
+
 CALLS: dict[str, Callable[[Any], None]] = {
     "flush": lambda observer: observer.flush(),
     "write and reset": lambda observer: observer.reset(write_cached_steps=True),
-    "drop and reset": lambda observer: observer.reset(write_cached_steps=False),
+    "drop and reset": drop_and_reset,
     "close": lambda observer: observer.close(),
     "open": lambda observer: observer.open(),
 }

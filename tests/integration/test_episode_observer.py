@@ -59,12 +59,12 @@ def test_overflow_is_bypassed_counted_and_logged(place: Place, caplog: pytest.Lo
     assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
 
 
-@pytest.mark.parametrize("write_cached_steps", [True, False])
-def test_reset_ends_an_overflow(place: Place, write_cached_steps: bool) -> None:
+@pytest.mark.parametrize("discard", [False, True])
+def test_reset_ends_an_overflow(place: Place, discard: bool) -> None:
     with rw.EpisodeObserver(place.client, "a", 2, bypass_partial_episodes=True) as observer:
         for number in range(1, 5):
             observer({"n": np.int64(number)})
-        observer.reset(write_cached_steps)
+        observer.reset(discard=discard)
         feed(observer, [2], first=5)
         assert observer.stats().dropped_steps == {"overflow": 4}
     assert place.column() == [[5, 6]]
@@ -100,8 +100,8 @@ def test_part_of_an_episode_is_written_or_dropped_at_a_reset(place: Place) -> No
         for write in (True, False):
             for number in range(1, 4):
                 observer({"n": np.int64(number)})
-            observer.reset(write)
-            observer.reset(write)
+            observer.reset(discard=not write)
+            observer.reset(discard=not write)
         assert observer.stats().dropped_steps == {"reset": 3}
     assert place.column() == [[1, 2, 3]]
 
@@ -145,8 +145,8 @@ def test_function_of_the_whole_episode_is_its_priority(place: Place) -> None:
     [
         (("a", 0), "`max_sequence_length` must be >= 1, got 0"),
         (("a", 2.0), "`max_sequence_length` must be an integer"),
-        (([], 2), "`table_name` must be a name or several different ones, got none"),
-        ((["a", "a"], 2), "`table_name` must be a name or several different ones"),
+        (([], 2), "`table` must be a name or several different ones, got none"),
+        ((["a", "a"], 2), "`table` must be a name or several different ones"),
         (("a", 2, -1.0), "`priority` must be a finite number >= 0"),
     ],
 )

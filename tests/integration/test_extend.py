@@ -33,7 +33,7 @@ def test_windows_are_those_of_single_calls(place: Place) -> None:
 
 
 def test_mask_spanning_windows_and_whole_episodes(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 4, pad_end_of_episodes=True, mask=True) as masked:
+    with rw.TrajectoryObserver(place.client, "a", 4, end_of_episode="pad", mask=True) as masked:
         feed_at_once(masked, (3,))
     assert [column.tolist() for column in read(place.client, "a")[0].data] == [[1, 2, 3, 0], [True, True, True, False]]
     place.client.reset("a")  # else it would have the mask for good

@@ -102,7 +102,7 @@ def test_interrupt_at_any_line_of_an_episode_loses_and_doubles_no_window(place: 
     done = False
     with KINDS[kind](place) as observer:
         observer({"n": np.int64(0)}, end_of_episode=True)
-        observer.reset(False)
+        observer.reset(discard=True)
         if kind == "tile":
             expected.append([0, 0])
         if kind == "episode":

@@ -122,7 +122,6 @@ def test_observers_may_share_a_client(place: Place) -> None:
         ({"max_in_flight_bytes": 0}, "`max_in_flight_bytes` must be >= 1, got 0"),
         ({"on_block": "panic"}, "`on_block` must be 'wait', 'raise' or 'drop_oldest', got 'panic'"),
         ({"end_of_episode": "finish"}, "`end_of_episode` must be one of"),
-        ({"tile_end_of_episodes": True}, "Must set `pad_end_of_episodes=True`"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_construction(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 def test_padding_of_a_trajectory_is_that_of_tf_agents(place: Place) -> None:
     """Compare all fields with those that TF-Agents writes."""
     rows = [(0, 0, 1, 0, 1), (1, 1, 2, 1, 0), (2, 2, 0, 0, 1)]
-    with rw.TrajectoryObserver(place.client, "a", 4, pad_end_of_episodes=True) as observer:
+    with rw.TrajectoryObserver(place.client, "a", 4, end_of_episode="pad") as observer:
         for step_type, number, next_step_type, reward, discount in rows:
             observer(
                 rw.Trajectory(
@@ -170,8 +170,8 @@ def test_leaf_that_reverb_cannot_store_is_refused_by_its_path(place: Place) -> N
 @pytest.mark.parametrize(
     ("arguments", "missing"),
     [
-        ({"table_name": "c", "sequence_length": 2}, "`c`"),
-        ({"table_name": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
+        ({"table": "c", "sequence_length": 2}, "`c`"),
+        ({"table": ["a", "d", "c"], "sequence_length": 2}, "`c`, `d`"),
         ({"windows": {"a": rw.WindowSpec(1), "c": rw.WindowSpec(2)}}, "`c`"),
     ],
 )

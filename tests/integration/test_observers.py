@@ -187,13 +187,10 @@ def test_reset_writes_what_no_window_holds_yet(place: Place, flushed: bool) -> N
                 if flushed:
                     observer.flush()
                 if drop and n < (spec.sequence_length or 0):
-                    with pytest.raises(
-                        ValueError,
-                        match=f"not enough steps remain in the cache to write an item with sequence_length="
-                        f"{spec.sequence_length}, consider enabling pad_end_of_episodes",
-                    ):
+                    message = f"has {n} steps, expected at least `sequence_length`={spec.sequence_length} to write it"
+                    with pytest.raises(ValueError, match=message):
                         observer.reset()
-                    observer.reset(write_cached_steps=False)
+                    observer.reset(discard=True)
                 else:
                     observer.reset()
                     windows += cut(range(first, first + n), windows_after_reset(spec, n))
@@ -209,7 +206,7 @@ def test_refused_reset_lets_the_episode_go_on(place: Place) -> None:
         feed(observer, [0])
         observer({"n": np.int64(1)})
         observer({"n": np.int64(2)})
-        with pytest.raises(rw.SpecError, match="not enough steps"):
+        with pytest.raises(rw.SpecError, match="has 2 steps, expected at least"):
             observer.reset()
         observer({"n": np.int64(3)}, end_of_episode=True)
         assert observer.stats().dropped_steps == {}
@@ -223,7 +220,7 @@ def test_reset_without_writing_leaves_the_complete_windows(place: Place, mode: r
         for n in (2, 3, 6):
             for number in range(1, n + 1):
                 observer({"n": np.int64(number)})
-            observer.reset(write_cached_steps=False)
+            observer.reset(discard=True)
         assert observer.stats().dropped_steps == {"reset": 2 + 0 + 1}
         assert observer.stats().episodes == 3
     assert place.column() == [[1, 2, 3], [1, 2, 3], [3, 4, 5]]

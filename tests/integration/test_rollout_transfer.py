@@ -45,9 +45,9 @@ def test_windows_from_disk_are_those_of_live_writing(place: Place, tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["drop", "pad", "tile", "cover", "truncate", "align_end"])
-@pytest.mark.parametrize("write_cached_steps", [True, False])
+@pytest.mark.parametrize("discard", [False, True])
 def test_episodes_that_were_reset_or_closed_come_again_as_they_were(
-    place: Place, tmp_path: Path, mode: str, write_cached_steps: bool
+    place: Place, tmp_path: Path, mode: str, discard: bool
 ) -> None:
     def observer(table: str) -> rw.TrajectoryObserver:
         return rw.TrajectoryObserver(place.client, table, 3, 2, end_of_episode=mode)
@@ -55,7 +55,7 @@ def test_episodes_that_were_reset_or_closed_come_again_as_they_were(
     with RolloutTee(observer("a"), RolloutWriter(tmp_path)) as tee:
         for n in range(1, 7):
             tee({"n": np.int64(n)}, end_of_episode=False)
-        tee.reset(write_cached_steps)
+        tee.reset(discard=discard)
         for n in range(11, 15):
             tee({"n": np.int64(n)}, end_of_episode=False)
     resend(tmp_path, observer("b"))
@@ -66,7 +66,7 @@ def test_episodes_that_were_reset_or_closed_come_again_as_they_were(
 
 def test_trajectories_of_tf_agents_come_again_leaf_by_leaf(place: Place, tmp_path: Path) -> None:
     def observer(table: str) -> rw.TrajectoryObserver:
-        return rw.TrajectoryObserver(place.client, table, 4, 1, pad_end_of_episodes=True, mask=True)
+        return rw.TrajectoryObserver(place.client, table, 4, 1, end_of_episode="pad", mask=True)
 
     with RolloutTee(observer("a"), RolloutWriter(tmp_path)) as tee:
         for step in [*tf_agents_steps(0, 2), *tf_agents_steps(1, 6, terminal=False)]:
@@ -85,7 +85,7 @@ def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Pa
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
         for t in range(4):
             tee({"n": np.array([t, 10 + t])}, end_of_episode=[t == 2, False])
-        tee.reset(True, env_ids=[1])
+        tee.reset(env_ids=[1])
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
     assert sorted(place.column("a")) == sorted(place.column("b"))
     assert len(list_trajectories(tmp_path)) == 3

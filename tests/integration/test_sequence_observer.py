@@ -45,7 +45,7 @@ def test_reset_ends_a_spanning_stream_by_its_mode(place: Place, mode: rw.EndOfEp
         feed(observer, [2, 2, 3])
         observer.reset()
         feed(observer, [3], first=8)
-        observer.reset(write_cached_steps=False)
+        observer.reset(discard=True)
     assert place.column() == [
         *cut(range(1, 8), windows_after_reset(spec, 7)),
         [8, 9, 10],

@@ -333,7 +333,7 @@ def test_reset_ends_the_episodes_of_some_lanes(place: Place, priority: Any) -> N
             observer(step_of(number, 4))
             if number == 4:
                 observer.reset(env_ids=[0])
-                observer.reset(write_cached_steps=False, env_ids=(1,))
+                observer.reset(discard=True, env_ids=(1,))
                 observer.reset(env_ids=np.array([], int))
                 observer.reset(env_ids=np.array([0]))  # of nothing
         observer.reset(env_ids=[3, 2])

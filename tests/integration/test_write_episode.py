@@ -82,7 +82,7 @@ def test_refused_episode_changes_nothing(place: Place) -> None:
         observer(tree.unflatten_as(episode(1).steps(), step))
         with pytest.raises(rw.SpecError, match=r"in the middle of an episode, at step 1. Call `reset` first"):
             observer.write_episode(episode(1))
-        observer.reset(write_cached_steps=False)
+        observer.reset(discard=True)
         observer.write_episode(episode(4))
         stats = observer.stats()
     assert (stats.items, stats.episodes) == (2, 3)

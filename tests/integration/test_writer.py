@@ -205,7 +205,7 @@ def test_items_and_chunks_are_counted(client: rw.Client, stream: InsertStream) -
     append_all(writer, *range(8))
     assert writer.num_steps == 8
     writer.send()
-    assert (writer.num_due, writer.num_items, writer.num_chunks) == (0, 4 + 2, 4)
+    assert (writer.num_unsent_items, writer.num_items, writer.num_chunks) == (0, 4 + 2, 4)
     writer.end_episode()
     assert (writer.num_steps, writer.num_items) == (0, 6)
     stream.flush(20)

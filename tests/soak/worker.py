@@ -147,7 +147,7 @@ class Actor:
             last = number == self._next - 1
             if not self._step(call, number, last=last):
                 self._maybe += 1
-                while not call(self.observer.reset, write_cached_steps=False)[0]:
+                while not call(self.observer.reset, discard=True)[0]:
                     pass
                 break
             if (number - first) % LENGTH == LENGTH - 1:

@@ -51,11 +51,11 @@ def priorities(*kinds: tuple[WindowSpec, Any]) -> WindowPriorities:
 
 def run(asked: WindowPriorities, *numbers: int, first: int = 1) -> None:
     for n, number in enumerate(numbers, first):
-        asked.commit(asked.plan([np.array(number)], n, None))
+        asked.commit(asked.evaluate([np.array(number)], n, None))
 
 
 def ending(spec: WindowSpec, n: int) -> EpisodeEnd:
-    return EpisodeEnd([spec.num_padding(n)], [spec.closing_window(n)], {})
+    return EpisodeEnd(n, [spec.num_padding(n)], [spec.closing_window(n)], {})
 
 
 def test_function_is_asked_for_every_window_when_its_last_step_comes() -> None:
@@ -103,11 +103,11 @@ def test_end_of_an_episode_asks_for_its_windows_too(
     n = len(numbers)
     if last_step_alone:
         run(asked, *numbers[:-1])
-        plan = asked.plan([np.array(numbers[-1])], n, ending(spec, n))
+        priced = asked.evaluate([np.array(numbers[-1])], n, ending(spec, n))
     else:  # as at a reset
         run(asked, *numbers)
-        plan = asked.plan(None, n, ending(spec, n))
-    asked.commit(plan)
+        priced = asked.evaluate(None, n, ending(spec, n))
+    asked.commit(priced)
     assert function.windows == windows
     ends = [stop for _, stop in spec.windows(n)]
     assert asked.known(0, ends).tolist() == [sum(window) for window in windows]
@@ -118,7 +118,7 @@ def test_whole_episode_is_asked_for_at_its_end() -> None:
     spec = WindowSpec.whole_episode()
     asked = priorities((spec, function))
     run(asked, *range(500))
-    asked.commit(asked.plan([np.array(500)], 501, ending(spec, 501)))
+    asked.commit(asked.evaluate([np.array(500)], 501, ending(spec, 501)))
     assert function.windows == [list(range(501))]
     assert asked.known(0, [501]).tolist() == [125250.0]
 
@@ -139,13 +139,13 @@ def raising(window: Any) -> float:
 
 
 @pytest.mark.parametrize("answer", [lambda _: -1.0, lambda _: float("nan"), lambda _: None, raising])
-def test_plan_that_fails_changes_nothing(answer: Callable[[Any], Any]) -> None:
+def test_evaluation_that_fails_changes_nothing(answer: Callable[[Any], Any]) -> None:
     answers: list[Callable[[Any], Any]] = [np.sum, answer, np.sum]
     asked = priorities((WindowSpec(2), lambda window: answers[0](window)))  # noqa: PLW0108  # the first one changes
     run(asked, 1, 2)
     answers.pop(0)
     with pytest.raises((SpecError, ZeroDivisionError)):
-        asked.plan([np.array(3)], 3, None)
+        asked.evaluate([np.array(3)], 3, None)
     answers.pop(0)
     run(asked, 4, first=3)
     assert asked.known(0, [2, 3]).tolist() == [3.0, 6.0]
@@ -157,7 +157,7 @@ def test_refusal_names_the_window() -> None:
     with pytest.raises(
         SpecError, match=r"finite number >= 0, got -0\.5\. The function gave it for the window that ends at step 2\."
     ):
-        asked.plan([np.array(2)], 2, None)
+        asked.evaluate([np.array(2)], 2, None)
 
 
 def test_window_is_the_function_s_own() -> None:
@@ -172,7 +172,7 @@ def test_window_is_the_function_s_own() -> None:
     leaf = np.array(0)
     for n in range(1, 4):
         leaf[...] = n
-        asked.commit(asked.plan([leaf], n, None))
+        asked.commit(asked.evaluate([leaf], n, None))
     assert seen == [[1, 2], [2, 3]]
 
 
@@ -185,5 +185,5 @@ def test_strings_reach_the_function_byte_by_byte() -> None:
 
     asked = WindowPriorities([WindowSpec(2)], [keep], [b""], lambda leaves: leaves)
     for n, string in enumerate([b"a\0", b"", b"\xff"], 1):
-        asked.commit(asked.plan([string], n, None))
+        asked.commit(asked.evaluate([string], n, None))
     assert seen == [[b"a\0", b""], [b"", b"\xff"]]

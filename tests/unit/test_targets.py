@@ -9,7 +9,7 @@ import pytest
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import EndOfEpisode, WindowSpec
-from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for, end_of_episode_mode, window_targets
+from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for, window_targets
 
 DROP = EndOfEpisode.DROP
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
@@ -24,7 +24,7 @@ def test_tables_are_a_name_or_several(tables: Any, expected: tuple[str, ...]) ->
 
 @pytest.mark.parametrize("tables", [("a", "a"), ("a", ""), "", ("a", 3), (None,)])
 def test_tables_that_are_none_are_refused(tables: Any) -> None:
-    with pytest.raises(SpecError, match="`table_name` must be a name or several different ones"):
+    with pytest.raises(SpecError, match="`table` must be a name or several different ones"):
         WindowTarget(WindowSpec(2), tables)
 
 
@@ -32,37 +32,6 @@ def test_tables_that_are_none_are_refused(tables: Any) -> None:
 def test_priority_that_is_none_is_refused(priority: Any) -> None:
     with pytest.raises(SpecError, match="`priority` must be a finite number >= 0"):
         WindowTarget(WindowSpec(2), ("table",), priority)
-
-
-# TF-Agents' booleans.
-
-
-@pytest.mark.parametrize(
-    ("mode", "pad", "tile", "expected"),
-    [
-        (None, False, False, "drop"),
-        (None, True, False, "pad"),
-        (None, True, True, "tile"),
-        ("cover", False, False, "cover"),
-        (EndOfEpisode.TRUNCATE, False, False, "truncate"),
-    ],
-)
-def test_mode_or_booleans_give_the_mode(mode: Any, pad: bool, tile: bool, expected: str) -> None:
-    assert end_of_episode_mode(mode, pad=pad, tile=tile) is EndOfEpisode(expected)
-
-
-@pytest.mark.parametrize(
-    ("mode", "pad", "tile", "message"),
-    [
-        (None, False, True, "Must set `pad_end_of_episodes=True` when using `tile_end_of_episodes`"),
-        ("pad", True, False, "say the same thing twice"),
-        ("cover", True, True, "say the same thing twice"),
-        ("finish", False, False, "`end_of_episode` must be one of 'drop', "),
-    ],
-)
-def test_booleans_that_contradict_are_refused(mode: Any, pad: bool, tile: bool, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        end_of_episode_mode(mode, pad=pad, tile=tile)
 
 
 # Several kinds of windows.
@@ -92,12 +61,12 @@ def test_windows_go_to_the_tables_of_their_names_or_their_own() -> None:
 @pytest.mark.parametrize(
     ("table", "length", "windows", "message"),
     [
-        (None, None, None, "`table_name` and `sequence_length` belong together, got None and None"),
+        (None, None, None, "`table` and `sequence_length` belong together, got None and None"),
         (None, None, {}, "belong together"),
         ("a", None, None, "got 'a' and None. Give both, or `windows` alone."),
         ("a", None, {"b": WindowSpec(2)}, "belong together"),
         (None, 3, {"b": WindowSpec(2)}, "got None and 3"),
-        ([], 3, None, "`table_name` must be a name or several different ones, got none"),
+        ([], 3, None, "`table` must be a name or several different ones, got none"),
         (["a", "a"], 3, None, "several different ones"),
         (None, None, {"b": 3}, r"`windows\['b'\]` must be a WindowSpec or a WindowTarget, got int"),
         ("a", 0, None, "`sequence_length` must be >= 1, got 0"),

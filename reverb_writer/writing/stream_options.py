@@ -1,0 +1,55 @@
+"""The options of an observer's stream: time-outs, bounds, chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.errors import SpecError
+from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
+from reverb_writer.transport.insert_stream import OnBlock
+
+__all__ = ["StreamKeywords", "StreamOptions"]
+
+
+class StreamKeywords(TypedDict, total=False):
+    """The fields of `StreamOptions` as keyword arguments of an observer."""
+
+    timeout_s: float | None
+    max_delay_s: float
+    max_in_flight_items: int
+    max_in_flight_bytes: int
+    on_block: OnBlock
+    chunk_length: int | None
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """How an observer's stream behaves. Every observer takes these as keyword arguments.
+
+    Attributes:
+        timeout_s: time-out of a call, seconds; None for the client's. A step's time-out starts again whenever the
+            server makes progress, with these items or with those of others.
+        max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
+        max_in_flight_items: unconfirmed items at which steps must wait.
+        max_in_flight_bytes: unconfirmed bytes at which steps must wait.
+        on_block: what a step does then: "wait" while there is progress, "raise" at once, or "drop_oldest" items.
+        chunk_length: steps in a chunk; None for a length that suits the windows.
+    """
+
+    timeout_s: float | None = None
+    max_delay_s: float = 0.5
+    max_in_flight_items: int = 16_384
+    max_in_flight_bytes: int = 128 << 20
+    on_block: OnBlock = "wait"
+    chunk_length: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the times and the chunks; the insert stream checks the rest."""
+        if self.timeout_s is not None:
+            check_timeout(self.timeout_s)
+        if not self.max_delay_s > 0:
+            raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
+        if self.chunk_length is not None:
+            integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)
