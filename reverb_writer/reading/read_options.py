@@ -52,19 +52,18 @@ class ReadOptions:
     max_sample_bytes: int = MAX_SAMPLE_BYTES
 
     def __post_init__(self) -> None:
-        """Check what can never work.
+        """Check and convert the options.
 
         Raises:
-            SpecError: names the option.
+            SpecError: an option can never work; names it.
         """
         check_choice("on_timeout", self.on_timeout, ("raise", "stop"))
         if self.timeout_s is not None:
-            check_timeout(self.timeout_s)
-        if self.max_samples is not None:
-            integer("max_samples", self.max_samples, minimum=1)
-        integer("max_in_flight_batches", self.max_in_flight_batches, minimum=1)
-        integer("max_cache_bytes", self.max_cache_bytes, minimum=1)
-        integer("max_sample_bytes", self.max_sample_bytes, minimum=1)
+            object.__setattr__(self, "timeout_s", check_timeout(self.timeout_s))
+        for name in ("max_in_flight_batches", "max_samples", "max_cache_bytes", "max_sample_bytes"):
+            value = getattr(self, name)
+            if value is not None or name != "max_samples":
+                object.__setattr__(self, name, integer(name, value, minimum=1))
 
     @property
     def has_end(self) -> bool:

@@ -107,7 +107,7 @@ class ReplayDataset:
             StructureError: there is no such table; names those that exist.
             ServerUnavailableError: a server does not answer within the time-out.
         """
-        self._options = ReadOptions(
+        options = self._options = ReadOptions(
             max_in_flight_batches=max_in_flight_batches,
             timeout_s=timeout_s,
             on_timeout=on_timeout,
@@ -137,14 +137,14 @@ class ReplayDataset:
             collate=collate,
             num_steps=num_steps,
             sequence_length=sequence_length,
-            **vars(self._options),
+            **vars(options),
         )
-        self._client, self._owns_client = as_client(client, timeout_s)
-        self.timeout_s = self._client.timeout_s if timeout_s is None else timeout_s
+        self._client, self._owns_client = as_client(client, options.timeout_s)
+        self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
             infos = request_infos(self._client, table, self.timeout_s)
-            check_end(table, self._options, infos)
-            start = functools.partial(start_fetchers, self._client, infos, table, self._batch_size, self._options)
+            check_end(table, options, infos)
+            start = functools.partial(start_fetchers, self._client, infos, table, self._batch_size, options)
             self._round_robin = RoundRobin(table, self._batch_size, start)
         except BaseException:
             if self._owns_client:

@@ -149,8 +149,8 @@ class ContiguousDataset:
         if not tables or not all(isinstance(name, str) for name in tables):
             raise SpecError(f"`table` must be the name of a table, or several, got {table!r}.")
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
-        self._client, self._owns_client = as_client(client, timeout_s)
-        self._timeout_s = self._client.timeout_s if timeout_s is None else timeout_s
+        self._client, self._owns_client = as_client(client, options.timeout_s)
+        self._timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         num_members = len(tables) * len(self._client.shards)
         self._members: list[SlicePools] = []
         self._stopped = self._closed = False  # the first by a time-out, until it is iterated again
