@@ -20,8 +20,8 @@ from reverb_writer.errors import StructureError as StructureError
 from reverb_writer.errors import UnknownKeyError as UnknownKeyError
 from reverb_writer.errors import UnsafeDataError as UnsafeDataError
 from reverb_writer.reading.batches import Batch as Batch
+from reverb_writer.reading.read_options import ReadOptions as ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
-from reverb_writer.reading.slice_dataset import ContiguousBatch as ContiguousBatch
 from reverb_writer.reading.slice_dataset import ContiguousDataset as ContiguousDataset
 from reverb_writer.steps import Trajectory as Trajectory
 from reverb_writer.tables import MinSize as MinSize

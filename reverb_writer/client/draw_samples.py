@@ -1,4 +1,4 @@
-"""A known number of samples, in the caller's thread."""
+"""Fetch a known number of samples in the caller's thread."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from reverb_writer.decoding.samples import SampleInfo, split_samples
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import try_server_info
+from reverb_writer.transport.sample_fetcher import SampleFetcher
 
 __all__ = ["CACHE_BYTES", "draw", "make_assembler"]
 
 CACHE_BYTES = 64 << 20
-"""Memory limit of decoded chunks kept for a table; one sample may exceed it."""
+"""Memory limit of a table's decoded chunks; one larger sample may exceed it."""
 
 _LOG = logging.getLogger("reverb_writer")
-
-_POLL_S = (0.002, 0.05)  # pause before the server is asked again for ready samples: the first one and the longest
 
 
 def draw(
@@ -43,64 +40,54 @@ def draw(
     Args:
         channel: the connection.
         info: the server's tables now.
-        table: one of them.
-        num_samples: how many.
-        deadline: of all of them.
-        assembler: an empty one to use; chunks that it has cached are not decoded again.
-        request_samples: how many to request at a time; two such requests are in flight.
+        table: name of one of them.
+        num_samples: how many, >= 1.
+        deadline: of all samples together.
+        assembler: one without samples; chunks in its cache are not decoded again.
+        request_samples: half of how many may be in flight.
 
     Raises:
-        ReplayTimeoutError: not all came in time.
-        ServerUnavailableError: there is no connection to the server.
+        ReplayTimeoutError: not all samples arrived in time.
+        ServerUnavailableError: the server is gone.
         StructureError: there is no such table.
         UnsafeDataError, FormatError: a sample must not or cannot be decoded.
     """
-    takes_out = info.tables[table].max_times_sampled > 0
-    stream = SampleStream(
-        channel, table, deadline_s=deadline.left_s(f"table `{table}`: {num_samples} samples did not come")
+    fetcher = SampleFetcher(
+        channel,
+        table,
+        removes_items=info.tables[table].max_times_sampled > 0,
+        room=2 * request_samples,  # the server is never without a request while half of the samples are used
+        limit=num_samples,
+        pause=lambda pause_s: time.sleep(min(pause_s or 0.0, deadline.left_s())),
+        deadline=deadline,
     )
     assembler = assembler or make_assembler()
-    missing = unasked = num_samples
+    num_read = num_used = num_freed = 0
     try:
-        while missing:
-            # Two requests are in flight, so that the server need not wait for us.
-            while unasked and stream.num_in_flight <= request_samples:
-                ready = _ready(channel, table, stream.num_in_flight, deadline) if takes_out else unasked
-                if not ready:
-                    break
-                size = min(unasked, request_samples, ready)
-                stream.request(size)
-                unasked -= size
-            if errors := assembler.add(stream.read()):
+        while num_used < num_samples:
+            fetcher.ask()
+            samples = fetcher.read()
+            num_read += len(samples)
+            if num_read - num_freed >= request_samples:
+                fetcher.free(num_read - num_freed)
+                num_freed = num_read
+            if errors := assembler.add(samples):
                 raise errors[0]
             if assembler.num_samples:
                 for one in split_samples(*assembler.take()):
-                    missing -= 1
+                    num_used += 1
                     yield one
     except (ReplayTimeoutError, ServerUnavailableError) as error:
-        text = f"table `{table}`: {missing} of {num_samples} samples did not come"
+        text = f"table `{table}`: {num_samples - num_used} of {num_samples} samples did not come"
         if isinstance(error, ReplayTimeoutError):
             raise ReplayTimeoutError(f"{text} within {deadline.timeout_s:.1f} s.") from None
         raise ServerUnavailableError(f"{text}: {error}") from None
     finally:
-        stream.cancel()
-        if takes_out and missing > unasked:
-            _LOG.warning("Up to %d samples were taken out of `%s` and are lost.", missing - unasked, table)
+        num_lost = fetcher.end() + num_read - num_used
+        if fetcher.removes_items and num_lost:
+            _LOG.warning("Up to %d samples were taken out of `%s` and are lost.", num_lost, table)
 
 
 def make_assembler() -> BatchAssembler:
-    """Return an assembler for the samples of one table, for `draw`."""
+    """Return an assembler of the samples of one table, for `draw`."""
     return BatchAssembler(CACHE_BYTES, MAX_SAMPLE_BYTES)
-
-
-def _ready(channel: Channel, table: str, num_in_flight: int, deadline: Deadline) -> int:
-    """Return how many more samples are ready; wait for one if none is in flight either."""
-    pause_s, longest_s = _POLL_S
-    while True:
-        left_s = deadline.left_s()
-        info = try_server_info(channel, left_s)
-        num_ready = info.tables[table].num_ready() - num_in_flight if info and table in info.tables else 0
-        if num_ready > 0 or num_in_flight:
-            return max(num_ready, 0)
-        time.sleep(min(pause_s, left_s))
-        pause_s = min(2 * pause_s, longest_s)

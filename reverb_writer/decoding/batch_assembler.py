@@ -10,7 +10,9 @@ or unsafe is left out, and changes nothing.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +25,7 @@ from reverb_writer.decoding.chunk_schema import DtypesAndShapes
 from reverb_writer.decoding.column_builder import ColumnBuilder
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.samples import Column, SampleInfos
+from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
 
@@ -69,6 +71,7 @@ class BatchAssembler:
         self._batch_size, self._num_buffers = batch_size, num_buffers
         self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
         self.num_decoded_chunks = 0
+        self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._caches: dict[ItemLayout, ItemCache] = {}
         self._layouts = ChunkLayoutCache(min(max_cache_bytes // _LAYOUTS_SHARE, MAX_LAYOUT_BYTES))
@@ -95,6 +98,8 @@ class BatchAssembler:
         Args:
             samples: messages of `reverb_writer.sampled.Entry`, each a whole sample.
         """
+        if not self._infos:
+            self._received_at = time.monotonic()
         errors: list[ReverbWriterError] = []
         for sample in samples:
             info = sample.info
@@ -112,22 +117,24 @@ class BatchAssembler:
             self._items.append(item)
         return errors
 
-    def take(self) -> tuple[list[Column], SampleInfos]:
-        """Return the columns of all samples added since the last call, and their infos; begin the next batch."""
+    def take(self) -> tuple[list[Column], BatchInfo]:
+        """Return the columns of all samples added since the last call, and their info; begin the next batch."""
         self._copy_rows()
         is_scalar = self._current.layout.is_scalar if self._current else ()
         columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
-        infos = SampleInfos(
+        info = BatchInfo(
             np.array([item.key for item in self._items], np.uint64),
             np.array([item.priority for item in self._items], np.float64),
             np.array([info.probability for info in self._infos], np.float64),
             np.array([info.table_size for info in self._infos], np.int64),
             np.array([item.times_sampled for item in self._items], np.int32),
+            functools.reduce(np.maximum, [column.lengths for column in columns], np.zeros(len(self._items), np.int64)),
+            self._received_at,
         )
         if self._num_buffers:
             self._used.append(self._builders)
         self._begin_batch()
-        return columns, infos
+        return columns, info
 
     def _begin_batch(self) -> None:
         num_columns = len(self._current.layout.is_scalar) if self._current else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Column", "SampleInfo", "SampleInfos", "split_samples"]
+__all__ = ["BatchInfo", "Column", "SampleInfo", "Samples", "split_samples"]
 
 Array = npt.NDArray[Any]
 
@@ -59,15 +60,19 @@ class SampleInfo(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SampleInfos:
-    """The server's information about n samples: the fields of `SampleInfo` as arrays.
+class BatchInfo:
+    """What is known of the B samples of a batch: the fields of `SampleInfo` as arrays, and more.
 
     Attributes:
-        keys: [n] uint64, of the items, for `update_priorities`.
-        priorities: [n] float64, of the items when they were sampled.
-        probabilities: [n] float64, with which the items were chosen.
-        table_sizes: [n] int64, number of items in the table when each item was sampled.
-        times_sampled: [n] int32, how often each item has been sampled, this time included.
+        keys: [B] uint64, of the items, for `update_priorities`.
+        priorities: [B] float64, of the items when they were sampled.
+        probabilities: [B] float64, with which the items were chosen.
+        table_sizes: [B] int64, number of items in the table when each item was sampled.
+        times_sampled: [B] int32, how often each item has been sampled, this time included.
+        lengths: [B] int64, rows of each sample; of its longest leaf if its leaves differ.
+        received_at: `time.monotonic()` when the first of the samples arrived.
+        server: address of the server that they come from; "" if they come from several.
+        mask: [B, T] bool, True for rows that are real; with `collate="pad"` only, else None.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -75,26 +80,69 @@ class SampleInfos:
     probabilities: npt.NDArray[np.float64]
     table_sizes: npt.NDArray[np.int64]
     times_sampled: npt.NDArray[np.int32]
+    lengths: npt.NDArray[np.int64]
+    received_at: float
+    server: str = ""
+    mask: npt.NDArray[np.bool_] | None = None
 
-    def choose(self, index: Any) -> SampleInfos:
+    def __len__(self) -> int:
+        """Return the number of samples, B."""
+        return len(self.keys)
+
+    def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
+        """Return [B] weights that make up for sampling by priority, the largest of them 1.
+
+        They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table on
+        one server only, and do not make up for this: servers with fewer items give as many batches as others.
+
+        Args:
+            exponent: beta, 0 for none of it to 1 for all.
+
+        Source: Schaul et al. 2016, Prioritized Experience Replay, section 3.4.
+        """
+        weights: npt.NDArray[np.float64] = (self.table_sizes * self.probabilities) ** -exponent
+        weights /= weights.max()
+        return weights
+
+    def choose(self, index: Any) -> BatchInfo:
         """Return the information about some of the samples; `index` is any NumPy index of the first dimension."""
-        return SampleInfos(*(array[index] for array in self._arrays()))
+        return dataclasses.replace(
+            self,
+            keys=self.keys[index],
+            priorities=self.priorities[index],
+            probabilities=self.probabilities[index],
+            table_sizes=self.table_sizes[index],
+            times_sampled=self.times_sampled[index],
+            lengths=self.lengths[index],
+            mask=None if self.mask is None else self.mask[index],
+        )
 
     @classmethod
-    def concatenate(cls, infos: Sequence[SampleInfos]) -> SampleInfos:
-        """Return the information about the samples of several batches, in order."""
-        return SampleInfos(*map(np.concatenate, zip(*map(SampleInfos._arrays, infos), strict=True)))
+    def concatenate(cls, infos: Sequence[BatchInfo]) -> BatchInfo:
+        """Return the information about the samples of several batches without masks, in order."""
+        servers = {info.server for info in infos}
+        return BatchInfo(
+            keys=np.concatenate([info.keys for info in infos]),
+            priorities=np.concatenate([info.priorities for info in infos]),
+            probabilities=np.concatenate([info.probabilities for info in infos]),
+            table_sizes=np.concatenate([info.table_sizes for info in infos]),
+            times_sampled=np.concatenate([info.times_sampled for info in infos]),
+            lengths=np.concatenate([info.lengths for info in infos]),
+            received_at=min(info.received_at for info in infos),
+            server=servers.pop() if len(servers) == 1 else "",
+        )
 
     def split(self) -> Iterator[SampleInfo]:
         """Yield the information about each sample."""
-        yield from map(SampleInfo, *(array.tolist() for array in self._arrays()))
-
-    def _arrays(self) -> tuple[Array, ...]:
-        """Return the arrays in the order of `SampleInfo`, without those of subclasses."""
-        return self.keys, self.priorities, self.probabilities, self.table_sizes, self.times_sampled
+        arrays = (self.keys, self.priorities, self.probabilities, self.table_sizes, self.times_sampled)
+        yield from map(SampleInfo, *(array.tolist() for array in arrays))
 
 
-def split_samples(columns: Sequence[Column], infos: SampleInfos) -> Iterator[tuple[list[Array], SampleInfo]]:
+Samples = tuple[Sequence[Column], BatchInfo]
+"""Samples before they are a batch: their columns, in the order of the table's leaves, and what is known of them."""
+
+
+def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[list[Array], SampleInfo]]:
     """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
     leaves = map(list, zip(*[column.split() for column in columns], strict=True))
-    yield from zip(leaves, infos.split(), strict=True)
+    yield from zip(leaves, info.split(), strict=True)

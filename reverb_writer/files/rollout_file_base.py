@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +13,6 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.files.torch_view import as_torch, to_torch
 
 __all__ = ["RolloutFileBase"]
 
@@ -80,7 +82,11 @@ class RolloutFileBase:
         if ids is not None:
             axis = 0 if num_transitions_per_env is None else 1
             buffer = tree.map_structure(lambda leaf: None if leaf is None else leaf.take(ids, axis), buffer)
-        return buffer if self.device is None else to_torch(buffer, self.device)
+        if self.device is None:
+            return buffer
+        from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # brings PyTorch
+
+        return TensorConverter(self.device)(buffer)
 
     def get_transition_batch(self) -> tuple[Any, dict[str, Any]]:
         """Return one transition of each environment, and `{"time_outs": ...}` as an environment's infos.
@@ -100,7 +106,9 @@ class RolloutFileBase:
         Args:
             device: of the tensors; None for the CPU. Workers of a data loader should use the CPU.
         """
-        return as_torch(self, device)
+        from reverb_writer.reading.views.torch import TorchDataset  # noqa: PLC0415  # brings PyTorch
+
+        return TorchDataset(functools.partial(_open_share, self), self.device if device is None else device)
 
     def shard(self, index: int, num_shards: int) -> None:
         """Read only each `num_shards`-th trajectory, from number `index` on, from the next reset on."""
@@ -138,3 +146,12 @@ class RolloutFileBase:
     def _env_ids(self, env_ids: Any) -> list[int]:
         last = self.num_envs - 1
         return [integer("env_ids", operator.index(env), minimum=0, maximum=last) for env in env_ids]
+
+
+def _open_share(dataset: RolloutFileBase, index: int, num_shards: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a copy of a data set that reads one share of the trajectories, as arrays."""
+    share = copy.copy(dataset)
+    share.device = None
+    if num_shards > 1:
+        share.shard(index, num_shards)
+    return contextlib.nullcontext(share)

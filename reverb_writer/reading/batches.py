@@ -1,82 +1,73 @@
-"""Samples of one length, or of many, as one batch. Pure functions of arrays."""
+"""Batches, and how samples of equal or different lengths become one. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.decoding.samples import Column, SampleInfos
+from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import StructureError
+from reverb_writer.slices import SliceMarkers
 
-__all__ = ["Batch", "BatchInfo", "Collate", "collate"]
+__all__ = ["Batch", "Collate", "collate"]
 
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
 
 
 @dataclass(frozen=True)
-class BatchInfo(SampleInfos):
-    """What is known of the B samples of a batch; see `SampleInfos` for what the server tells.
+class Batch:
+    """A batch of samples; `data, info = batch` works too.
 
     Attributes:
-        lengths: [B] int64, rows of each sample; of its longest leaf, should leaves differ.
-        mask: [B, T] bool, True for rows that are real; with `collate="pad"` only, else None.
-        server: address of the server that they come from.
-    """
-
-    lengths: npt.NDArray[np.int64]
-    mask: npt.NDArray[np.bool_] | None
-    server: str
-
-    def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
-        """Return [B] weights that make up for sampling by priority, the largest of them 1.
-
-        They are (table size x probability) ** -exponent, divided by the largest. A batch comes from one server. They do
-        not make up for this: servers with fewer items give as many batches as others.
-
-        Args:
-            exponent: beta, 0 for none of it to 1 for all.
-
-        Source: Schaul et al. 2016, Prioritized Experience Replay, section 3.4.
-        """
-        weights: npt.NDArray[np.float64] = (self.table_sizes * self.probabilities) ** -exponent
-        weights /= weights.max()
-        return weights
-
-
-class Batch(NamedTuple):
-    """A batch of samples.
-
-    Attributes:
-        data: the table's nest, leaves [B, T, ...]; other `collate`s differ, see `ReplayDataset`.
-        info: keys, priorities, probabilities, table sizes, times sampled, and lengths.
+        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]; other `collate`s differ, see there. From a
+            `ContiguousDataset`, leaves [N, ...]: slices laid end to end.
+        info: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a `ContiguousDataset`,
+            [S], of the item that each slice is of.
+        markers: `SliceMarkers` [N] of a batch from a `ContiguousDataset`; else None.
     """
 
     data: Any
     info: BatchInfo
+    markers: SliceMarkers | Any = None  # Any: whoever reads slices need not check for None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the data and the info."""
+        return iter((self.data, self.info))
 
     def map_arrays(self, convert: Callable[[Array], Any]) -> Batch:
-        """Return the batch with each array of the data converted, as for a framework; the info stays as it is."""
-        return Batch(tree.map_structure(convert, self.data), self.info)
+        """Return the batch with each array of data and markers converted, as for a framework; the info stays."""
+        markers = None if self.markers is None else self.markers.map_arrays(convert)
+        return Batch(tree.map_structure(convert, self.data), self.info, markers)
+
+    def pin_memory(self) -> Batch:
+        """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
+        return self.map_arrays(_pinned)
 
     def numbers(self) -> dict[str, Array]:
-        """Return what there is beside the data as a dict of arrays."""
-        return {name: value for name, value in vars(self.info).items() if isinstance(value, np.ndarray)}
+        """Return the arrays of `info` and of `markers` by name."""
+        named = {**vars(self.info), **({} if self.markers is None else vars(self.markers))}
+        return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
+
+
+def _pinned(tensor: Any) -> Any:
+    return tensor if isinstance(tensor, list) else tensor.pin_memory()
 
 
 def collate(
-    columns: Sequence[Column], infos: SampleInfos, pack: Callable[[Sequence[Any]], Any], how: Collate, server: str
+    columns: Sequence[Column], info: BatchInfo, pack: Callable[[Sequence[Any]], Any], how: Collate, server: str
 ) -> Batch:
     """Make a batch of samples.
 
     Args:
         columns: of B samples.
-        infos: of them.
+        info: of them.
         pack: makes the table's nest of a list of leaves.
         how: what becomes of samples that differ in length: "error", "pad" with zeros and a mask, "list" for a list of B
             nests, or "flat" for leaves [sum of lengths, ...].
@@ -85,7 +76,6 @@ def collate(
     Raises:
         StructureError: samples differ in length, and `how` is "error"; or in dtype or shape, and it is not "list".
     """
-    lengths = np.max([column.lengths for column in columns], axis=0)
     mask = None
     if how == "list":
         data: Any = [pack(leaves) for leaves in zip(*[column.split() for column in columns], strict=True)]
@@ -101,11 +91,10 @@ def collate(
             data = pack([column.rows for column in columns])
         elif how == "pad":
             data = pack([_padded(column) for column in columns])
-            mask = np.arange(lengths.max()) < lengths[:, None]
+            mask = np.arange(info.lengths.max()) < info.lengths[:, None]
         else:
             data = pack([_stacked(column, number) for number, column in enumerate(columns)])
-    given = {field.name: getattr(infos, field.name) for field in fields(SampleInfos)}
-    return Batch(data, BatchInfo(**given, lengths=lengths, mask=mask, server=server))
+    return Batch(data, dataclasses.replace(info, mask=mask, server=server))
 
 
 def _stacked(column: Column, number: int) -> Array:

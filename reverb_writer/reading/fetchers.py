@@ -1,4 +1,4 @@
-"""What fetches a dataset's samples: a thread for each server."""
+"""Start and stop the fetchers of a dataset, one for each server, and check what the servers tell first."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.fetch_options import FetchOptions
 from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import logged, unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
-__all__ = ["check_end", "picklable_client", "request_infos", "shut_down", "start_sources", "stop_sources"]
+__all__ = ["check_end", "picklable_client", "request_infos", "shut_down", "start_fetchers", "stop_fetchers"]
 
 _STOP_S = 3.0
-_LEAST_S = 0.05  # a server that is asked at all has a chance to answer
+_LEAST_S = 0.05  # each server has a chance to answer, even if the time-out has been spent on others
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
-def check_end(plan: FetchOptions, infos: Sequence[ServerInfo]) -> None:
-    """Check that samples can end as they are to, by what the servers tell.
+def check_end(table: str, options: ReadOptions, infos: Sequence[ServerInfo]) -> None:
+    """Check, by what the servers tell, that `max_samples` and `single_pass` can work.
 
     Raises:
         SpecError: `max_samples` of several servers, or a single pass over a table whose items do not come once each and
             in order.
     """
-    if plan.max_samples is not None and len(infos) > 1:
+    if options.max_samples is not None and len(infos) > 1:
         raise SpecError(
-            f"`max_samples` is for one server, got {len(infos)}: none knows what the others have given. Make a dataset "
-            "for each."
+            f"`max_samples` is for one server, got {len(infos)}: none knows how many the others have given. Make a "
+            "dataset for each."
         )
-    if plan.single_pass:
+    if options.single_pass:
         for info in infos:
-            _check_single_pass(info.tables[plan.table])
+            _check_single_pass(info.tables[table])
 
 
 def _check_single_pass(table: TableInfo) -> None:
@@ -54,10 +54,10 @@ def _check_single_pass(table: TableInfo) -> None:
 
 
 def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerInfo]:
-    """Ask each server for its tables, `timeout_s` seconds at most for all of them; log every ten what is waited for.
+    """Ask each server for its tables, within `timeout_s` seconds for all of them; log every ten seconds who is awaited.
 
     Raises:
-        StructureError: a server has no such table; names those that are.
+        StructureError: a server has no such table; names those it has.
         ServerUnavailableError, ReplayTimeoutError: a server does not answer in time.
     """
     deadline = time.monotonic() + timeout_s
@@ -73,55 +73,62 @@ def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerIn
     return infos
 
 
-def start_sources(
-    client: Client, infos: Sequence[ServerInfo], plan: FetchOptions, wake: Callable[[], None]
+def start_fetchers(
+    client: Client,
+    infos: Sequence[ServerInfo],
+    table: str,
+    batch_size: int,
+    options: ReadOptions,
+    wake: Callable[[], None],
 ) -> list[ThreadFetcher]:
-    """Start to fetch; return what does so for each server. If one cannot start, none goes on.
+    """Start a fetcher for each server. If one cannot start, the others are stopped.
 
     Args:
         client: of the servers.
-        infos: what they told at the beginning.
-        plan: what is fetched of each.
-        wake: called whenever something is ready.
+        infos: their tables at the beginning.
+        table: name of the table.
+        batch_size: samples in a batch.
+        options: of the dataset.
+        wake: called whenever a batch or an error is ready.
     """
     with contextlib.ExitStack() as started:
-        sources = []
+        fetchers = []
         for shard, info in zip(client.shards, infos, strict=True):
-            sources.append(ThreadFetcher(shard.channel, info, plan, wake=wake))
-            started.callback(stop_sources, sources[-1:])
+            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake))
+            started.callback(stop_fetchers, fetchers[-1:])
         started.pop_all()
-    return sources
+    return fetchers
 
 
-def stop_sources(sources: Sequence[ThreadFetcher], drain_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
-    """Stop fetching. All are stopped before one is waited for.
+def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
+    """Stop fetching. All fetchers stop asking before this waits for one.
 
     Args:
-        sources: what fetches.
-        drain_s: see `ThreadFetcher.drain`.
-        timeout_s: how long their threads are waited for at most, together, seconds; one may be in a call to its server.
+        fetchers: of the dataset.
+        max_silence_s: see `ThreadFetcher.stop_asking`.
+        timeout_s: time-out of the wait for all threads together, in seconds; one may be in a call to its server.
     """
     deadline = time.monotonic() + min(timeout_s, _STOP_S)
-    for source in sources:
-        source.drain(0.0)
-    for source in sources:
-        source.drain(min(drain_s, timeout_s))
-    for source in sources:
-        source.stop()
-    for source in sources:
-        source.join(max(deadline - time.monotonic(), 0.0))
+    for fetcher in fetchers:
+        fetcher.stop_asking()
+    for fetcher in fetchers:
+        fetcher.stop_asking(min(max_silence_s, timeout_s))
+    for fetcher in fetchers:
+        fetcher.stop()
+    for fetcher in fetchers:
+        fetcher.join(max(deadline - time.monotonic(), 0.0))
 
 
-def shut_down(sources: Sequence[ThreadFetcher], updates: PriorityUpdates, client: Client | None) -> None:
-    """End what a dataset has started; `client` if it is its own. Does nothing in a forked child."""
-    if any(source.is_forked for source in sources):
+def shut_down(fetchers: Sequence[ThreadFetcher], updates: PriorityUpdates, client: Client | None) -> None:
+    """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child."""
+    if any(fetcher.is_forked for fetcher in fetchers):
         return
-    stop_sources(sources)
+    stop_fetchers(fetchers)
     updates.close(1.0)
     if client is not None:
         client.close()
 
 
 def picklable_client(client: Any) -> Any:
-    """Return what another process can make a dataset's client of."""
+    """Return a picklable argument from which another process can make the same client."""
     return client if isinstance(client, Client) else getattr(client, "server_address", client)

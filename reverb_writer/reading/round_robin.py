@@ -1,4 +1,4 @@
-"""Batches of one server or of several, each in its turn; whoever is late is skipped until it is back."""
+"""Batches of one server or of several, each in its turn; a server that is late is skipped until it has a batch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from reverb_writer.client.due_windows import send_due
+from reverb_writer.decoding.samples import Samples
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
+from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 
 __all__ = ["RoundRobin"]
@@ -17,11 +18,11 @@ _PATIENCE_S = 0.1
 
 
 class RoundRobin:
-    """The next batch of whichever server has its turn. For one thread at a time.
+    """Returns the next batch of the server whose turn it is. For one thread at a time.
 
     Attributes:
-        sources: what fetches, one for each server.
-        latest: number of the server that the batch before came from.
+        fetchers: one for each server.
+        latest: number of the server that the last batch came from.
     """
 
     def __init__(
@@ -31,22 +32,22 @@ class RoundRobin:
 
         Args:
             table: its name, for messages.
-            batch_size: likewise.
-            start: called with what each source must call when something is ready; returns the sources.
+            batch_size: samples in a batch, for messages.
+            start: starts the fetchers and returns them; gets the function that each calls when a batch is ready.
         """
         self.latest = 0
         self._table, self._batch_size = table, batch_size
         self._turn = 0
         self._late: set[int] = set()
         self._ready = threading.Event()
-        self.sources = start(self._ready.set)
+        self.fetchers = start(self._ready.set)
 
-    def next(self, start: float, timeout_s: float) -> Fetched | None:
-        """Return the next batch; None if none will come any more.
+    def next(self, start: float, timeout_s: float) -> Samples | None:
+        """Return the next batch; None if no more will come.
 
         Args:
-            start: since when it is waited for, `time.monotonic()`.
-            timeout_s: how long, seconds.
+            start: when the wait began, of `time.monotonic()`.
+            timeout_s: time-out in seconds, from `start`.
 
         Raises:
             ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.
@@ -54,17 +55,17 @@ class RoundRobin:
             ReverbWriterError: instead of a sample that could not be decoded.
         """
         deadline = start + timeout_s
-        # A server that is a little late is waited for, or the fastest would be heard most; once, until it is back.
+        # Wait a little for the server whose turn it is, or the fastest would give most batches; once, until it is back.
         patience = time.monotonic() + _PATIENCE_S
-        wait = Wait(self._table, self.sources, start, timeout_s)
+        wait = Wait(self._table, self.fetchers, start, timeout_s)
         while True:
             self._ready.clear()
             in_turn = self._turn not in self._late and time.monotonic() < patience
-            fetched = self._take(1 if in_turn else len(self.sources))
+            fetched = self._take(1 if in_turn else len(self.fetchers))
             if fetched is not None:
                 return fetched
             if self.have_ended:
-                return self._take(len(self.sources))
+                return self._take(len(self.fetchers))
             send_due()
             now = time.monotonic()
             if self._ready.wait(max(min(deadline, wait.look_at, patience if in_turn else deadline) - now, 0)):
@@ -74,42 +75,42 @@ class RoundRobin:
                 raise self._too_late(wait, timeout_s)
             if now >= wait.look_at:
                 wait.look()
-            if in_turn and now >= patience and len(self.sources) > 1:
+            if in_turn and now >= patience and len(self.fetchers) > 1:
                 self._late.add(self._turn)
 
     @property
     def have_ended(self) -> bool:
-        """Whether nothing will come any more from any server; something may still be ready."""
-        return all(source.has_ended for source in self.sources)
+        """Whether no fetcher will get more samples; batches may still be ready."""
+        return all(fetcher.has_ended for fetcher in self.fetchers)
 
-    def rest(self) -> Fetched | None:
-        """Return what has come, also of a batch that is not full; None if there is nothing."""
-        return self._take(len(self.sources), partial=True)
+    def rest(self) -> Samples | None:
+        """Return a batch of the samples that have arrived, full or not; None if there are none."""
+        return self._take(len(self.fetchers), partial=True)
 
-    def rest_of(self, number: int) -> Fetched | None:
-        """Return the next batch that has come from one server, or what there is of one; None if there is nothing."""
-        fetched = self.sources[number].take(partial=True)
+    def rest_of(self, number: int) -> Samples | None:
+        """Return a batch of the samples that have arrived from one server, full or not; None if there are none."""
+        fetched = self.fetchers[number].take(partial=True)
         if fetched is not None:
             self.latest = number
         return fetched
 
-    def _take(self, num_servers: int, *, partial: bool = False) -> Fetched | None:
+    def _take(self, num_servers: int, *, partial: bool = False) -> Samples | None:
         """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
         for ahead in range(num_servers):
-            number = (self._turn + ahead) % len(self.sources)
-            fetched = self.sources[number].take(partial=partial)
+            number = (self._turn + ahead) % len(self.fetchers)
+            fetched = self.fetchers[number].take(partial=partial)
             if fetched is not None:
                 self.latest = number
-                self._turn = (number + 1) % len(self.sources)
+                self._turn = (number + 1) % len(self.fetchers)
                 self._late.discard(number)
                 return fetched
         return None
 
     def _too_late(self, wait: Wait, timeout_s: float) -> ReverbWriterError:
-        held = sum(source.stats().ready_samples for source in self.sources)
-        going = [source for source in self.sources if not source.has_ended]
-        gone = all(source.gone_since is not None and not source.is_silent for source in going)
+        num_arrived = sum(fetcher.stats().ready_samples for fetcher in self.fetchers)
+        going = [fetcher for fetcher in self.fetchers if not fetcher.has_ended]
+        gone = all(fetcher.disconnected_at is not None and not fetcher.is_silent for fetcher in going)
         return (ServerUnavailableError if gone else ReplayTimeoutError)(
-            f"table `{self._table}`: no batch within {timeout_s:.1f} s, {held} of {self._batch_size} samples have "
-            f"come. {wait.why()}"
+            f"table `{self._table}`: no batch within {timeout_s:.1f} s, {num_arrived} of {self._batch_size} samples "
+            f"have come. {wait.why()}"
         )

@@ -1,4 +1,4 @@
-"""One table of one server among those of a `ContiguousDataset`: pools of its items, and the slices drawn of them."""
+"""Slices of one table of one server, drawn from pools: items that were sampled together."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.samples import SampleInfos
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.slices import (
     By,
-    SliceBatch,
+    Markers,
     Slices,
     SliceSampler,
     Trajectories,
@@ -26,20 +25,23 @@ from reverb_writer.slices import (
     read_markers,
 )
 
-__all__ = ["Draw", "Member", "Part"]
+__all__ = ["SliceOptions", "SlicePools"]
+
+ItemNumbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Draw:
-    """How slices of a pool of trajectories are drawn."""
+class SliceOptions:
+    """How slices of a pool are drawn; see `ContiguousDataset`."""
 
     sampler: SliceSampler
     rng: np.random.Generator
     replacement: bool
     row_priority_fn: Callable[[Any], Any] | None
+    emit_init: bool
 
-    def __call__(self, data: Any, trajectories: Trajectories) -> Slices:
-        """Draw all slices that a pool is good for."""
+    def draw(self, data: Any, trajectories: Trajectories) -> Slices:
+        """Draw all slices that one pool gives."""
         priorities = None if self.row_priority_fn is None else self.row_priority_fn(data)
         if self.sampler.by is By.TRAJECTORY:
             return self.sampler.each(trajectories, self.rng)
@@ -51,105 +53,97 @@ class Draw:
         return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, self.rng, priorities))
 
 
-@dataclass(frozen=True)
-class Part:
-    """Slices of one pool.
+class SlicePools:
+    """One table of one server: its pools one after the other, and the slices drawn of them."""
 
-    Attributes:
-        batch: the slices.
-        infos: [S] of the item that each is of.
-        items: [S] its number among those of the member.
-    """
-
-    batch: SliceBatch
-    infos: SampleInfos
-    items: npt.NDArray[np.int64]
-
-
-class Member:
-    """One table of one server: a pool of its trajectories, and the slices drawn of them."""
-
-    def __init__(self, dataset: ReplayDataset, draw: Draw, *, emit_init: bool, number: int, num_members: int) -> None:
+    def __init__(self, dataset: ReplayDataset, options: SliceOptions, *, number: int, num_members: int) -> None:
         """Start without a pool.
 
         Args:
             dataset: whose batches are the pools.
-            draw: makes slices of a pool.
-            emit_init: see `ContiguousDataset`.
-            number: of this member.
-            num_members: that there are, so that ids of trajectories differ.
+            options: how slices are drawn.
+            number: of this table and server among the members of a `ContiguousDataset`.
+            num_members: how many members there are, so that ids of trajectories differ.
         """
         self.dataset = dataset
-        self._draw, self._emit_init = draw, emit_init
-        self._number, self._num_members = number, num_members
+        self._options, self._number, self._num_members = options, number, num_members
         self._num_trajectories = self._num_items = 0  # of former pools
-        self._pool: _Pool | None = None
+        self._pool_trajectories = 0
+        self._pool: Batch | None = None
+        # Of the pool: markers as stored, slices, number of the next slice, item of each trajectory.
+        self._stored = Markers()
+        self._slices: Slices | None = None
         self._next = 0
+        self._item_of: ItemNumbers = np.zeros(0, np.int64)
 
-    def items_left(self) -> npt.NDArray[np.int64]:
+    def items_left(self) -> ItemNumbers:
         """Return the number of the item of each slice that is not taken."""
-        if self._pool is None:
+        if self._slices is None:
             return np.zeros(0, np.int64)
-        left: npt.NDArray[np.int64] = self._num_items + self._pool.item_of[self._pool.slices.trajectories[self._next :]]
+        left: ItemNumbers = self._num_items + self._item_of[self._slices.trajectories[self._next :]]
         return left
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether all slices are taken and no item will come any more."""
+        """Whether all slices are taken and no more items will come."""
         return self.dataset.is_exhausted and not len(self.items_left())
 
-    def take(self, num_slices: int, start: float) -> Iterator[Part]:
-        """Yield the next slices, in one part or in several; waits as long as the dataset does, since `start`."""
-        while num_slices and (pool := self._pool_with_slices(start)):
-            first, stop = self._next, min(self._next + num_slices, len(pool.slices.lengths))
+    def take(self, num_slices: int, start: float) -> Iterator[tuple[Batch, ItemNumbers]]:
+        """Yield the next slices, in one batch or in several, each with the number of the item of each slice.
+
+        Args:
+            num_slices: how many slices, fewer at the end.
+            start: when the wait began, see `ReplayDataset.next_since`.
+        """
+        while num_slices and (drawn := self._slices_left(start)):
+            pool, slices = drawn
+            first, stop = self._next, min(self._next + num_slices, len(slices.lengths))
             self._next = stop
             num_slices -= stop - first
-            slices = pool.slices.part(first, stop)
-            batch = gather(pool.data, slices, pool.markers, emit_init=self._emit_init)
-            if pool.markers.traj_ids is None:
-                ids = (self._num_trajectories + batch.traj_ids) * self._num_members + self._number
-                batch = dataclasses.replace(batch, traj_ids=ids)
-            items = pool.item_of[slices.trajectories]
-            yield Part(batch, pool.infos.choose(items), self._num_items + items)
+            part = slices.part(first, stop)
+            data, markers = gather(pool.data, part, self._stored, emit_init=self._options.emit_init)
+            if self._stored.traj_ids is None:
+                ids = (self._num_trajectories + markers.traj_ids) * self._num_members + self._number
+                markers = dataclasses.replace(markers, traj_ids=ids)
+            items = self._item_of[part.trajectories]
+            yield Batch(data, pool.info.choose(items), markers), self._num_items + items
 
-    def _pool_with_slices(self, start: float) -> _Pool | None:
-        """Return the pool, or the next one if all its slices are taken; None at the end."""
+    def _slices_left(self, start: float) -> tuple[Batch, Slices] | None:
+        """Return the pool and its slices, or the next pool if all slices are taken; None at the end."""
         too_short: IncompleteError | None = None
-        while self._pool is None or self._next == len(self._pool.slices.lengths):
+        while self._pool is None or self._slices is None or self._next == len(self._slices.lengths):
             try:
-                batch = self.dataset.next_since(start)
+                pool = self.dataset.next_since(start)
             except ReplayTimeoutError as error:
                 raise too_short or error from None
-            if batch is None:
+            if pool is None:
                 return None
-            if self._pool is not None:
-                self._num_trajectories += self._pool.num_trajectories
-                self._num_items += len(self._pool.infos.keys)
             try:
-                self._pool, self._next = _Pool(batch, self._draw), 0
+                self._begin(pool)
             except IncompleteError as error:
                 too_short = error
                 if time.monotonic() > start + self.dataset.timeout_s:
                     raise
-        return self._pool
+        return self._pool, self._slices
 
-
-class _Pool:
-    """Items that were sampled together, and the slices drawn of them."""
-
-    def __init__(self, batch: Batch, draw: Draw) -> None:
-        self.data, self.infos = batch.data, batch.info
-        ends = np.cumsum(batch.info.lengths)
-        first_rows = ends - batch.info.lengths
-        self.markers = read_markers(self.data, starts=first_rows)
+    def _begin(self, pool: Batch) -> None:
+        """Draw the slices of the next pool; an IncompleteError if it has none."""
+        if self._pool is not None:
+            self._num_items += len(self._pool.info)
+            self._num_trajectories += self._pool_trajectories
+            self._pool = self._slices = None
+        ends = np.cumsum(pool.info.lengths)
+        first_rows = ends - pool.info.lengths
+        stored = read_markers(pool.data, starts=first_rows)
         starts = np.zeros(ends[-1], bool)
         starts[first_rows] = True
-        is_init = starts if self.markers.is_init is None else starts | self.markers.is_init
-        trajectories = find_trajectories(dataclasses.replace(self.markers, is_init=is_init))
+        is_init = starts if stored.is_init is None else starts | stored.is_init
+        trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init))
         item_of = np.searchsorted(ends, trajectories.starts, "right")
-        if not draw.replacement:
-            first = np.unique(batch.info.keys, return_index=True)[1]
+        if not self._options.replacement:
+            first = np.unique(pool.info.keys, return_index=True)[1]
             trajectories = trajectories.choose(np.flatnonzero(np.isin(item_of, first)))
             item_of = np.searchsorted(ends, trajectories.starts, "right")
-        self.item_of, self.num_trajectories = item_of, len(trajectories)
-        self.slices = draw(self.data, trajectories)
+        slices = self._options.draw(pool.data, trajectories)
+        self._pool, self._stored, self._slices, self._next = pool, stored, slices, 0
+        self._item_of, self._pool_trajectories = item_of, len(trajectories)

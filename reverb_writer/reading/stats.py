@@ -1,4 +1,4 @@
-"""What can be seen of a dataset from outside."""
+"""Counters of a dataset."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ __all__ = ["DatasetStats", "FetchStats"]
 
 @dataclass
 class FetchStats:
-    """What was fetched so far; cumulative but for the first three.
+    """Counters of fetching, since the start except for the first three.
 
     Attributes:
-        in_flight_samples: asked for and not come.
-        ready_samples: come and not taken.
-        cache_bytes: what decoded chunks occupy.
-        received_samples: samples that came.
+        in_flight_samples: samples that were asked for and have not arrived.
+        ready_samples: samples that have arrived and were not returned yet.
+        cache_bytes: size of the decoded chunks in the cache.
+        received_samples: samples that have arrived.
         received_bytes: bytes of their messages.
-        decoded_chunks: chunks that had to be decoded; all others were known.
-        skipped_samples: samples left out under `skip_unsafe`.
-        lost_samples: at most so many were taken from the server and lost with a connection, or a message that could not
-            be read.
-        reconnects: connections made again after a loss.
-        server_restarts: of them, those that found a server started anew.
+        decoded_chunks: chunks that were decoded; all others were in the cache.
+        skipped_samples: samples skipped because of `skip_unsafe`.
+        lost_samples: samples that were in flight when a connection was lost, or a message could not be read. The server
+            may have sampled all of them, or none.
+        reconnects: how often a lost connection was made again.
+        server_restarts: reconnects that found the server restarted.
     """
 
     in_flight_samples: int = 0
@@ -36,20 +36,25 @@ class FetchStats:
     reconnects: int = 0
     server_restarts: int = 0
 
+    def add(self, other: FetchStats) -> None:
+        """Add the counters of another server."""
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
+
 
 @dataclass
 class DatasetStats(FetchStats):
-    """What a dataset has done so far: the sums of `FetchStats` over its servers, and more.
+    """Counters of a dataset: the sums of `FetchStats` over its servers, and more.
 
     Attributes:
-        batches: batches handed out.
+        batches: batches returned.
         samples: samples in them.
         wait_s: seconds that the learner has waited for batches.
-        last_age_s: how long before it was handed out the first sample of the last batch had come, seconds.
-        undelivered_samples: samples come, but not handed out when the dataset was closed; with pieces or slices of
-            samples, those of which one is left.
+        last_age_s: seconds between the arrival of the first sample of the last batch and its return.
+        undelivered_samples: after `close()`, samples that have arrived and were not returned; with subsequences or
+            slices of samples, those of which at least one was not returned.
         priority_updates: priorities sent to the server.
-        failed_priority_updates: priorities that could not be delivered.
+        failed_priority_updates: priorities that could not be sent.
     """
 
     batches: int = 0

@@ -1,79 +1,82 @@
-"""Sequences cut into shorter ones, counted out in batches. Pure."""
+"""Cut sequences into shorter ones, and divide those into batches. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.samples import Column, SampleInfos
+from reverb_writer.decoding.samples import BatchInfo, Column, Samples
 from reverb_writer.errors import SpecError, StructureError
 
 __all__ = ["SubsequenceCutter", "check_same_length", "cut"]
 
 
 class SubsequenceCutter:
-    """Pieces of samples that wait to fill a batch. Not thread-safe.
+    """Subsequences of samples, kept until they fill a batch. Not thread-safe.
 
     Attributes:
-        num_pieces: how many there are.
+        num_pieces: how many subsequences are kept.
     """
 
     def __init__(self, num_steps: int) -> None:
         """Start with none; each will have `num_steps` rows."""
         self.num_pieces = 0
         self._num_steps = num_steps
-        self._parts: list[tuple[list[Column], SampleInfos]] = []
+        self._parts: list[Samples] = []
         self._sample_of = np.zeros(0, np.int64)  # of each piece; samples are numbered as they come
         self._next_sample = 0
 
     @property
     def num_samples(self) -> int:
-        """How many samples they are of."""
+        """Number of samples that the kept subsequences are cut from."""
         return len(np.unique(self._sample_of))
 
-    def add(self, columns: Sequence[Column], infos: SampleInfos) -> None:
-        """Cut samples and keep the pieces; see `cut`."""
-        pieces, infos_of_pieces, sample_of = cut(columns, infos, self._num_steps)
-        self._parts.append((pieces, infos_of_pieces))
+    def add(self, columns: Sequence[Column], info: BatchInfo) -> None:
+        """Cut samples and keep the subsequences; see `cut`."""
+        pieces, info_of_pieces, sample_of = cut(columns, info, self._num_steps)
+        self._parts.append((pieces, info_of_pieces))
         self._sample_of = np.concatenate([self._sample_of, self._next_sample + sample_of])
-        self._next_sample += len(infos.keys)
+        self._next_sample += len(info)
         self.num_pieces += len(sample_of)
 
-    def take(self, num_pieces: int) -> tuple[list[Column], SampleInfos]:
-        """Take the first `num_pieces`, of those there are."""
+    def take(self, num_pieces: int) -> Samples:
+        """Remove and return the first `num_pieces` subsequences, or all if there are fewer."""
         columns = [_joined(parts) for parts in zip(*(columns for columns, _ in self._parts), strict=True)]
-        infos = SampleInfos.concatenate([infos for _, infos in self._parts])
+        info = BatchInfo.concatenate([info for _, info in self._parts])
         first, rest = slice(num_pieces), slice(num_pieces, None)
-        self._parts = [([_pieces_of(column, rest) for column in columns], infos.choose(rest))]
+        info_of_rest = dataclasses.replace(info.choose(rest), received_at=self._parts[-1][1].received_at)
+        self._parts = [([_pieces_of(column, rest) for column in columns], info_of_rest)]
         self._sample_of = self._sample_of[rest]
         self.num_pieces = len(self._sample_of)
-        return [_pieces_of(column, first) for column in columns], infos.choose(first)
+        return [_pieces_of(column, first) for column in columns], info.choose(first)
 
 
 def check_same_length(num_steps: int, sequence_length: int) -> None:
     """Check that sequences can be cut into pieces without a rest.
 
     Raises:
-        SpecError: they are too short, or not a multiple.
+        SpecError: they are shorter than `num_steps`, or no multiple of it.
     """
     if num_steps > sequence_length:
         raise SpecError(
-            f"`num_steps` > `sequence_length` ({num_steps} vs. {sequence_length}): pieces come from within."
+            f"`num_steps` > `sequence_length` ({num_steps} vs. {sequence_length}). A subsequence cannot be longer than "
+            "its sequence."
         )
     if sequence_length % num_steps:
         raise SpecError(f"`sequence_length` {sequence_length} is not a multiple of `num_steps` {num_steps}.")
 
 
 def cut(
-    columns: Sequence[Column], infos: SampleInfos, num_steps: int
-) -> tuple[list[Column], SampleInfos, npt.NDArray[np.int64]]:
-    """Cut each sample into pieces of `num_steps` rows; what is left at its end is dropped.
+    columns: Sequence[Column], info: BatchInfo, num_steps: int
+) -> tuple[list[Column], BatchInfo, npt.NDArray[np.int64]]:
+    """Cut each sample into subsequences of `num_steps` rows, and drop the rows left at its end.
 
     Returns:
-        The pieces in order, the info of the sample that each is of, and the number of that sample among those given. A
-        sample that is too short has none.
+        The subsequences in order; for each, the info of the sample that it is cut from; and the number of that sample
+        among those given. A sample shorter than `num_steps` has no subsequence.
 
     Raises:
         StructureError: the columns of a sample differ in length, or in dtype or shape between samples.
@@ -96,7 +99,8 @@ def cut(
         lengths = np.full(len(sample_of), 1 if column.is_scalar else num_steps)
         taken = column.rows[sample_of] if column.is_scalar else column.rows[rows.reshape(-1)]
         pieces.append(Column(taken, lengths, column.is_scalar))
-    return pieces, infos.choose(sample_of), sample_of
+    lengths = np.full(len(sample_of), num_steps)
+    return pieces, dataclasses.replace(info.choose(sample_of), lengths=lengths), sample_of
 
 
 def _joined(parts: Sequence[Column]) -> Column:

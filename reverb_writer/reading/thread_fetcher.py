@@ -1,13 +1,11 @@
 """Fetch samples of one table on one server ahead of their use, in a thread, bounded.
 
-    take() frees room -> request -> server -> stream -> assembler -> batches ready -> take()
+    SampleFetcher -> BatchAssembler -> batches that are ready -> take(), which frees room for more samples
 
-At most `max_in_flight_batches` are on their way, being put together, or ready. A lost connection is made again; what
-was asked for and did not come is asked for again. Batches come in the order in which the server chose their samples.
-A message that cannot be read ends a stream. The reader gets an error for it, and once it has, another stream begins.
-
-From a table that gives items away (`max_times_sampled`) only what is there is asked for: a request that waits at the
-server when the learner goes takes an item out for nobody.
+At most `max_in_flight_batches` batches are in flight, being assembled, or ready. After a lost connection the thread
+reconnects and asks again for the samples that did not arrive. Batches come in the order in which the server chose their
+samples. A message that cannot be read ends a stream: the reader gets an error for it, and once it has, the thread opens
+another stream.
 """
 
 from __future__ import annotations
@@ -16,12 +14,11 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import Column, SampleInfos
+from reverb_writer.decoding.samples import Samples
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -30,51 +27,37 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
-from reverb_writer.reading.fetch_options import FetchOptions
+from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.sample_stream import SampleStream
-from reverb_writer.transport.server_info import request_server_info, try_server_info
+from reverb_writer.transport.sample_fetcher import SampleFetcher
+from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
-__all__ = ["Fetched", "ThreadFetcher"]
+__all__ = ["ThreadFetcher"]
 
 _LOG = logging.getLogger("reverb_writer")
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
-_LOOK_TIMEOUT_S = 5.0
-_LOOK_S = (0.002, 0.05)  # how long to wait before looking again whether there is something, at first and at most
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Samples that are ready.
-
-    Attributes:
-        columns: of them.
-        infos: of them.
-        oldest_at: `time.monotonic()` when the first of them came.
-    """
-
-    columns: Sequence[Column]
-    infos: SampleInfos
-    oldest_at: float
 
 
 class ThreadFetcher:
     """The samples of one table on one server, ahead of their use.
 
     Attributes:
-        gone_since: `time.monotonic()` when the connection was lost; None while there is one.
+        disconnected_at: `time.monotonic()` when the connection was lost; None while there is one.
+        address: of the server.
     """
 
     def __init__(
         self,
         channel: Channel,
         info: ServerInfo,
-        plan: FetchOptions,
+        table: str,
+        batch_size: int,
+        options: ReadOptions,
         *,
         wake: Callable[[], None],
     ) -> None:
@@ -83,38 +66,40 @@ class ThreadFetcher:
         Args:
             channel: the connection; not closed by this.
             info: the server's tables at the beginning.
-            plan: what is fetched.
-            wake: called whenever something is ready, from the thread.
+            table: name of one of them.
+            batch_size: samples in a batch.
+            options: of the dataset.
+            wake: called from the thread whenever a batch or an error is ready.
         """
-        self.gone_since: float | None = None
+        self.disconnected_at: float | None = None
         self.address = channel.address
-        self._channel, self._table, self._info = channel, plan.table, info
-        self._batch_size, self._skip_unsafe, self._wake = plan.batch_size, plan.skip_unsafe, wake
+        self._channel, self._table, self._info = channel, table, info
+        self._batch_size, self._skip_unsafe, self._wake = batch_size, options.skip_unsafe, wake
         self._assembler = BatchAssembler(
-            plan.max_cache_bytes,
-            plan.max_sample_bytes,
-            batch_size=plan.batch_size,
-            # The reader holds one, and all those ahead have arrays, too.
-            num_buffers=plan.max_in_flight_batches + 1 if plan.reuses_buffers else 0,
+            options.max_cache_bytes,
+            options.max_sample_bytes,
+            batch_size=batch_size,
+            # The reader holds one batch, and all those ahead have arrays, too.
+            num_buffers=options.max_in_flight_batches + 1 if options.reuse_buffers else 0,
         )
-        self._gives_away = info.tables[plan.table].max_times_sampled > 0
-        self._assembling = threading.Lock()  # guards the assembler and `_oldest_at`; taken before the other
-        self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
-        self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
-        self._single_pass = plan.single_pass
-        self._remaining = plan.max_samples  # samples to ask for until the end; None if there is none
-        if plan.single_pass:
-            size = info.tables[plan.table].current_size
-            self._remaining = size if plan.max_samples is None else min(size, plan.max_samples)
-        self._stream: SampleStream | None = None
-        self._look: Any = None  # the latest question to the server
-        self._past_bytes = 0
-        self._held = 0  # samples come and not taken
-        self._oldest_at = 0.0  # when the first sample of the batch that is put together came
-        self._heard_at = time.monotonic()
-        self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
-        self._stats = FetchStats()
+        now = info.tables[table]
+        limits = [options.max_samples, now.current_size if options.single_pass else None]
         self._changed = threading.Event()  # there is more room, or the end has come
+        self._fetcher = SampleFetcher(
+            channel,
+            table,
+            removes_items=now.max_times_sampled > 0,
+            room=batch_size * options.max_in_flight_batches,
+            limit=min([limit for limit in limits if limit is not None], default=None),
+            pause=self._wait_for_change,
+            single_pass=options.single_pass,
+        )
+        self._assembling = threading.Lock()  # guards the assembler; taken before the other lock
+        self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
+        self._num_arrived = 0  # samples that have arrived and were not taken
+        self._heard_at = time.monotonic()
+        self._ready: collections.deque[Samples | ReverbWriterError] = collections.deque()
+        self._stats = FetchStats()
         self._closed = threading.Event()
         self._ended = False
         self._outage: ConnectionLoss | None = None  # while there is no connection
@@ -123,8 +108,8 @@ class ThreadFetcher:
 
     # ------------------------------------------------------------------------------------- for the reader
 
-    def take(self, *, partial: bool = False) -> Fetched | None:
-        """Return the next batch if it is ready; with `partial`, else what there is of one.
+    def take(self, *, partial: bool = False) -> Samples | None:
+        """Return the next batch if it is ready; with `partial`, otherwise the samples that have arrived for it.
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
@@ -132,18 +117,15 @@ class ThreadFetcher:
         if partial:
             with self._assembling:
                 if not self._ready and self._assembler.num_samples:
-                    self._finish_batch()
+                    self._ready.append(self._assembler.take())
         with self._lock:
             if not self._ready:
                 return None
             item = self._ready.popleft()
-            if isinstance(item, ReverbWriterError):
-                self._room += 1
-            else:
-                self._held -= len(item.infos.keys)
-                self._room += len(item.infos.keys)
-            if not self._gives_away:
-                self._request(self._room)
+            num_samples = 1 if isinstance(item, ReverbWriterError) else len(item[1])
+            if not isinstance(item, ReverbWriterError):
+                self._num_arrived -= num_samples
+        self._fetcher.free(num_samples)
         self._changed.set()
         if isinstance(item, ReverbWriterError):
             raise item
@@ -161,22 +143,22 @@ class ThreadFetcher:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will come any more."""
+        """Whether no more samples will arrive."""
         return self._ended
 
     def probe(self, timeout_s: float) -> ServerProbe:
-        """Return what asks the server, during a wait of so many seconds, what keeps samples from coming."""
+        """Return a probe that asks the server, during a wait of so many seconds, what keeps samples from coming."""
         return ServerProbe(self._channel, timeout_s)
 
     @property
     def is_silent(self) -> bool:
-        """Whether the connection is lost and the server holds new ones without an answer."""
+        """Whether the connection is lost, and the server accepts new ones without answering."""
         outage = self._outage
         return outage is not None and outage.is_silence
 
     def why_waiting(self, probe: ServerProbe | None) -> str:
-        """Say what keeps samples from coming, as far as an probe tells; None if there was no time for one."""
-        outage, since = self._outage, self.gone_since
+        """Say what keeps samples from coming, as far as a probe tells; None if there was no time for one."""
+        outage, since = self._outage, self.disconnected_at
         if outage is not None and since is not None:
             return outage.explain(self._channel, time.monotonic() - since)
         return (probe or self.probe(0.0)).explain_samples(self._table, self._info)
@@ -187,44 +169,38 @@ class ThreadFetcher:
             return FetchStats(**vars(self._stats))
         with self._lock:
             stats = FetchStats(**vars(self._stats))
-            stream = self._stream
-            stats.in_flight_samples = stream.num_in_flight if stream else 0
-            stats.ready_samples = self._held
-            stats.received_bytes = self._past_bytes + (stream.num_bytes if stream else 0)
+            stats.in_flight_samples = self._fetcher.num_in_flight
+            stats.ready_samples = self._num_arrived
+            stats.received_bytes = self._fetcher.num_bytes
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
         return stats
 
-    def drain(self, drain_s: float) -> None:
-        """Ask for no more. From a table that gives items away, read what was asked for.
+    def stop_asking(self, max_silence_s: float = 0.0) -> None:
+        """Ask for no more samples. If sampling removes items, wait for the samples in flight.
 
         Args:
-            drain_s: until nothing has come for so long, seconds. Does not wait if there is nothing to wait for.
+            max_silence_s: give up when no sample has arrived for so many seconds. Does not wait if nothing is in
+                flight.
         """
-        with self._lock:
-            self._remaining = 0
+        self._fetcher.stop_asking()
         self._changed.set()
-        while self._gives_away and self._stream is not None and self._stream.num_in_flight:
-            silence = time.monotonic() - self._heard_at
-            if silence >= drain_s or self._closed.wait(min(drain_s - silence, drain_s) + 0.001):
+        while self._fetcher.removes_items and self._fetcher.num_in_flight:
+            silence_s = time.monotonic() - self._heard_at
+            if silence_s >= max_silence_s or self._closed.wait(min(max_silence_s - silence_s, max_silence_s) + 0.001):
                 break
 
-    def stop_unless_draining(self) -> None:
-        """Ask for no more, and `stop` if nothing is on its way that `drain` would read."""
-        self.drain(0.0)
-        stream = self._stream
-        if stream is None or not stream.num_in_flight or not self._gives_away:
+    def stop_unless_reading(self) -> None:
+        """Ask for no more samples, and `stop` unless samples are in flight whose items were removed."""
+        self.stop_asking()
+        if not (self._fetcher.removes_items and self._fetcher.num_in_flight):
             self.stop()
 
     def stop(self) -> None:
-        """Have the thread end, without waiting for it; what has come can still be taken. Idempotent."""
+        """Have the thread end, without waiting for it; batches that are ready can still be taken. Idempotent."""
         self._closed.set()
         self._changed.set()
-        stream, look = self._stream, self._look
-        if stream is not None:
-            stream.cancel()
-        if look is not None:
-            look.cancel()
+        self._fetcher.stop()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended, and ends by itself."""
@@ -240,9 +216,9 @@ class ThreadFetcher:
                     self._fetch()
                 except ServerUnavailableError as error:
                     if not self._closed.is_set():
-                        self._find_server(error)
+                        self._reconnect(error)
                 except (FormatError, UnsafeDataError) as error:
-                    self._tell(error)
+                    self._report(error)
                 else:
                     return
         except ClosedError:
@@ -257,112 +233,59 @@ class ThreadFetcher:
             self._wake()
 
     def _fetch(self) -> None:
-        """Read one connection until it is lost, or all is there that was to be fetched."""
-        stream = SampleStream(self._channel, self._table)
-        with self._lock:
-            self._stream = stream
-            if not self._gives_away:
-                self._request(self._room)
+        """Read one connection until it is lost, or until everything that was to be fetched has arrived."""
         try:
-            while self._remaining != 0 or stream.num_in_flight:
-                if self._gives_away and not self._request_what_is_there(stream):
-                    continue
-                samples = stream.read()
-                self._heard_at = time.monotonic()
-                self._stats.received_samples += len(samples)
-                while samples:
-                    samples = self._add(samples)
+            while not self._fetcher.is_done:
+                if self._fetcher.ask():
+                    samples = self._fetcher.read()
+                    self._heard_at = time.monotonic()
+                    self._stats.received_samples += len(samples)
+                    while samples:
+                        samples = self._add(samples)
         finally:
-            stream.cancel()
-            with self._lock:
-                self._stream = None
-                self._past_bytes += stream.num_bytes
-                self._stats.lost_samples += stream.num_in_flight
-                self._room += stream.num_in_flight
-                if self._remaining is not None and not self._closed.is_set():
-                    self._remaining += stream.num_in_flight
+            self._stats.lost_samples += self._fetcher.end()
 
-    def _request_what_is_there(self, stream: SampleStream) -> bool:
-        """Ask for what there is room for and the table has; return whether anything is under way."""
-        pause_s, longest_s = _LOOK_S
-        while self._remaining != 0 and not self._closed.is_set():
-            self._changed.clear()
-            if self._room > 0:
-                info = try_server_info(self._channel, _LOOK_TIMEOUT_S, begun=self._looks)
-                table = info.tables.get(self._table) if info else None
-                num_ready = table.num_ready() if table else 0
-                with self._lock:
-                    if table and self._single_pass and not stream.num_in_flight and self._remaining:
-                        self._remaining = min(self._remaining, table.current_size)  # some may be lost, or others' now
-                    self._request(min(self._room, num_ready - stream.num_in_flight))
-            if stream.num_in_flight:
-                break
-            self._changed.wait(pause_s if self._room > 0 else None)
-            pause_s = min(2 * pause_s, longest_s)
-        return stream.num_in_flight > 0
-
-    def _looks(self, call: Any) -> None:
-        """Remember a question that is under way, for `stop` to cancel."""
-        self._look = call
-        if self._closed.is_set():
-            call.cancel()
-
-    def _request(self, num_samples: int) -> None:
-        """Ask for samples, unless the limit says that there are no more."""
-        if self._remaining is not None:
-            num_samples = min(num_samples, self._remaining)
-        if self._stream is not None and num_samples > 0:
-            if self._remaining is not None:
-                self._remaining -= num_samples
-            self._room -= num_samples
-            self._stream.request(num_samples)
+    def _wait_for_change(self, pause_s: float | None) -> None:
+        self._changed.wait(pause_s)
+        self._changed.clear()
 
     def _add(self, samples: list[Any]) -> list[Any]:
-        """Put samples to the others, as many as a batch lacks; return the rest."""
+        """Add samples to the batch, as many as it lacks; return the rest."""
         with self._assembling:
             before = self._assembler.num_samples
-            if not before:
-                self._oldest_at = time.monotonic()
-            missing = self._batch_size - before
-            errors = self._assembler.add(samples[:missing])
-            told = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
-            num_skipped = len(errors) - len(told)
+            num_missing = self._batch_size - before
+            errors = self._assembler.add(samples[:num_missing])
+            reported = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
+            num_skipped = len(errors) - len(reported)
             with self._lock:
-                self._held += self._assembler.num_samples - before
+                self._num_arrived += self._assembler.num_samples - before
                 self._stats.skipped_samples += num_skipped
-                self._room += num_skipped  # an error that is to be told has its place until then
-                if not self._gives_away:
-                    self._request(num_skipped)
+            if num_skipped:
+                self._fetcher.free(num_skipped)  # an error that is reported occupies its room until it is taken
             if self._assembler.num_samples == self._batch_size:
-                self._finish_batch()
+                self._ready.append(self._assembler.take())
                 self._wake()
-        if told:
-            self._ready.extend(told)
+        if reported:
+            self._ready.extend(reported)
             self._wake()
-        return samples[missing:]
+        return samples[num_missing:]
 
-    def _finish_batch(self) -> None:
-        self._ready.append(Fetched(*self._assembler.take(), self._oldest_at))
-
-    def _tell(self, error: ReverbWriterError) -> None:
-        """Have the reader told of what ended a stream; return when it is, so that damage without end costs nothing."""
-        with self._lock:
-            self._room -= 1  # an error has its place until it is told
+    def _report(self, error: ReverbWriterError) -> None:
+        """Have the reader raise what ended a stream; return when it has, so that endless damage costs nothing."""
+        self._fetcher.free(-1)  # an error occupies room until it is taken
         self._ready.append(error)
         self._wake()
-        while True:
-            self._changed.clear()
+        while not self._closed.is_set():
             with self._lock:
-                is_told = all(item is not error for item in self._ready)
-            if is_told or self._closed.is_set():
-                break
-            self._changed.wait()
+                if all(item is not error for item in self._ready):
+                    break
+            self._wait_for_change(None)
         self._closed.wait(_RETRY_S)
 
-    def _find_server(self, why: ServerUnavailableError) -> None:
-        """Wait until the server is there again."""
+    def _reconnect(self, why: ServerUnavailableError) -> None:
+        """Wait until the server answers again."""
         self._outage = ConnectionLoss(why, str(why))
-        self.gone_since = time.monotonic()
+        self.disconnected_at = time.monotonic()
         _LOG.warning("Samples of `%s`: %s Looking for it.", self._table, why)
         while not self._closed.wait(_RETRY_S):
             try:
@@ -373,5 +296,5 @@ class ThreadFetcher:
             self._stats.reconnects += 1
             self._stats.server_restarts += info.state_id != self._info.state_id
             self._info = info
-            self.gone_since = self._outage = None
+            self.disconnected_at = self._outage = None
             return

@@ -1,4 +1,4 @@
-"""What a wait is for, asked of the servers while it lasts, and logged every ten seconds."""
+"""Waits: while one lasts, ask the servers for the cause, and log it every ten seconds."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ _LOOK_EVERY_S = 0.2
 
 
 class Wait:
-    """A wait for a batch, of some servers or of all. It never blocks: questions are on their way meanwhile.
+    """A wait for a batch, of some servers or of all. Its methods do not block: probes ask in the background.
 
     Attributes:
         look_at: `time.monotonic()` when `look` is to be called next.
     """
 
-    def __init__(self, table: str, sources: Sequence[ThreadFetcher], began_at: float, timeout_s: float) -> None:
+    def __init__(self, table: str, fetchers: Sequence[ThreadFetcher], began_at: float, timeout_s: float) -> None:
         """Begin to wait for samples of `table`, `timeout_s` seconds from `began_at`."""
-        self._table, self._sources = table, sources
+        self._table, self._fetchers = table, fetchers
         self._began_at, self._timeout_s = began_at, timeout_s
-        self._inquiries: dict[ThreadFetcher, ServerProbe] = {}
+        self._probes: dict[ThreadFetcher, ServerProbe] = {}
         self._log_at = began_at + LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s
 
     def look(self) -> None:
-        """Ask the servers what is to be asked by now, and log what there is to be logged."""
+        """Have the probes ask what is due by now, and log the cause if ten seconds have passed."""
         now = time.monotonic()
         self.look_at = now + self._pause_s
-        for source in self._sources:
-            if not source.has_ended and source.gone_since is None and now < self._began_at + self._timeout_s:
-                if source not in self._inquiries:
-                    self._inquiries[source] = source.probe(self._timeout_s)
-                self._inquiries[source].proceed(now - self._began_at)
+        for fetcher in self._fetchers:
+            if not fetcher.has_ended and fetcher.disconnected_at is None and now < self._began_at + self._timeout_s:
+                if fetcher not in self._probes:
+                    self._probes[fetcher] = fetcher.probe(self._timeout_s)
+                self._probes[fetcher].proceed(now - self._began_at)
         if now >= self._log_at:
             self._log_at = now + LOG_EVERY_S
             _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
 
     def why(self) -> str:
-        """Say what keeps samples from coming, of each server that is not done."""
-        going = [source for source in self._sources if not source.has_ended]
-        return " ".join(source.why_waiting(self._inquiries.get(source)) for source in going)
+        """Say what keeps samples from coming, for each server that has not ended."""
+        going = [fetcher for fetcher in self._fetchers if not fetcher.has_ended]
+        return " ".join(fetcher.why_waiting(self._probes.get(fetcher)) for fetcher in going)
 
 
 @contextlib.contextmanager
 def logged(describe: Callable[[], str]) -> Iterator[None]:
-    """Log every ten seconds for how long the block has been waiting, and for what: `describe` says it."""
+    """Log every ten seconds how long the block has been waiting; `describe` says for what."""
     done = threading.Event()
     start = time.monotonic()
 
@@ -74,7 +74,7 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchained() -> Iterator[None]:
-    """Let a time-out out of the block without gRPC's errors behind it: its message names the cause."""
+    """Raise a time-out of the block without gRPC's errors as its cause: its message names the cause."""
     try:
         yield
     except (ReplayTimeoutError, ServerUnavailableError) as error:

@@ -10,7 +10,7 @@ they differ.
 from __future__ import annotations
 
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
-from reverb_writer.slices.gather import SliceBatch, allot, concatenate_batches, gather, sample_members
+from reverb_writer.slices.gather import SliceBatch, SliceMarkers, allot, concatenate_batches, gather, sample_members
 from reverb_writer.slices.markers import Markers, read_markers
 from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
 from reverb_writer.slices.trajectory_layout import (
@@ -28,6 +28,7 @@ __all__ = [
     "PaddedTrajectories",
     "Short",
     "SliceBatch",
+    "SliceMarkers",
     "SliceSampler",
     "Slices",
     "Trajectories",

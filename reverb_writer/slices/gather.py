@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,18 +18,17 @@ from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
 from reverb_writer.slices.row_nests import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
 
-__all__ = ["SliceBatch", "allot", "concatenate_batches", "gather", "sample_members"]
+__all__ = ["SliceBatch", "SliceMarkers", "allot", "concatenate_batches", "gather", "sample_members"]
 
 
 @dataclass(frozen=True)
-class SliceBatch:
-    """Slices laid end to end; padded only with `short="pad"`. The caller owns all arrays.
+class SliceMarkers:
+    """Markers of slices laid end to end; the caller owns all arrays.
 
-    The markers are those of the slices. Markers that were stored as leaves of the steps are unchanged in `data`. Rows
-    of padding repeat the last real row in `data`; all their markers are False.
+    They are those of the slices: markers that were stored as leaves of the steps are unchanged in the data. Rows of
+    padding, which exist with `short="pad"` only, have all their markers False.
 
     Attributes:
-        data: the nest of the steps; leaves [N, ...].
         is_init: [N] True on the first row of each slice, and where True was stored. None if `emit_init` is False and it
             was not stored.
         done: [N] True where `truncated` is, or where `done`, `terminated` or `truncated` was stored as True.
@@ -45,7 +44,6 @@ class SliceBatch:
         members: [N] number of the storage that the row is from; None if there is only one.
     """
 
-    data: Any
     is_init: Flags | None
     done: Flags
     terminated: Flags
@@ -60,6 +58,35 @@ class SliceBatch:
         """Return the number of rows, N."""
         return len(self.done)
 
+    def map_arrays(self, convert: Callable[[npt.NDArray[Any]], Any]) -> SliceMarkers:
+        """Return the markers, each converted, as for a framework; `slices` and `members` stay as they are."""
+        return SliceMarkers(
+            None if self.is_init is None else convert(self.is_init),
+            convert(self.done),
+            convert(self.terminated),
+            convert(self.truncated),
+            convert(self.cut_by_sampler),
+            convert(self.traj_ids),
+            None if self.mask is None else convert(self.mask),
+            self.slices,
+            self.members,
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[SliceMarkers], numbers: Sequence[int]) -> SliceMarkers:
+        """Return the markers of several batches laid end to end; `numbers` are those of their members."""
+        return SliceMarkers(
+            _concatenate_present([part.is_init for part in parts]),
+            np.concatenate([part.done for part in parts]),
+            np.concatenate([part.terminated for part in parts]),
+            np.concatenate([part.truncated for part in parts]),
+            np.concatenate([part.cut_by_sampler for part in parts]),
+            np.concatenate([part.traj_ids for part in parts]),
+            _concatenate_present([part.mask for part in parts]),
+            Slices.concatenate([part.slices for part in parts]),
+            np.repeat(numbers, [len(part) for part in parts]),
+        )
+
     def preview(self) -> str:
         """Draw the rows and their markers as text, one column for each row.
 
@@ -68,7 +95,7 @@ class SliceBatch:
         >>> steps = {"is_first": np.array([1, 0, 0, 1, 0]), "reward": np.arange(5)}
         >>> trajectories = Trajectories.from_lengths([3, 2])
         >>> slices = SliceSampler(2, 2).each(trajectories, np.random.default_rng(0))
-        >>> print(gather(steps, slices).preview())
+        >>> print(gather(steps, slices).markers.preview())
         row                1   2 |   3   4
         traj_ids           0   0 |   1   1
         is_init            T   . |   T   .
@@ -79,28 +106,40 @@ class SliceBatch:
         """
         real = self.slices.mask
         width = max(3, *(len(str(number)) for number in [*self.slices.rows.tolist(), *self.traj_ids.tolist()]))
-        names = [
-            "is_init",
-            "done",
-            "terminated",
-            "truncated",
-            "cut_by_sampler",
-            *(["mask"] if self.mask is not None else []),
-        ]
+        flags = {
+            "is_init": self.is_init,
+            "done": self.done,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+            "cut_by_sampler": self.cut_by_sampler,
+            "mask": self.mask,
+        }
         lines = {"row": [str(row) for row in self.slices.rows], "traj_ids": [str(number) for number in self.traj_ids]}
         if self.members is not None:
             lines = {"members": [str(number) for number in self.members], **lines}
         for line in lines.values():
             line[:] = [label if is_real else "=" for label, is_real in zip(line, real, strict=True)]
-        for name in names:
-            if getattr(self, name) is not None:
-                lines[name] = ["T" if flag else "." for flag in getattr(self, name)]
+        lines |= {
+            name: ["T" if flag else "." for flag in marker] for name, marker in flags.items() if marker is not None
+        }
         bars = set(self.slices.first_rows[1:].tolist())
         drawn = []
         for name, labels in lines.items():
             cells = ((" |" if at in bars else "") + label.rjust(width + 1) for at, label in enumerate(labels))
             drawn.append(f"{name:16}{''.join(cells)}")
         return "\n".join(drawn)
+
+
+class SliceBatch(NamedTuple):
+    """Slices laid end to end; padded only with `short="pad"`. The caller owns all arrays.
+
+    Attributes:
+        data: the nest of the steps; leaves [N, ...]. Rows of padding repeat the last real row.
+        markers: of the N rows.
+    """
+
+    data: Any
+    markers: SliceMarkers
 
 
 def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_init: bool = True) -> SliceBatch:
@@ -117,7 +156,7 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
 
     >>> slices = SliceSampler(2, 4).each(Trajectories.from_lengths([2, 3]), np.random.default_rng(0))
     >>> batch = gather({"reward": np.array([1.0, 2.0, 3.0, 4.0, 5.0])}, slices)
-    >>> batch.data["reward"].tolist(), batch.is_init.tolist()
+    >>> batch.data["reward"].tolist(), batch.markers.is_init.tolist()
     ([1.0, 2.0, 3.0, 4.0, 5.0], [True, False, True, False, False])
     """
     markers = read_markers(nest, ndim=len(slices.storage_shape)) if markers is None else markers
@@ -127,8 +166,7 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
     def stored(flags: Flags | None) -> Flags:
         return np.zeros_like(mask) if flags is None else flags & mask
 
-    return SliceBatch(
-        data=take_rows(nest, slices.rows, slices.storage_shape),
+    found = SliceMarkers(
         is_init=slices.starts | stored(markers.is_init) if emit_init or markers.is_init is not None else None,
         done=truncated | stored(markers.ends),
         terminated=stored(markers.terminated),
@@ -138,6 +176,7 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
         mask=mask if slices.is_padded else None,
         slices=slices,
     )
+    return SliceBatch(take_rows(nest, slices.rows, slices.storage_shape), found)
 
 
 def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
@@ -201,7 +240,7 @@ def sample_members(
 
     >>> steps, trajectories = {"reward": np.zeros(9)}, Trajectories.from_lengths([4, 5])
     >>> members = [(steps, trajectories), (steps, trajectories)]
-    >>> sample_members(members, SliceSampler(4, 2), np.random.default_rng(0)).members.tolist()
+    >>> sample_members(members, SliceSampler(4, 2), np.random.default_rng(0)).markers.members.tolist()
     [0, 0, 0, 0, 1, 1, 1, 1]
     """
     weights = [1.0] * len(members) if weights is None else weights
@@ -216,36 +255,21 @@ def sample_members(
     return concatenate_batches([batch for _, batch in drawn], [number for number, _ in drawn])
 
 
-def _markers_of(markers: Markers, slices: Slices) -> Markers:
-    """Return the markers of the rows of the slices."""
-    given = {field.name: getattr(markers, field.name) for field in dataclasses.fields(Markers)}
-    given = {name: marker for name, marker in given.items() if marker is not None}
-    return Markers(**take_rows(given, slices.rows, slices.storage_shape))
-
-
 def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -> SliceBatch:
     """Lay batches of members end to end, as `sample_members` returns them; `numbers` are those of the members."""
-
-    def joined(arrays: Sequence[Any]) -> Any:
-        return None if any(array is None for array in arrays) else np.concatenate(arrays)
-
     specs = [row_specs(batch.data) for batch in batches]
     if any(spec != specs[0] for spec in specs):
         raise StructureError(f"members must have steps of one structure, got {specs}.")
-    slices = Slices(
-        **{
-            field.name: joined([getattr(batch.slices, field.name) for batch in batches])
-            for field in dataclasses.fields(Slices)
-            if field.name not in ("is_padded", "storage_shape")
-        },
-        is_padded=batches[0].slices.is_padded,
-        storage_shape=(),
-    )
-    rest = {
-        field.name: joined([getattr(batch, field.name) for batch in batches])
-        for field in dataclasses.fields(SliceBatch)
-        if field.name not in ("data", "slices", "members")
-    }
-    members = np.repeat(numbers, [len(batch) for batch in batches])
     data = tree.map_structure(lambda *leaves: np.concatenate(leaves), *(batch.data for batch in batches))
-    return SliceBatch(data=data, slices=slices, members=members, **rest)
+    return SliceBatch(data, SliceMarkers.concatenate([batch.markers for batch in batches], numbers))
+
+
+def _markers_of(markers: Markers, slices: Slices) -> Markers:
+    """Return the markers of the rows of the slices."""
+    given = {name: marker for name, marker in vars(markers).items() if marker is not None}
+    return Markers(**take_rows(given, slices.rows, slices.storage_shape))
+
+
+def _concatenate_present(arrays: Sequence[Flags | None]) -> Flags | None:
+    present = [array for array in arrays if array is not None]
+    return np.concatenate(present) if len(present) == len(arrays) else None

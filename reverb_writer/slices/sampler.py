@@ -15,7 +15,7 @@ L - 1, every row is in exactly L slices.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -123,6 +123,20 @@ class Slices:
             probabilities=self.probabilities[chosen],
             is_padded=self.is_padded,
             storage_shape=self.storage_shape,
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Slices]) -> Slices:
+        """Return slices of several storages in order, each with rows and trajectories relative to its own."""
+        return Slices(
+            rows=np.concatenate([part.rows for part in parts]),
+            lengths=np.concatenate([part.lengths for part in parts]),
+            widths=np.concatenate([part.widths for part in parts]),
+            trajectories=np.concatenate([part.trajectories for part in parts]),
+            cut_by_sampler=np.concatenate([part.cut_by_sampler for part in parts]),
+            probabilities=np.concatenate([part.probabilities for part in parts]),
+            is_padded=parts[0].is_padded,
+            storage_shape=(),
         )
 
     def _marked(self, at: Integers) -> Flags:

@@ -35,24 +35,26 @@ def write_episodes(address: str, table: str, lengths: list[int], actor: int = 0)
                 observer(step, end_of_episode=last)
 
 
-def slices_of(batch: rw.ContiguousBatch) -> list[list[int]]:
-    ends = np.cumsum(batch.slices.widths)
+def slices_of(batch: rw.Batch) -> list[list[int]]:
+    ends = np.cumsum(batch.markers.slices.widths)
     return [part.tolist() for part in np.split(batch.data["row"], ends[:-1])]
 
 
-def assert_is_well_marked(batch: rw.ContiguousBatch) -> None:
+def assert_is_well_marked(batch: rw.Batch) -> None:
     """Check all markers against the rows' numbers: consecutive within a slice, an episode a hundred."""
-    firsts = np.cumsum(batch.slices.widths) - batch.slices.widths
-    lasts = np.cumsum(batch.slices.widths) - 1
-    assert batch.is_init is not None
-    assert np.flatnonzero(batch.is_init).tolist() == firsts.tolist()
-    assert np.flatnonzero(batch.truncated).tolist() == lasts.tolist()
-    np.testing.assert_array_equal(batch.terminated, batch.data["terminated"])
-    np.testing.assert_array_equal(batch.done, batch.truncated | batch.data["terminated"] | batch.data["truncated"])
+    firsts = np.cumsum(batch.markers.slices.widths) - batch.markers.slices.widths
+    lasts = np.cumsum(batch.markers.slices.widths) - 1
+    assert batch.markers.is_init is not None
+    assert np.flatnonzero(batch.markers.is_init).tolist() == firsts.tolist()
+    assert np.flatnonzero(batch.markers.truncated).tolist() == lasts.tolist()
+    np.testing.assert_array_equal(batch.markers.terminated, batch.data["terminated"])
+    np.testing.assert_array_equal(
+        batch.markers.done, batch.markers.truncated | batch.data["terminated"] | batch.data["truncated"]
+    )
     for rows in slices_of(batch):
         assert rows == list(range(rows[0], rows[0] + len(rows)))
         assert len({row // 100 for row in rows}) == 1
-    for ids, rows in zip(np.split(batch.traj_ids, lasts[:-1] + 1), slices_of(batch), strict=True):
+    for ids, rows in zip(np.split(batch.markers.traj_ids, lasts[:-1] + 1), slices_of(batch), strict=True):
         assert len(set(ids.tolist())) == 1, rows
 
 
@@ -71,12 +73,11 @@ def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: 
         for _ in range(30):
             batch = next(dataset)
             assert_is_well_marked(batch)
-            assert len(batch.slices.lengths) == 8
+            assert len(batch.markers.slices.lengths) == 8
             assert all(len(rows) == min(5, [3, 12, 1, 30][rows[0] // 100 % 100]) for rows in slices_of(batch))
-            assert batch.info is not None
             assert (batch.info.table_sizes == 12).all()
-            assert batch.mask is None
-            assert batch.members is None
+            assert batch.markers.mask is None
+            assert batch.markers.members is None
             seen |= set(batch.data["row"].tolist())
     assert len(seen) > 3 * 30
 
@@ -94,9 +95,9 @@ def test_short_ones_are_padded_with_a_mask_or_skipped(replay_server: StartServer
     write_episodes(server.address, "queue", [2, 4, 3])
     with rw.ContiguousDataset(server.address, "queue", 3, 3, short="pad", single_pass=True, seed=1) as dataset:
         batch = next(dataset)
-    assert batch.mask is not None
-    assert batch.mask.reshape(3, 3).tolist() == [[True, True, False], [True] * 3, [True] * 3]
-    assert len(batch) == 9
+    assert batch.markers.mask is not None
+    assert batch.markers.mask.reshape(3, 3).tolist() == [[True, True, False], [True] * 3, [True] * 3]
+    assert len(batch.markers) == 9
     write_episodes(server.address, "queue", [2, 4, 3])
     with rw.ContiguousDataset(server.address, "queue", 3, 3, short="skip", single_pass=True) as dataset:
         (batch,) = dataset
@@ -115,7 +116,7 @@ def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server:
     assert slices_of(batch) == [
         [5, 6], [100, 101, 102], [200], [1005, 1006], [1100, 1101, 1102], [1200],
     ]  # fmt: skip
-    assert np.unique(batch.traj_ids).size == 6
+    assert np.unique(batch.markers.traj_ids).size == 6
 
 
 @pytest.mark.parametrize("discount", [0.0, 1.0])
@@ -133,7 +134,7 @@ def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_prece
         client.store_spec("queue", tree.map_structure(lambda leaf: rw_spec(leaf.dtype), each))
         with rw.ContiguousDataset(client, "queue", 3, 2, seed=0) as dataset:
             batch = next(dataset)
-    assert batch.terminated.tolist() == [False, False, False, False, discount == 0]
+    assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]
 
 
 def rw_spec(dtype: Any) -> Any:
@@ -174,11 +175,19 @@ def test_ensemble_of_tables_and_servers_has_its_shares(replay_server: StartServe
         for _ in range(3):
             batch = next(dataset)
             assert_is_well_marked(batch)
-            assert batch.members is not None
-            np.testing.assert_array_equal(batch.members, batch.data["row"] // 10_000)
-            shares = np.bincount(batch.members[batch.slices.first_rows], minlength=4)
+            assert batch.markers.members is not None
+            np.testing.assert_array_equal(batch.markers.members, batch.data["row"] // 10_000)
+            shares = np.bincount(batch.markers.members[batch.markers.slices.first_rows], minlength=4)
             assert shares.tolist() == [2, 4, 0, 2]
-            assert len({(m, i) for m, i in zip(batch.members.tolist(), batch.traj_ids.tolist(), strict=True)}) == 8
+            assert (
+                len(
+                    {
+                        (m, i)
+                        for m, i in zip(batch.markers.members.tolist(), batch.markers.traj_ids.tolist(), strict=True)
+                    }
+                )
+                == 8
+            )
         dataset.update_priorities(batch, np.arange(8))
     with pytest.raises(rw.SpecError, match=r"one a table of each server, 4"):
         rw.ContiguousDataset(addresses, ["a", "b"], 8, 3, weights=[1, 2])
@@ -283,8 +292,6 @@ def test_episodes_of_a_batch_that_a_time_out_kept_from_completion_are_counted(re
         ({"weights": ["a"]}, "`weights` must be finite numbers >= 0, one for each member and not all 0, got ['a']"),
         ({"weights": 0.5}, "`weights` must be one a table of each server, 1, got 0.5"),
         ({"seed": "x"}, "`seed` must be an integer, got 'x'"),
-        ({"num_steps": 4}, "`num_steps` is set by the slices, got 4"),
-        ({"collate": "pad"}, "`collate` is set by the slices, got 'pad'"),
     ],
 )
 def test_argument_that_can_never_work_is_refused_by_name(given: dict[str, Any], message: str) -> None:

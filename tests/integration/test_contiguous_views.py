@@ -30,26 +30,25 @@ def open_dataset(address: str, table: str = "other") -> rw.ContiguousDataset:
     return rw.ContiguousDataset(address, table, 2, 3, short="pad", seed=0, single_pass=True)
 
 
-def expected_batches(address: str) -> list[rw.ContiguousBatch]:
+def expected_batches(address: str) -> list[rw.Batch]:
     with open_dataset(address, "numpy") as dataset:
         return list(dataset)
 
 
-def assert_same(found: rw.ContiguousBatch, expected: rw.ContiguousBatch, kind: type) -> None:
+def assert_same(found: rw.Batch, expected: rw.Batch, kind: type) -> None:
     assert isinstance(found.data["row"], kind)
     np.testing.assert_array_equal(np.asarray(found.data["row"]), expected.data["row"])
     for name in (*MARKERS, "traj_ids"):
-        assert isinstance(getattr(found, name), kind)
-        np.testing.assert_array_equal(np.asarray(getattr(found, name)), getattr(expected, name))
-    assert found.info is not None
+        assert isinstance(getattr(found.markers, name), kind)
+        np.testing.assert_array_equal(np.asarray(getattr(found.markers, name)), getattr(expected.markers, name))
     assert isinstance(found.info.keys, np.ndarray)
-    assert len(found) == len(expected) == 3 * len(found.info.keys)
+    assert len(found.markers) == len(expected.markers) == 3 * len(found.info.keys)
 
 
 def test_pytorch_gets_the_data_and_its_markers_as_tensors(address: str) -> None:
     torch = pytest.importorskip("torch")
     expected = expected_batches(address)
-    assert [len(batch) for batch in expected] == [6, 3]
+    assert [len(batch.markers) for batch in expected] == [6, 3]
     with open_dataset(address) as dataset:
         found = list(dataset.as_torch("cpu"))
         dataset.update_priorities(found[0], np.ones(2))
@@ -92,6 +91,5 @@ def test_tensorflow_gets_pairs_of_the_data_and_its_markers(address: str) -> None
     for (data, numbers), wanted in zip(found, expected, strict=True):
         np.testing.assert_array_equal(data["row"], wanted.data["row"])
         for name in (*MARKERS, "traj_ids"):
-            np.testing.assert_array_equal(numbers[name], getattr(wanted, name))
-        assert wanted.info is not None
+            np.testing.assert_array_equal(numbers[name], getattr(wanted.markers, name))
         np.testing.assert_array_equal(numbers["priorities"], wanted.info.priorities)

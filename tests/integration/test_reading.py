@@ -236,7 +236,7 @@ def test_pickled_dataset_is_opened_anew(replay_server: StartServer) -> None:
     with rw.Client(server.address) as client, rw.ContiguousDataset(client, ["replay"], 2, 1) as slices:
         stored = pickle.dumps(slices)
     with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
-        assert len(next(other).slices.lengths) == 2
+        assert len(next(other).markers.slices.lengths) == 2
 
 
 # Priorities.

@@ -102,11 +102,13 @@ def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
     trajectories, steps = ring
     batch = gather(steps, sampler.sample(trajectories, np.random.default_rng(seed)))
     assert isinstance(sampler.span, tuple)
-    edges = np.cumsum(batch.slices.widths)
-    assert len(batch.slices.lengths) == sampler.num_slices
-    assert edges[-1] == len(batch) == len(batch.data["time"])
+    edges = np.cumsum(batch.markers.slices.widths)
+    assert len(batch.markers.slices.lengths) == sampler.num_slices
+    assert edges[-1] == len(batch.markers) == len(batch.data["time"])
     is_init, truncated, done = [], [], []
-    for first, stop, length in zip(edges - batch.slices.widths, edges, batch.slices.lengths, strict=True):
+    for first, stop, length in zip(
+        edges - batch.markers.slices.widths, edges, batch.markers.slices.lengths, strict=True
+    ):
         real = slice(first, first + length)
         time = batch.data["time"][real]
         size = trajectories.lengths[
@@ -116,18 +118,18 @@ def test_slices_are_runs_within_one_trajectory_and_marked_at_their_ends(
         assert (np.diff(time) == 1).all()
         assert min(size, sampler.slice_len - max(sampler.span)) <= length <= min(size, sampler.slice_len)
         assert (batch.data["time"][first + length : stop] == time[-1]).all()
-        assert batch.cut_by_sampler[first + length - 1] == (time[-1] < size - 1)
-        if batch.mask is not None:
-            assert batch.mask[first:stop].tolist() == [True] * length + [False] * (stop - first - length)
+        assert batch.markers.cut_by_sampler[first + length - 1] == (time[-1] < size - 1)
+        if batch.markers.mask is not None:
+            assert batch.markers.mask[first:stop].tolist() == [True] * length + [False] * (stop - first - length)
             assert stop - first == sampler.slice_len
         is_init.append(first)
         truncated.append(first + length - 1)
         done += [at for at in range(first, first + length) if batch.data["done"][at]]
-    assert (batch.mask is not None) == (sampler.short is Short.PAD)
-    assert batch.is_init is not None
-    assert np.flatnonzero(batch.is_init).tolist() == is_init
-    assert np.flatnonzero(batch.truncated).tolist() == truncated
-    assert np.flatnonzero(batch.done).tolist() == sorted({*truncated, *done})
+    assert (batch.markers.mask is not None) == (sampler.short is Short.PAD)
+    assert batch.markers.is_init is not None
+    assert np.flatnonzero(batch.markers.is_init).tolist() == is_init
+    assert np.flatnonzero(batch.markers.truncated).tolist() == truncated
+    assert np.flatnonzero(batch.markers.done).tolist() == sorted({*truncated, *done})
 
 
 def frequencies(
@@ -302,6 +304,10 @@ def test_a_batch_is_split_into_its_slices_by_its_own_markers(
     slices = sampler.sample(Trajectories.from_lengths(sizes), np.random.default_rng(seed))
     batch = gather({"row": np.arange(sum(sizes))}, slices)
     real = slices.mask
-    steps = {"row": batch.data["row"][real], "is_init": batch.slices.starts[real], "done": batch.done[real]}
+    steps = {
+        "row": batch.data["row"][real],
+        "is_init": batch.markers.slices.starts[real],
+        "done": batch.markers.done[real],
+    }
     assert [len(part["row"]) for part in split_trajectories(steps)] == slices.lengths.tolist()
     assert read_markers(steps).ends is not None

@@ -58,11 +58,11 @@ def test_short_trajectories_give_shorter_slices() -> None:
     batch = gather({"reward": np.arange(11)}, SliceSampler(3, 5).each(THREE, rng()))
     assert batch.data["reward"].tolist()[:3] == [0, 1, 2]
     assert batch.data["reward"].tolist()[8:] == [9, 10]
-    assert true_rows(batch.truncated) == [2, 7, 9]
-    assert true_rows(batch.is_init) == [0, 3, 8]
-    assert true_rows(batch.cut_by_sampler) == ([] if batch.data["reward"][7] == 8 else [7])
-    assert batch.mask is None
-    assert batch.traj_ids.tolist() == [0] * 3 + [1] * 5 + [2] * 2
+    assert true_rows(batch.markers.truncated) == [2, 7, 9]
+    assert true_rows(batch.markers.is_init) == [0, 3, 8]
+    assert true_rows(batch.markers.cut_by_sampler) == ([] if batch.data["reward"][7] == 8 else [7])
+    assert batch.markers.mask is None
+    assert batch.markers.traj_ids.tolist() == [0] * 3 + [1] * 5 + [2] * 2
 
 
 def test_short_trajectories_are_skipped_if_so_asked() -> None:
@@ -74,23 +74,28 @@ def test_short_trajectories_are_padded_with_their_last_row_if_so_asked() -> None
     batch = gather({"reward": np.arange(11)}, SliceSampler(3, 5, short="pad").each(THREE, rng()))
     assert batch.data["reward"].tolist()[:5] == [0, 1, 2, 2, 2]
     assert batch.data["reward"].tolist()[10:] == [9, 10, 10, 10, 10]
-    assert batch.mask is not None
-    assert "".join("FT"[flag] for flag in batch.mask.tolist()) == "TTTFFTTTTTTTFFF"
-    assert true_rows(batch.truncated) == [2, 9, 11]
-    assert true_rows(batch.is_init) == [0, 5, 10]
+    assert batch.markers.mask is not None
+    assert "".join("FT"[flag] for flag in batch.markers.mask.tolist()) == "TTTFFTTTTTTTFFF"
+    assert true_rows(batch.markers.truncated) == [2, 9, 11]
+    assert true_rows(batch.markers.is_init) == [0, 5, 10]
 
 
 def test_padding_has_a_mask_even_if_nothing_is_padded() -> None:
     batch = gather({"reward": np.arange(11)}, SliceSampler(3, 2, short="pad").each(THREE, rng()))
-    assert batch.mask is not None
-    assert batch.mask.all()
+    assert batch.markers.mask is not None
+    assert batch.markers.mask.all()
 
 
 def test_markers_are_not_repeated_on_padding() -> None:
     steps = {"is_init": np.array([1, 0, 1]), "terminated": np.array([0, 1, 1]), "reward": np.arange(3)}
     batch = gather(steps, SliceSampler(2, 4, short="pad").each(Trajectories.from_lengths([2, 1]), rng()))
-    assert true_rows(batch.is_init) == [0, 4]
-    assert true_rows(batch.terminated) == true_rows(batch.done) == true_rows(batch.truncated) == [1, 4]
+    assert true_rows(batch.markers.is_init) == [0, 4]
+    assert (
+        true_rows(batch.markers.terminated)
+        == true_rows(batch.markers.done)
+        == true_rows(batch.markers.truncated)
+        == [1, 4]
+    )
     assert batch.data["is_init"].tolist() == [1, 0, 0, 0, 1, 1, 1, 1]  # as stored
 
 
@@ -112,7 +117,7 @@ def test_slices_of_lanes_stay_in_their_lane() -> None:
     batch = gather(steps, SliceSampler(4, 3).each(find_trajectories(Markers(traj_ids=ids)), rng()))
     assert batch.data["time"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
     assert batch.data["lane"].tolist() == [0] * 5 + [1] * 5
-    assert batch.traj_ids.tolist() == [0, 0, 1, 1, 1, 3, 3, 3, 4, 4]
+    assert batch.markers.traj_ids.tolist() == [0, 0, 1, 1, 1, 3, 3, 3, 4, 4]
 
 
 # Spans.
@@ -205,22 +210,22 @@ def gathered(**markers: Any) -> SliceBatch:
 def test_stored_is_init_within_a_slice_is_kept() -> None:
     # Row 5 is the third or second one of the slice of trajectory 1.
     batch = gathered(is_init=at(0, 5))
-    assert true_rows(batch.is_init) == [0, 3, batch.data["reward"].tolist().index(5), 8]
+    assert true_rows(batch.markers.is_init) == [0, 3, batch.data["reward"].tolist().index(5), 8]
 
 
 def test_is_init_is_left_out_only_if_asked_for_and_not_stored() -> None:
     slices = SliceSampler(3, 5).each(THREE, rng())
-    assert gather({"reward": np.arange(11)}, slices, emit_init=False).is_init is None
+    assert gather({"reward": np.arange(11)}, slices, emit_init=False).markers.is_init is None
     stored = gather({"reward": np.arange(11), "is_init": FALSE}, slices, emit_init=False)
-    assert true_rows(stored.is_init) == [0, 3, 8]
+    assert true_rows(stored.markers.is_init) == [0, 3, 8]
 
 
 def test_done_is_the_union_of_what_is_stored_and_the_ends_of_slices() -> None:
     batch = gathered(terminated=at(2), truncated=at(5), done=FALSE)
     row_of_5 = batch.data["reward"].tolist().index(5)
-    assert true_rows(batch.terminated) == [2]
-    assert true_rows(batch.truncated) == [2, 7, 9]
-    assert true_rows(batch.done) == [2, row_of_5, 7, 9]
+    assert true_rows(batch.markers.terminated) == [2]
+    assert true_rows(batch.markers.truncated) == [2, 7, 9]
+    assert true_rows(batch.markers.done) == [2, row_of_5, 7, 9]
 
 
 def test_real_time_limits_can_be_told_from_cuts() -> None:
@@ -228,9 +233,9 @@ def test_real_time_limits_can_be_told_from_cuts() -> None:
     slices = SliceSampler(1, 5).sample(THREE, rng(3), [0, 1, 0])
     batch = gather(steps, slices)
     assert batch.data["reward"].tolist() == [3, 4, 5, 6, 7]
-    assert (true_rows(batch.truncated), true_rows(batch.cut_by_sampler)) == ([4], [4])
+    assert (true_rows(batch.markers.truncated), true_rows(batch.markers.cut_by_sampler)) == ([4], [4])
     batch = gather(steps, SliceSampler(1, 6).sample(THREE, rng(), [0, 1, 0]))
-    assert (true_rows(batch.truncated), true_rows(batch.cut_by_sampler)) == ([5], [])
+    assert (true_rows(batch.markers.truncated), true_rows(batch.markers.cut_by_sampler)) == ([5], [])
     assert true_rows(batch.data["truncated"]) == [5]
 
 
@@ -264,18 +269,18 @@ def member(first: int, lengths: list[int]) -> tuple[Any, Trajectories]:
 def test_members_have_their_share_of_a_batch() -> None:
     members = [member(0, [4, 4]), member(100, [5]), member(200, [9])]
     batch = sample_members(members, SliceSampler(12, 3), rng())
-    assert batch.members is not None
-    assert batch.members.tolist() == [0] * 12 + [1] * 12 + [2] * 12
-    np.testing.assert_array_equal(batch.data["reward"] // 100, batch.members)
-    assert true_rows(batch.is_init) == list(range(0, 36, 3))
-    assert true_rows(batch.truncated) == list(range(2, 36, 3))
-    np.testing.assert_array_equal(batch.slices.rows, batch.data["reward"] % 100)
+    assert batch.markers.members is not None
+    assert batch.markers.members.tolist() == [0] * 12 + [1] * 12 + [2] * 12
+    np.testing.assert_array_equal(batch.data["reward"] // 100, batch.markers.members)
+    assert true_rows(batch.markers.is_init) == list(range(0, 36, 3))
+    assert true_rows(batch.markers.truncated) == list(range(2, 36, 3))
+    np.testing.assert_array_equal(batch.markers.slices.rows, batch.data["reward"] % 100)
 
 
 def test_member_of_weight_zero_is_never_drawn_from() -> None:
     members = [member(0, [4]), member(100, [5]), member(200, [9])]
     for seed in range(20):
-        found = sample_members(members, SliceSampler(6, 3), rng(seed), [0, 0.9, 0.1]).members
+        found = sample_members(members, SliceSampler(6, 3), rng(seed), [0, 0.9, 0.1]).markers.members
         assert found is not None
         assert set(found.tolist()) <= {1, 2}
 

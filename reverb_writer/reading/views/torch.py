@@ -1,77 +1,108 @@
-"""A dataset as PyTorch's `IterableDataset`: batches of tensors, on the device that is asked for."""
+"""Batches as PyTorch tensors: one rule of dtypes and devices, and one `IterableDataset` for every data set."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
 from reverb_writer.errors import SpecError
 from reverb_writer.extras import needs
+from reverb_writer.nests import map_present
+from reverb_writer.reading.batches import Batch
 
 with needs("`as_torch`", "reverb-writer[torch]"):
     import torch
     import torch.utils.data
 
-__all__ = ["TorchDataset", "tensor_of"]
+__all__ = ["TensorConverter", "TorchDataset", "replay_view"]
 
 # What PyTorch has no dtype for, or computes nothing with.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
 
-class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # not installed where mypy runs
-    """Batches whose leaves are tensors; keys and other numbers of `info` stay NumPy arrays.
+class TensorConverter:
+    """Converts batches to tensors on one device; strings become lists.
 
-    In `DataLoader` workers each worker opens a dataset of its own, so that each fetches and decodes in its own process;
-    start them with `spawn`, and pass `batch_size=None`: batches are batches already.
+    On the CPU, tensors share the arrays' memory where PyTorch has the dtype. Unsigned integers that PyTorch cannot
+    compute with get the next wider dtype.
     """
 
-    def __init__(self, open_dataset: Callable[[], Any], dataset: Any, device: Any) -> None:
-        """Wrap a dataset.
-
-        Args:
-            open_dataset: makes another one like it, in a worker; must be picklable for workers.
-            dataset: the one to iterate over in this process.
-            device: where tensors go; None for the CPU. For CUDA they are pinned and copied without waiting.
+    def __init__(self, device: Any) -> None:
+        """Set the device; None for the CPU. For a CUDA device, tensors are pinned and copied without waiting.
 
         Raises:
             SpecError: it is a CUDA device, and PyTorch finds none.
         """
-        super().__init__()
-        self._open = open_dataset
-        self._dataset = dataset
         self._device = None if device is None else torch.device(device)
         self._pins = self._device is not None and self._device.type == "cuda"
         if self._pins and not torch.cuda.is_available():
             raise SpecError(f"`device` is {str(device)!r}, but PyTorch finds no CUDA device. Pass None for the CPU.")
 
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches, without end."""
-        if torch.utils.data.get_worker_info() is not None:
-            with self._open() as dataset:
-                for batch in dataset:
-                    yield batch.map_arrays(self._tensor)
+    def __call__(self, batch: Any) -> Any:
+        """Return a `Batch` with its data and markers as tensors, or a nest of arrays as tensors; None stays None."""
+        return batch.map_arrays(self.tensor) if isinstance(batch, Batch) else map_present(self.tensor, batch)
+
+    def tensor(self, array: Any) -> Any:
+        """Return an array as a tensor, or as a list if it holds strings."""
+        if array.dtype.kind == "O":
+            return array.tolist()
+        if array.dtype.name == "bfloat16":
+            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         else:
-            for batch in self._dataset:
-                yield batch.map_arrays(self._tensor)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a worker needs; the dataset of this process stays here."""
-        return {**self.__dict__, "_dataset": None}
-
-    def _tensor(self, array: Any) -> Any:
-        tensor = tensor_of(array)
-        if self._device is None or isinstance(tensor, list):
+            tensor = torch.from_numpy(array.astype(_WIDER.get(array.dtype, array.dtype), copy=False))
+        if self._device is None:
             return tensor
         # A copy from pinned memory does not wait; the batch's own memory is not pinned.
         return (tensor.pin_memory() if self._pins else tensor).to(self._device, non_blocking=self._pins)
 
 
-def tensor_of(array: Any) -> Any:
-    """Return an array as a tensor that shares its memory, where PyTorch has the dtype; strings as a list."""
-    if array.dtype.kind == "O":
-        return array.tolist()
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(array.astype(_WIDER.get(array.dtype, array.dtype), copy=False))
+class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # not installed where mypy runs
+    """Batches as tensors; keys and other numbers of `info` stay NumPy arrays.
+
+    In a `DataLoader`, each worker process opens a data set of its own. Pass `batch_size=None`: batches are batches
+    already.
+    """
+
+    def __init__(
+        self, open_share: Callable[[int, int], AbstractContextManager[Any]], device: Any, dataset: Any = None
+    ) -> None:
+        """Wrap a data set.
+
+        Args:
+            open_share: gets the number of a worker and how many there are, and opens what that worker reads; must be
+                picklable for workers that are spawned.
+            device: where tensors go, see `TensorConverter`.
+            dataset: iterated over in this process; None to open the share of the only worker instead.
+
+        Raises:
+            SpecError: it is a CUDA device, and PyTorch finds none.
+        """
+        super().__init__()
+        self._open_share, self._convert, self._dataset = open_share, TensorConverter(device), dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over batches of tensors."""
+        worker = torch.utils.data.get_worker_info()
+        if worker is None and self._dataset is not None:
+            yield from map(self._convert, self._dataset)
+        else:
+            number, num_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+            with self._open_share(number, num_workers) as dataset:
+                yield from map(self._convert, dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a worker needs; the data set of this process stays here."""
+        return {**self.__dict__, "_dataset": None}
+
+
+def replay_view(dataset: Any, device: Any) -> TorchDataset:
+    """Return the view of a dataset of replay tables. A worker opens a dataset like it, as unpickling does."""
+    return TorchDataset(functools.partial(_opened_anew, *dataset.__reduce__()), device, dataset)
+
+
+def _opened_anew(open_dataset: Callable[..., Any], arguments: tuple[Any, ...], *_: int) -> Any:
+    return open_dataset(*arguments)

@@ -1,0 +1,81 @@
+"""How a dataset reads: options that are the same for every kind of dataset, and for each of its servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
+from reverb_writer.errors import SpecError
+
+__all__ = ["MAX_CACHE_BYTES", "OnTimeout", "ReadOptions", "check_choice"]
+
+MAX_CACHE_BYTES = 256 << 20
+"""Default memory limit of decoded chunks."""
+
+OnTimeout = Literal["raise", "stop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """Options of a dataset; its constructor takes each as a keyword.
+
+    Attributes:
+        max_in_flight_batches: limit of batches fetched ahead, for each server, >= 1. What is ahead is older than what
+            could be sampled now, and counts as sampled for the rate limiter.
+        timeout_s: time-out of a batch, in seconds; None for the client's.
+        on_timeout: what happens then. "raise" raises, and the next call goes on waiting. "stop" ends the iteration with
+            the samples that have arrived, a last batch for each server; samples that arrive later are for the next
+            iteration.
+        single_pass: return each item that is in the table now, once and in order, then stop. The table's sampler and
+            remover must be "fifo" or a heap, and its `max_times_sampled` 1.
+        max_samples: take exactly this many samples from the table, then stop, >= 1; samples that `skip_unsafe` skips
+            count. None for no end. For one server. A dataset that is opened again, as in the worker processes of a
+            `DataLoader`, takes as many again.
+        skip_unsafe: skip and count samples that raise UnsafeDataError.
+        reuse_buffers: overwrite the arrays of a batch when a later batch is asked for, instead of giving each batch its
+            own. This saves the system from providing new memory for every batch of frames.
+        max_cache_bytes: memory limit of the cache of decoded chunks, for each server. A quarter more is used for row
+            ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
+        max_sample_bytes: limit of the decoded size of one sample.
+    """
+
+    max_in_flight_batches: int = 2
+    timeout_s: float | None = None
+    on_timeout: OnTimeout = "raise"
+    single_pass: bool = False
+    max_samples: int | None = None
+    skip_unsafe: bool = False
+    reuse_buffers: bool = False
+    max_cache_bytes: int = MAX_CACHE_BYTES
+    max_sample_bytes: int = MAX_SAMPLE_BYTES
+
+    def __post_init__(self) -> None:
+        """Check and convert the options.
+
+        Raises:
+            SpecError: an option can never work; names it.
+        """
+        check_choice("on_timeout", self.on_timeout, ("raise", "stop"))
+        if self.timeout_s is not None:
+            object.__setattr__(self, "timeout_s", check_timeout(self.timeout_s))
+        for name in ("max_in_flight_batches", "max_samples", "max_cache_bytes", "max_sample_bytes"):
+            value = getattr(self, name)
+            if value is not None or name != "max_samples":
+                object.__setattr__(self, name, integer(name, value, minimum=1))
+
+    @property
+    def has_end(self) -> bool:
+        """Whether samples come to an end by themselves."""
+        return self.single_pass or self.max_samples is not None
+
+
+def check_choice(name: str, choice: object, choices: tuple[str, ...]) -> None:
+    """Check that an argument is one of some words.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if choice not in choices:
+        raise SpecError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")

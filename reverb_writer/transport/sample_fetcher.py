@@ -1,0 +1,190 @@
+"""Fetch samples of one table from one server: bounded, up to a limit, over one stream after another.
+
+    room -> ask() -> server -> read() -> the caller uses n samples -> free(n) -> room
+
+If sampling removes items (`max_times_sampled`), only items that are ready are asked for: a request that waits at the
+server when the learner goes removes an item for nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from reverb_writer.deadline import Deadline
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.sample_stream import SampleStream
+from reverb_writer.transport.server_info import try_server_info
+
+__all__ = ["SampleFetcher"]
+
+_INFO_TIMEOUT_S = 5.0
+_PAUSE_S = (0.002, 0.05)  # between two questions whether items are ready: at first, and at most
+
+
+class SampleFetcher:
+    """Samples of one table on one server.
+
+    `ask`, `read` and `end` are for one thread; everything else is thread-safe.
+
+    Attributes:
+        removes_items: whether sampling removes items from the table.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        table: str,
+        *,
+        removes_items: bool,
+        room: int,
+        limit: int | None,
+        pause: Callable[[float | None], object],
+        deadline: Deadline | None = None,
+        single_pass: bool = False,
+    ) -> None:
+        """Set what to fetch; the first `ask` opens the stream.
+
+        Args:
+            channel: the connection; not closed by this.
+            table: its name.
+            removes_items: whether sampling removes items from the table.
+            room: how many samples may be asked for before the caller frees room again, >= 1.
+            limit: how many samples to ask for in all; None for no end.
+            pause: called by `ask` if nothing is ready. It waits for so many seconds, or for any time if it gets None.
+                It may return early, and does after `free`, `stop_asking` or `stop` in another thread.
+            deadline: of streams and questions; None for streams without end.
+            single_pass: whether the items that are in the table when nothing is in flight are a further limit.
+        """
+        self.removes_items = removes_items
+        self._channel, self._table, self._pause, self._deadline = channel, table, pause, deadline
+        self._single_pass = single_pass
+        self._lock = threading.Lock()  # guards all below; never held while waiting for the server
+        self._room, self._remaining = room, limit
+        self._stream: SampleStream | None = None
+        self._question: Any = None  # the latest call for the table's state, for `stop` to cancel
+        self._past_bytes = 0  # of streams that have ended
+        self._is_ending = self._is_stopped = False
+
+    @property
+    def num_in_flight(self) -> int:
+        """Samples that were asked for and have not arrived."""
+        stream = self._stream
+        return stream.num_in_flight if stream else 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all messages so far."""
+        with self._lock:
+            return self._past_bytes + (self._stream.num_bytes if self._stream else 0)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is in flight and nothing more will be asked for."""
+        return self._is_stopped or (self._remaining == 0 and not self.num_in_flight)
+
+    def ask(self) -> bool:
+        """Ask for as many samples as there is room for. Opens the stream if there is none.
+
+        If sampling removes items, this waits until one is in flight.
+
+        Returns:
+            Whether to `read`: False if nothing is in flight and nothing more will be asked for.
+
+        Raises:
+            ReplayTimeoutError: the deadline has passed.
+            ServerUnavailableError: there is no connection.
+            ClosedError: the channel is closed, or belongs to a parent process.
+        """
+        if self._stream is None:
+            self._open()
+        if not self.removes_items:
+            self.free(0)
+            return not self._is_stopped
+        pause_s, longest_s = _PAUSE_S
+        while self._remaining != 0 and not self._is_stopped:
+            if self._room > 0:
+                self._request_ready()
+            if self.num_in_flight:
+                break
+            self._pause(pause_s if self._room > 0 else None)
+            pause_s = min(2 * pause_s, longest_s)
+        return self.num_in_flight > 0
+
+    def read(self) -> list[Any]:
+        """Wait for the next message and return its samples, see `SampleStream.read`."""
+        assert self._stream is not None  # noqa: S101  # `ask` has opened it
+        return self._stream.read()
+
+    def free(self, num_samples: int) -> None:
+        """Make room for more samples. They are asked for at once if sampling does not remove items."""
+        with self._lock:
+            self._room += num_samples
+            if not self.removes_items:
+                self._request(self._room)
+
+    def end(self) -> int:
+        """Close the stream, and return how many samples were in flight; `ask` asks for as many again."""
+        with self._lock:
+            stream, self._stream = self._stream, None
+            if stream is None:
+                return 0
+            stream.cancel()
+            num_lost = stream.num_in_flight
+            self._past_bytes += stream.num_bytes
+            self._room += num_lost
+            if self._remaining is not None and not self._is_ending:
+                self._remaining += num_lost
+        return num_lost
+
+    def stop_asking(self) -> None:
+        """Ask for no more samples; those in flight can still be read."""
+        with self._lock:
+            self._is_ending, self._remaining = True, 0
+
+    def stop(self) -> None:
+        """End a call to `ask` or `read` in another thread, and all later ones. Idempotent."""
+        self.stop_asking()
+        with self._lock:
+            self._is_stopped = True
+            stream, question = self._stream, self._question
+        if stream is not None:
+            stream.cancel()
+        if question is not None:
+            question.cancel()
+
+    def _open(self) -> None:
+        left_s = None if self._deadline is None else self._deadline.left_s()
+        stream = SampleStream(self._channel, self._table, deadline_s=left_s)
+        with self._lock:
+            self._stream = stream
+        if self._is_stopped:
+            stream.cancel()
+
+    def _request_ready(self) -> None:
+        """Ask for samples of the items that are ready now."""
+        timeout_s = _INFO_TIMEOUT_S if self._deadline is None else self._deadline.left_s()
+        info = try_server_info(self._channel, timeout_s, begun=self._remember_question)
+        table = info.tables.get(self._table) if info else None
+        if table:
+            with self._lock:
+                if self._single_pass and not self.num_in_flight and self._remaining:
+                    # Some may have been lost, or others may have sampled them.
+                    self._remaining = min(self._remaining, table.current_size)
+                self._request(min(self._room, table.num_ready() - self.num_in_flight))
+
+    def _remember_question(self, call: Any) -> None:
+        self._question = call
+        if self._is_stopped:
+            call.cancel()
+
+    def _request(self, num_samples: int) -> None:
+        """Ask for samples, but for no more than the limit allows."""
+        if self._remaining is not None:
+            num_samples = min(num_samples, self._remaining)
+        if self._stream is not None and num_samples > 0:
+            if self._remaining is not None:
+                self._remaining -= num_samples
+            self._room -= num_samples
+            self._stream.request(num_samples)
