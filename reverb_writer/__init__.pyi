@@ -19,6 +19,7 @@ from reverb_writer.errors import SpecError as SpecError
 from reverb_writer.errors import StructureError as StructureError
 from reverb_writer.errors import UnknownKeyError as UnknownKeyError
 from reverb_writer.errors import UnsafeDataError as UnsafeDataError
+from reverb_writer.local.server import LocalServer as LocalServer
 from reverb_writer.reading.batches import Batch as Batch
 from reverb_writer.reading.read_options import ReadOptions as ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset

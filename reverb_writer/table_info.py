@@ -5,12 +5,12 @@ Source of the rate limiter's rule: reverb/cc/rate_limiter.cc (CanInsert, CanSamp
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from reverb_writer.errors import StructureError
+from reverb_writer.tables import Balance
 
 __all__ = ["RateLimiterInfo", "ServerInfo", "TableInfo", "check_tables_exist", "merge_tables"]
 
@@ -41,6 +41,11 @@ class RateLimiterInfo:
     def diff(self) -> float:
         """Inserts x samples_per_insert - samples, which the limiter keeps between `min_diff` and `max_diff`."""
         return self.num_inserts * self.samples_per_insert - self.num_samples
+
+    @property
+    def balance(self) -> Balance:
+        """The rule that it keeps."""
+        return Balance(self.samples_per_insert, self.min_size_to_sample, self.min_diff, self.max_diff)
 
 
 @dataclass(frozen=True)
@@ -85,17 +90,13 @@ class TableInfo:
         """Return whether the rate limiter lets no further item in; of several servers, none does."""
         if self.servers:
             return all(table.blocks_inserts() for table in self.servers)
-        limiter = self.rate_limiter
-        if self.current_size + 1 <= limiter.min_size_to_sample:
-            return False
-        return limiter.diff + limiter.samples_per_insert > limiter.max_diff
+        return self.rate_limiter.balance.blocks_inserts(self.current_size, self.rate_limiter.diff)
 
     def blocks_samples(self) -> bool:
         """Return whether the rate limiter lets no further item out; of several servers, none does."""
         if self.servers:
             return all(table.blocks_samples() for table in self.servers)
-        limiter = self.rate_limiter
-        return self.current_size < limiter.min_size_to_sample or limiter.diff - 1 < limiter.min_diff
+        return self.rate_limiter.balance.blocks_samples(self.current_size, self.rate_limiter.diff)
 
     def num_ready(self) -> int:
         """Return how many samples the server would hand out at once, each item once.
@@ -105,11 +106,8 @@ class TableInfo:
         """
         if self.servers:
             return sum(table.num_ready() for table in self.servers)
-        if self.blocks_samples():
-            return 0
-        limiter = self.rate_limiter
-        allowed = limiter.diff - limiter.min_diff
-        return self.current_size if math.isinf(allowed) else min(self.current_size, math.floor(allowed))
+        allowed = self.rate_limiter.balance.num_samples_allowed(self.current_size, self.rate_limiter.diff)
+        return int(min(self.current_size, allowed))
 
 
 @dataclass(frozen=True)

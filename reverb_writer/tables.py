@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -34,6 +36,8 @@ __all__ = [
     "Selector",
     "Stack",
     "TableConfig",
+    "check_tables",
+    "check_unique_names",
 ]
 
 _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
@@ -53,6 +57,21 @@ class Balance(NamedTuple):
     min_size: int
     min_diff: float
     max_diff: float
+
+    def blocks_inserts(self, size: int, diff: float) -> bool:
+        """Return whether no further item may come into a table of `size` items whose balance is `diff`."""
+        return size + 1 > self.min_size and diff + self.samples_per_insert > self.max_diff
+
+    def blocks_samples(self, size: int, diff: float) -> bool:
+        """Return whether nothing may be sampled from a table of `size` items whose balance is `diff`."""
+        return size < self.min_size or diff - 1 < self.min_diff
+
+    def num_samples_allowed(self, size: int, diff: float) -> float:
+        """Return how many samples may be taken at once: a whole number, or infinity."""
+        if self.blocks_samples(size, diff):
+            return 0
+        allowed = diff - self.min_diff
+        return allowed if math.isinf(allowed) else math.floor(allowed)
 
 
 @dataclass(frozen=True)
@@ -258,6 +277,36 @@ class TableConfig:
                     f">= {limiter.size}, got {got[0]!r}, {got[1]!r}, {got[2]} and {self.max_size}. "
                     f"Use TableConfig.{kind}({self.name!r}, {limiter.size})."
                 )
+
+
+def check_tables(tables: Sequence[TableConfig], reserved: str) -> None:
+    """Refuse what no server can serve.
+
+    Args:
+        tables: of a server.
+        reserved: name of the table that a server makes itself.
+
+    Raises:
+        SpecError: There are no tables, two of one name, the reserved one or something else among them.
+    """
+    if not isinstance(tables, Sequence) or not all(isinstance(table, TableConfig) for table in tables):
+        raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
+    if not tables:
+        raise SpecError("`tables` must not be empty: a server needs a table to write to.")
+    if any(table.name == reserved for table in tables):
+        raise SpecError(f"`tables` must not have `{reserved}`: the server creates it for the specs of the others.")
+    check_unique_names([table.name for table in tables])
+
+
+def check_unique_names(names: Iterable[str]) -> None:
+    """Refuse two tables of one name.
+
+    Raises:
+        SpecError: Two tables have one name; the message names it.
+    """
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SpecError(f"`tables` must have unique names, got {', '.join(twice)} more than once.")
 
 
 def _bounds(samples_per_insert: float, min_size: int, error_buffer: float | tuple[float, float]) -> tuple[float, float]:

@@ -27,12 +27,13 @@ from typing import Any, Final
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 # Methods of the service. InsertStream and SampleStream stream in both directions, the others are one request and one
-# response. InitializeConnection is left out on purpose: it hands out memory addresses.
+# response. The client never calls InitializeConnection: it hands out memory addresses.
 INSERT_STREAM: Final = "/deepmind.reverb.ReverbService/InsertStream"
 SAMPLE_STREAM: Final = "/deepmind.reverb.ReverbService/SampleStream"
 SERVER_INFO: Final = "/deepmind.reverb.ReverbService/ServerInfo"
 MUTATE_PRIORITIES: Final = "/deepmind.reverb.ReverbService/MutatePriorities"
 RESET: Final = "/deepmind.reverb.ReverbService/Reset"
+INITIALIZE_CONNECTION: Final = "/deepmind.reverb.ReverbService/InitializeConnection"
 CHECKPOINT: Final = "/deepmind.reverb.ReverbService/Checkpoint"
 
 
@@ -160,9 +161,12 @@ _SCHEMA: Final = {
         InsertStreamResponse
           keys: repeated uint64 = 1         # of items that are in their table now
 
-        SampleStreamRequest                 # rate_limiter_timeout, field 3, loses samples in 0.14: never sent
+        SampleStreamRequest
           table: string = 1
           num_samples: int64 = 2
+          rate_limiter_timeout: Timeout = 3 # loses samples in 0.14: never sent by this client
+        Timeout
+          milliseconds: int64 = 1
         SampleStreamResponse
           entries: repeated SampleStreamResponse.SampleEntry = 1
         SampleStreamResponse.SampleEntry    # a sample, or a part of one
@@ -187,6 +191,9 @@ _SCHEMA: Final = {
         ResetRequest
           table: string = 1
         ResetResponse
+
+        InitializeConnectionResponse        # says where a table is in memory, if client and server share a process
+          address: int64 = 1
 
         CheckpointRequest
         CheckpointResponse
@@ -292,6 +299,21 @@ _SCHEMA: Final = {
           tensor_content: bytes = 4
           string_val: repeated bytes = 8
     """,
+    # A view of InsertStreamRequest for `reverb_writer.local`, which keeps chunks and trajectories as the bytes in which
+    # they came.
+    "reverb_writer.stored": """
+        Request
+          chunks: repeated bytes = 1        # a ChunkData
+          items: repeated bytes = 2         # a PrioritizedItem
+          keep_chunk_keys: repeated uint64 = 3
+        Item
+          key: uint64 = 1
+          table: string = 2
+          priority: double = 5
+          times_sampled: int32 = 6
+          inserted_at: google.protobuf.Timestamp = 7
+          flat_trajectory: bytes = 8
+    """,
 }
 
 _LINE = re.compile(r"(?:(?P<oneof>\w+)/)?(?P<name>\w+): (?P<repeated>repeated )?(?P<type>[\w.]+) = (?P<number>\d+)")
@@ -366,15 +388,19 @@ FlatTrajectory = _CLASSES["deepmind.reverb.FlatTrajectory"]
 InsertStreamRequest = _CLASSES["deepmind.reverb.InsertStreamRequest"]
 InsertStreamResponse = _CLASSES["deepmind.reverb.InsertStreamResponse"]
 SampleStreamRequest = _CLASSES["deepmind.reverb.SampleStreamRequest"]
+Timeout = _CLASSES["deepmind.reverb.Timeout"]
 SampleStreamResponse = _CLASSES["deepmind.reverb.SampleStreamResponse"]
 SampleInfo = _CLASSES["deepmind.reverb.SampleInfo"]
 SampledResponse = _CLASSES["reverb_writer.sampled.Response"]
 SampledChunk = _CLASSES["reverb_writer.sampled.Chunk"]
+StoredRequest = _CLASSES["reverb_writer.stored.Request"]
+StoredItem = _CLASSES["reverb_writer.stored.Item"]
 MutatePrioritiesRequest = _CLASSES["deepmind.reverb.MutatePrioritiesRequest"]
 MutatePrioritiesResponse = _CLASSES["deepmind.reverb.MutatePrioritiesResponse"]
 KeyWithPriority = _CLASSES["deepmind.reverb.KeyWithPriority"]
 ResetRequest = _CLASSES["deepmind.reverb.ResetRequest"]
 ResetResponse = _CLASSES["deepmind.reverb.ResetResponse"]
+InitializeConnectionResponse = _CLASSES["deepmind.reverb.InitializeConnectionResponse"]
 CheckpointRequest = _CLASSES["deepmind.reverb.CheckpointRequest"]
 CheckpointResponse = _CLASSES["deepmind.reverb.CheckpointResponse"]
 ServerInfoRequest = _CLASSES["deepmind.reverb.ServerInfoRequest"]

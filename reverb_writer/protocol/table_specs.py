@@ -20,11 +20,24 @@ from reverb_writer.nests import check_same_leaves, named_leaves
 from reverb_writer.protocol import signatures
 from reverb_writer.protocol.messages import StructuredValue
 from reverb_writer.steps import Trajectory
+from reverb_writer.tables import TableConfig
 
-__all__ = ["SPECS_TABLE", "check_same", "check_signature", "decode_spec", "encode_spec", "packer", "spec_key"]
+__all__ = [
+    "SPECS_CONFIG",
+    "SPECS_TABLE",
+    "check_same",
+    "check_signature",
+    "decode_spec",
+    "encode_spec",
+    "packer",
+    "spec_key",
+]
 
 SPECS_TABLE = "__specs__"
 """The table in which a server keeps the specs of its other tables."""
+
+SPECS_CONFIG = TableConfig(SPECS_TABLE, max_size=100_000)
+"""The same as a server makes it."""
 
 _ACTION = "Make the actors agree. `Client.reset` empties the table and lets it have another structure."
 

@@ -61,9 +61,9 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
     from reverb_writer_server import signals
 
     signals.install_handlers()
+    from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
     from reverb_writer_server.config import schema as configuration
-    from reverb_writer_server.config.rate_limiter_checks import check_unique_names
     from reverb_writer_server.service import Service
 
     keys = {

@@ -7,24 +7,11 @@ that fetches more than the limiter ever allows, and a ratio that the table's oth
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable
 
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import Queue, SampleToInsertRatio, Stack, TableConfig
 
-__all__ = ["advice", "check", "check_unique_names"]
-
-
-def check_unique_names(names: Iterable[str]) -> None:
-    """Refuse two tables of one name.
-
-    Raises:
-        SpecError: two tables have one name; the message names it.
-    """
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise SpecError(f"`tables` must have unique names, got {', '.join(twice)} more than once.")
+__all__ = ["advice", "check"]
 
 
 def check(table: TableConfig, samples_in_flight: int) -> None:

@@ -19,8 +19,8 @@ from reverb_writer.tables import (
     Selector,
     Stack,
     TableConfig,
+    check_unique_names,
 )
-from reverb_writer_server.config.rate_limiter_checks import check_unique_names
 from reverb_writer_server.config.sources import ConfigError
 
 __all__ = ["SUFFIXES", "read", "selector"]

@@ -16,17 +16,12 @@ with warnings.catch_warnings():
     from reverb.platform.default.checkpointers import DefaultCheckpointer
 
 from reverb_writer.arguments import integer
-from reverb_writer.errors import SpecError
-from reverb_writer.protocol.table_specs import SPECS_TABLE
-from reverb_writer.tables import TableConfig
-from reverb_writer_server.config.rate_limiter_checks import check_unique_names
+from reverb_writer.protocol.table_specs import SPECS_CONFIG, SPECS_TABLE
+from reverb_writer.tables import TableConfig, check_tables
 from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
 from reverb_writer_server.reverb.reverb_tables import reverb_table
 
 __all__ = ["ReplayServer"]
-
-# The specs of the other tables; see reverb_writer/protocol/table_specs.py.
-_SPECS = TableConfig(SPECS_TABLE, max_size=100_000)
 
 
 class ReplayServer:
@@ -66,12 +61,12 @@ class ReplayServer:
         restore: str | os.PathLike[str] | None = None,
     ) -> None:
         """Start the server; when this returns, clients can connect."""
-        _check(tables)
+        check_tables(tables, SPECS_TABLE)
         self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        reverb_tables = [reverb_table(table) for table in (*tables, _SPECS)]
+        reverb_tables = [reverb_table(table) for table in (*tables, SPECS_CONFIG)]
         with contextlib.ExitStack() as undo:
             folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
             checkpointer = DefaultCheckpointer(
@@ -111,13 +106,3 @@ class ReplayServer:
     ) -> None:
         """Stop it."""
         self.stop()
-
-
-def _check(tables: Sequence[TableConfig]) -> None:
-    if not isinstance(tables, Sequence) or not all(isinstance(table, TableConfig) for table in tables):
-        raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
-    if not tables:
-        raise SpecError("`tables` must not be empty: a server needs a table to write to.")
-    if any(table.name == SPECS_TABLE for table in tables):
-        raise SpecError(f"`tables` must not have `{SPECS_TABLE}`: the server creates it for the specs of the others.")
-    check_unique_names([table.name for table in tables])

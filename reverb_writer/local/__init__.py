@@ -1,0 +1,7 @@
+"""A replay server inside this process, in pure Python; see docs/local.md."""
+
+from __future__ import annotations
+
+from reverb_writer.local.server import LocalServer
+
+__all__ = ["LocalServer"]

@@ -1,0 +1,164 @@
+"""What one insert stream brings: chunks, items that name them, and which chunks are kept for items to come.
+
+A request is read whole before it changes a table: one that is damaged, or names what is not there, inserts nothing.
+
+Source: Reverb 0.14 (`reverb_service_impl.cc`, InsertStream).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from reverb_writer.errors import FormatError
+from reverb_writer.local.chunk_store import Chunk
+from reverb_writer.local.refusals import Refusal, Status
+from reverb_writer.local.store import Store
+from reverb_writer.local.stored_items import Item
+from reverb_writer.protocol import messages, trajectory_parsing
+
+__all__ = ["Incoming"]
+
+_MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is read
+
+
+class Incoming:
+    """One insert stream, read in one thread and answered in another.
+
+    Attributes:
+        confirmed: lists of keys of items that are in their tables now; None at the end.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Begin with nothing kept."""
+        self.confirmed: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
+        self._store = store
+        self._kept: dict[int, Chunk] = {}
+        self._num_waiting = 0
+        self._room = threading.Event()
+        self._room.set()
+        self._ended = self._half_closed = False
+
+    def feed(self, message: bytes) -> None:
+        """Carry out an InsertStreamRequest; wait while too many items of earlier ones wait for a rate limiter.
+
+        Raises:
+            Refusal: the request is damaged, names a table or chunks that are not there, or exceeds the memory.
+        """
+        self._room.wait()
+        try:
+            request = messages.StoredRequest.FromString(message)
+            chunks = [_chunk(data) for data in request.chunks]
+            items = [(read := messages.StoredItem.FromString(item), _chunks_of(read)) for item in request.items]
+        except (DecodeError, FormatError) as error:
+            raise Refusal(
+                Status.INVALID_ARGUMENT, f"{len(message)} bytes that are no insert request: {error}"
+            ) from None
+        with self._store.lock:
+            if self._ended:
+                return
+            for chunk in chunks:
+                if chunk.key not in self._kept:
+                    self._kept[chunk.key] = self._store.chunks.add(chunk)
+            if items:
+                self._check_kept(request.keep_chunk_keys)
+                confirmed = self._insert([self._item(*item) for item in items])
+                self._keep(request.keep_chunk_keys)
+                if confirmed:
+                    self.confirmed.put(confirmed)
+
+    def finish(self) -> None:
+        """Say that nothing more comes; `confirmed` ends when what waits is in its tables."""
+        with self._store.lock:
+            self._half_closed = True
+            if not self._num_waiting:
+                self.confirmed.put(None)
+
+    def end(self) -> None:
+        """Give up what waits, and keep nothing. Idempotent."""
+        with self._store.lock:
+            if not self._ended:
+                self._ended = True
+                for table in self._store.tables.values():
+                    table.withdraw_inserts(self._confirm)
+                    table.advance()
+                self._store.chunks.release(self._kept.values())
+                self._kept.clear()
+        self._room.set()
+        self.confirmed.put(None)
+
+    def _item(self, read: Any, keys: dict[int, int]) -> Item:
+        """Return an item for its table; refuse one that could not be in it."""
+        table = self._store.table(read.table)
+        table.check_priority(read.key, read.priority)
+        try:
+            chunks = [self._kept[key] for key in keys]
+        except KeyError as error:
+            text = f"item {read.key} names chunk {error}, which this stream has not sent, or has not kept."
+            raise Refusal(Status.INVALID_ARGUMENT, text) from None
+        for chunk in chunks:
+            tensor = keys[chunk.key]
+            if tensor >= chunk.num_tensors:
+                text = f"item {read.key} names tensor {tensor} of chunk {chunk.key}, which has {chunk.num_tensors}."
+                raise Refusal(Status.INVALID_ARGUMENT, text)
+        return Item(read.key, read.table, read.priority, chunks, read.flat_trajectory)
+
+    def _insert(self, items: Sequence[Item]) -> list[int]:
+        """Put items into their tables, or where they wait; return the keys of those that do not."""
+        self._store.chunks.take(sum([item.num_bytes for item in items]))
+        confirmed = []
+        tables = set()
+        for item in items:
+            self._store.chunks.acquire(item.chunks)
+            table = self._store.tables[item.table]
+            tables.add(item.table)
+            if table.insert(item, self._confirm):
+                confirmed.append(item.key)
+            else:
+                self._num_waiting += 1
+        if self._num_waiting >= _MAX_WAITING:
+            self._room.clear()
+        for name in tables:
+            self._store.tables[name].advance()
+        return confirmed
+
+    def _keep(self, keys: Sequence[int]) -> None:
+        """Forget all kept chunks but these."""
+        dropped = [self._kept.pop(key) for key in self._kept.keys() - set(keys)]
+        self._store.chunks.release(dropped)
+
+    def _check_kept(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            if key not in self._kept:
+                text = f"`keep_chunk_keys` names chunk {key}, which this stream has not sent, or has not kept."
+                raise Refusal(Status.INVALID_ARGUMENT, text)
+
+    def _confirm(self, key: int) -> None:
+        """Tell that an item that has waited is in its table. The caller holds the lock."""
+        self._num_waiting -= 1
+        if self._num_waiting < _MAX_WAITING:
+            self._room.set()
+        self.confirmed.put([key])
+        if self._half_closed and not self._num_waiting:
+            self.confirmed.put(None)
+
+
+def _chunk(data: bytes) -> Chunk:
+    """Read as much of a ChunkData as the server must know; what it holds has the form that it must have."""
+    read = messages.ChunkData.FromString(data)
+    return Chunk(read.chunk_key, read.sequence_range.episode_id, len(read.data.tensors), data)
+
+
+def _chunks_of(item: Any) -> dict[int, int]:
+    """Return the keys of the chunks that an item names, in order, with the highest tensor that it names of each."""
+    layout, slices = trajectory_parsing.parse_trajectory(item.flat_trajectory)
+    keys: dict[int, int] = {}
+    for group, pieces in zip(layout.groups, slices, strict=True):
+        tensor = max(group.tensors)
+        for key, _, _ in pieces:
+            keys[key] = max(keys.get(key, 0), tensor)
+    return keys

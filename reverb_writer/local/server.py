@@ -1,0 +1,124 @@
+"""`LocalServer`: a replay server in this process, for machines and tests that have no dm-reverb."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import ServerUnavailableError
+from reverb_writer.local.daemon_threads import DaemonThreads
+from reverb_writer.local.machine_memory import machine_bytes
+from reverb_writer.local.service import Service
+from reverb_writer.local.store import Store
+from reverb_writer.protocol.table_specs import SPECS_CONFIG, SPECS_TABLE
+from reverb_writer.tables import TableConfig, check_tables
+
+__all__ = ["LocalServer"]
+
+_HOST = "127.0.0.1"
+_SHARE = 4  # of the machine's memory, by default
+_STOP_S = 5.0
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.so_reuseport", 0),  # a port that is taken is refused, not shared
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+]
+
+
+class LocalServer:
+    """Serve tables from threads of this process until `close()` or the end of the `with` block.
+
+        with rw.LocalServer([rw.TableConfig("replay")]) as server:
+            client = rw.Client(server.address)
+
+    It speaks Reverb's protocol, so dm-reverb's clients work with it, too. It listens on the loopback interface only.
+
+    Args:
+        tables: The tables to serve: at least one, no two of one name.
+        port: 1 to 65535, or None for a free one.
+        max_bytes: Bound on the memory that items and chunks take, > 0; None for a quarter of the machine's. Whoever
+            would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
+
+    Attributes:
+        port: The port that it listens on.
+        address: "127.0.0.1:PORT", for clients on this machine.
+
+    Raises:
+        SpecError: There are no tables, two of one name or something else among them, or a number is out of range.
+        StructureError: The signature of a table is none that Reverb could store.
+        ServerUnavailableError: Another process has the port.
+
+    Thread safety: any thread. In a forked child it is of no use, and `close()` does nothing.
+    """
+
+    def __init__(self, tables: Sequence[TableConfig], port: int | None = None, *, max_bytes: int | None = None) -> None:
+        """Start to serve; when this returns, clients can connect."""
+        check_tables(tables, SPECS_TABLE)
+        wanted = 0 if port is None else integer("port", port, minimum=1, maximum=65535)
+        bound = machine_bytes() // _SHARE if max_bytes is None else integer("max_bytes", max_bytes, minimum=1)
+        self._store = Store([*tables, SPECS_CONFIG], bound)
+        self._threads = DaemonThreads()
+        executor: Any = self._threads  # any executor will do
+        self._server: Any = grpc.server(executor, handlers=[Service(self._store)], options=_OPTIONS)
+        self.port = _bind(self._server, wanted)
+        self.address = f"{_HOST}:{self.port}"
+        self._closed = threading.Event()
+        self._server.start()
+        # Also when nobody closes it: when it is collected, or the interpreter ends.
+        self._stop = weakref.finalize(self, _stop, self._server, self._threads, os.getpid())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that items and chunks take, as it is counted for `max_bytes`."""
+        return self._store.chunks.num_bytes
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until another thread has called `close()`, and return whether that came true.
+
+        Args:
+            timeout_s: Seconds to wait at most; None for ever, which must be said as there is no default.
+        """
+        return self._closed.wait(timeout_s)
+
+    def close(self) -> None:
+        """End all streams, free the port and forget the data. Idempotent; does nothing in a forked child."""
+        self._stop()
+        self._closed.set()
+
+    def __enter__(self) -> LocalServer:
+        """Return the running server."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+
+def _bind(server: Any, port: int) -> int:
+    """Listen on a port, 0 for a free one; return which."""
+    try:
+        bound: int = server.add_insecure_port(f"{_HOST}:{port}")
+    except RuntimeError:  # grpcio says no more than that it failed
+        bound = 0
+    if not bound:
+        raise ServerUnavailableError(
+            f"cannot listen on {_HOST}:{port}: the port is taken. Give another `port`, or None for a free one."
+        )
+    return bound
+
+
+def _stop(server: Any, threads: DaemonThreads, process: int) -> None:
+    if os.getpid() == process:
+        server.stop(None).wait(_STOP_S)
+        threads.shutdown()

@@ -1,0 +1,85 @@
+"""Weights of rows, and draws of rows in proportion to them, in O(log n) for each draw and each change.
+
+                     total
+              +--------+--------+          node i has the children 2i and 2i + 1
+           left sum          right sum     row r is the leaf `capacity + r`
+          +---+---+         +---+---+
+        row 0   row 1     row 2   row 3
+
+A change writes its leaf; the sums above the leaves that changed are made anew before the next draw, all of a level at
+once. A sum is always its two children added, so rounding errors do not pile up.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["SumTree"]
+
+
+class SumTree:
+    """A binary tree of sums over the weights of rows. Not thread-safe."""
+
+    def __init__(self) -> None:
+        """Begin without weights."""
+        self._capacity = 1024
+        self._nodes = np.zeros(2 * self._capacity)
+        self._changed: set[int] = set()
+
+    def set(self, row: int, weight: float) -> None:
+        """Give a row a weight, finite and >= 0; with 0 it is not drawn."""
+        if row >= self._capacity:
+            self._grow(row + 1)
+        leaf = self._capacity + row
+        self._nodes[leaf] = weight
+        self._changed.add(leaf)
+
+    def get(self, row: int) -> float:
+        """Return the weight of a row."""
+        return float(self._nodes[self._capacity + row]) if row < self._capacity else 0.0
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        self._update()
+        return float(self._nodes[1])
+
+    def find(self, points: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+        """Return the row in whose share of the total each point lies.
+
+        Args:
+            points: [n], each at least 0 and below `total`, which must be above 0.
+
+        Returns:
+            [n] rows of a weight above 0, whatever rounding does to the points.
+        """
+        self._update()
+        nodes = self._nodes
+        at = np.ones(len(points), np.int64)
+        rest = points.copy()
+        while at[0] < self._capacity:
+            at *= 2
+            left = nodes[at]
+            goes_right = (rest >= left) & (nodes[at + 1] > 0)
+            rest -= np.where(goes_right, left, 0.0)
+            at += goes_right
+        return at - self._capacity
+
+    def _update(self) -> None:
+        if not self._changed:
+            return
+        nodes = self._nodes
+        at = np.fromiter(self._changed, np.int64, len(self._changed))
+        self._changed.clear()
+        while at[0] > 1:
+            at = at // 2 if len(at) < 2 else np.unique(at // 2)  # noqa: PLR2004  # a single one has no doubles
+            nodes[at] = nodes[2 * at] + nodes[2 * at + 1]
+
+    def _grow(self, num_rows: int) -> None:
+        leaves = self._nodes[self._capacity :]
+        while self._capacity < num_rows:
+            self._capacity *= 2
+        self._nodes = np.zeros(2 * self._capacity)
+        self._nodes[self._capacity : self._capacity + len(leaves)] = leaves
+        self._changed = {int(leaf) + self._capacity for leaf in np.flatnonzero(leaves)}

@@ -1,0 +1,289 @@
+"""One table: its items, its rate limiter, and those who wait for it.
+
+    insert ---> [inserts that wait] --limiter--> items --limiter--> [requests that wait] ---> samples
+                                                   |
+                                   remover, `max_times_sampled`, delete
+
+Both queues are first in, first out. Nothing here waits: `advance` does what the limiter allows after each change, and
+tells those whose turn has come. Not thread-safe: `Store` has the lock.
+
+Source: Reverb 0.14 (behaviour of `table.cc` and `rate_limiter.cc`, measured side by side).
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+
+from reverb_writer.local.chunk_store import ChunkStore
+from reverb_writer.local.refusals import Refusal, Status
+from reverb_writer.local.selectors import make_chooser
+from reverb_writer.local.stored_items import Item, Sample
+from reverb_writer.protocol.messages import Timestamp
+from reverb_writer.tables import TableConfig
+
+__all__ = ["SampleRequest", "Table"]
+
+_DRAW_BYTES = 1 << 20  # of samples that are drawn at once: what a response holds
+_MAX_DRAWS = 256
+
+
+class SampleRequest:
+    """Somebody who waits for samples.
+
+    Attributes:
+        num_missing: samples asked for and not drawn yet.
+        samples: that were drawn.
+        has_waited: whether the rate limiter made it wait.
+        ready: is set when there are samples, or when it is in vain.
+    """
+
+    def __init__(self, num_samples: int) -> None:
+        """Ask for so many."""
+        self.num_missing = num_samples
+        self.samples: list[Sample] = []
+        self.has_waited = False
+        self.ready = threading.Event()
+
+
+class Table:
+    """The items of one table.
+
+    Attributes:
+        config: what was asked for.
+        num_inserts, num_samples: since the start, or since it was emptied.
+        num_unique_samples: items that were sampled at least once, likewise.
+        num_deleted_episodes: episodes of which no item is left, likewise.
+        worker_time_s: how long it spent in each state, by `TableInfo`'s names.
+    """
+
+    def __init__(self, config: TableConfig, chunks: ChunkStore, rng: np.random.Generator) -> None:
+        """Begin empty."""
+        self.config = config
+        self.worker_time_s = {"sleeping": 0.0, "waiting_for_sampling": 0.0, "waiting_for_inserts": 0.0}
+        self._state, self._since = "sleeping", time.monotonic()
+        self._balance = config.rate_limiter.balance
+        self._chunks, self._rng = chunks, rng
+        self._inserts: collections.deque[tuple[Item, Callable[[int], None]]] = collections.deque()
+        self._requests: collections.deque[SampleRequest] = collections.deque()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._sampler = make_chooser(self.config.sampler, self._rng)
+        self._remover = make_chooser(self.config.remover, self._rng)
+        self._items: list[Item | None] = []
+        self._free: list[int] = []  # rows without an item
+        self._rows: dict[int, int] = {}  # by key, in the order of insertion
+        self._episodes: collections.Counter[int] = collections.Counter()
+        self.num_inserts = self.num_samples = 0
+        self.num_unique_samples = self.num_deleted_episodes = 0
+
+    def __len__(self) -> int:
+        """Return how many items there are."""
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Item]:
+        """Return the items, the oldest first."""
+        return (item for row in self._rows.values() if (item := self._items[row]) is not None)
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that the items come from."""
+        return len(self._episodes)
+
+    @property
+    def diff(self) -> float:
+        """Inserts x samples_per_insert - samples."""
+        return self.num_inserts * self._balance.samples_per_insert - self.num_samples
+
+    def check_priority(self, key: int, priority: float) -> None:
+        """Refuse a priority that an item cannot have.
+
+        Raises:
+            Refusal: says which and why.
+        """
+        reason = self._sampler.refuses(priority) or self._remover.refuses(priority)
+        if reason:
+            text = f"table `{self.config.name}`: the priority of item {key} {reason}, got {priority:g}."
+            raise Refusal(Status.INVALID_ARGUMENT, text)
+
+    def insert(self, item: Item, confirm: Callable[[int], None]) -> bool:
+        """Take an item, which has a reference to each of its chunks; call `advance` after one or many.
+
+        Args:
+            item: with a priority that `check_priority` lets pass.
+            confirm: is called with its key by a later `advance`, if it has to wait.
+
+        Returns:
+            Whether it is in the table now.
+        """
+        if not self._inserts and self._may_insert(item):
+            self._insert(item)
+            return True
+        self._inserts.append((item, confirm))
+        return False
+
+    def request(self, request: SampleRequest) -> None:
+        """Put somebody who wants samples into the queue; call `advance` afterwards."""
+        self._requests.append(request)
+
+    def withdraw(self, request: SampleRequest) -> None:
+        """Take a request out of the queue, if it is there."""
+        if request in self._requests:
+            self._requests.remove(request)
+
+    def withdraw_inserts(self, confirm: Callable[[int], None]) -> None:
+        """Give up the items that wait for `confirm`."""
+        given_up = [item for item, whose in self._inserts if whose == confirm]
+        self._inserts = collections.deque(pair for pair in self._inserts if pair[1] != confirm)
+        for item in given_up:
+            self._forget(item)
+
+    def update(self, updates: Mapping[int, float], deletes: Iterable[int]) -> None:
+        """Change priorities, then delete; keys that the table does not have are ignored. Call `advance` afterwards.
+
+        Raises:
+            Refusal: no item can have one of the priorities; nothing has changed.
+        """
+        for key, priority in updates.items():
+            self.check_priority(key, priority)
+        for key, priority in updates.items():
+            if key in self._rows:
+                self._update(self._rows[key], priority)
+        for key in deletes:
+            if key in self._rows:
+                self._delete(self._rows[key])
+
+    def reset(self) -> None:
+        """Delete all items, and count from zero again; who waits goes on waiting. Call `advance` afterwards."""
+        for item in self:
+            self._forget(item)
+        self._clear()
+
+    def advance(self) -> None:
+        """Let in and out what the rate limiter allows."""
+        moves = True
+        while moves:
+            moves = False
+            while self._inserts and self._may_insert(self._inserts[0][0]):
+                item, confirm = self._inserts.popleft()
+                self._insert(item)
+                confirm(item.key)
+                moves = True
+            while self._requests and self._serve(self._requests[0]):
+                request = self._requests.popleft()
+                request.ready.set()
+                moves = True
+        if self._requests:
+            for request in self._requests:
+                request.has_waited = True
+        self.measure()
+
+    def measure(self) -> None:
+        """Bring `worker_time_s` up to date."""
+        now = time.monotonic()
+        self.worker_time_s[self._state] += now - self._since
+        self._since = now
+        if self._inserts:
+            self._state = "waiting_for_sampling"
+        else:
+            self._state = "waiting_for_inserts" if self._requests else "sleeping"
+
+    def restore(self, item: Item, times_sampled: int) -> None:
+        """Take an item of a saved table, stamped; the counters are set by whoever restores."""
+        item.times_sampled = times_sampled
+        self._place(item)
+
+    def _may_insert(self, item: Item) -> bool:
+        return item.key in self._rows or not self._balance.blocks_inserts(len(self._rows), self.diff)
+
+    def _insert(self, item: Item) -> None:
+        known = self._rows.get(item.key)
+        if known is not None:  # it was sent again: its content stays, and it does not count
+            self._update(known, item.priority)
+            self._forget(item)
+            return
+        if len(self._rows) >= self.config.max_size:
+            self._delete(self._remover.draw(1)[0][0])
+        seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
+        item.stamp(Timestamp(seconds=seconds, nanos=nanos).SerializeToString())
+        self._place(item)
+        self.num_inserts += 1
+
+    def _place(self, item: Item) -> None:
+        if self._free:
+            row = self._free.pop()
+            self._items[row] = item
+        else:
+            row = len(self._items)
+            self._items.append(item)
+        self._rows[item.key] = row
+        self._sampler.insert(row, item.priority)
+        self._remover.insert(row, item.priority)
+        for chunk in item.chunks:
+            self._episodes[chunk.episode_id] += 1
+
+    def _update(self, row: int, priority: float) -> None:
+        item = self._items[row]
+        if item is not None:
+            item.priority = priority
+            self._sampler.update(row, priority)
+            self._remover.update(row, priority)
+
+    def _delete(self, row: int) -> None:
+        item = self._items[row]
+        if item is None:
+            return
+        self._sampler.delete(row)
+        self._remover.delete(row)
+        self._items[row] = None
+        self._free.append(row)
+        del self._rows[item.key]
+        for chunk in item.chunks:
+            self._episodes[chunk.episode_id] -= 1
+            if not self._episodes[chunk.episode_id]:
+                del self._episodes[chunk.episode_id]
+                self.num_deleted_episodes += 1
+        self._forget(item)
+
+    def _forget(self, item: Item) -> None:
+        """Free what an item takes that is not in the table."""
+        self._chunks.release(item.chunks)
+        self._chunks.give_back(item.num_bytes)
+
+    def _serve(self, request: SampleRequest) -> bool:
+        """Draw as many samples as a request lacks, a response holds and the limiter allows; return whether any."""
+        num_bytes = 0
+        while request.num_missing and num_bytes < _DRAW_BYTES and len(request.samples) < _MAX_DRAWS:
+            size = len(self._rows)
+            allowed = self._balance.num_samples_allowed(size, self.diff)
+            if not allowed:
+                break
+            wanted = min(request.num_missing, _MAX_DRAWS - len(request.samples), allowed)
+            if self.config.max_times_sampled:
+                num_draws = 1
+            else:  # as many as may fit, as far as one knows
+                mean = num_bytes // len(request.samples) if request.samples else 0
+                num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - num_bytes) / mean))) if mean else 1
+            for row, probability in zip(*self._sampler.draw(num_draws), strict=True):
+                num_bytes += self._sample(row, probability, size, request)
+        return bool(request.samples)
+
+    def _sample(self, row: int, probability: float, size: int, request: SampleRequest) -> int:
+        item = self._items[row]
+        if item is None:
+            raise AssertionError(f"row {row} of table `{self.config.name}` has no item.")
+        item.times_sampled += 1
+        self.num_unique_samples += item.times_sampled == 1
+        self.num_samples += 1
+        sample = Sample(item, probability, size, rate_limited=request.has_waited)
+        request.samples.append(sample)
+        request.num_missing -= 1
+        if item.times_sampled == self.config.max_times_sampled:
+            self._delete(row)
+        return sample.num_bytes
