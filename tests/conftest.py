@@ -1,4 +1,7 @@
-"""What every test may ask for: real replay servers, in processes of their own."""
+"""What every test may ask for: real replay servers, in processes of their own.
+
+Each test that asks for one runs twice, on dm-reverb and on `LocalServer`, unless it says `only_server`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
-from server_process import HostedServer, Nursery, ServerProcess
+from server_process import HAS_REVERB, HostedServer, Kind, Nursery, ServerProcess
 
 from reverb_writer.tables import TableConfig
 
@@ -17,10 +20,37 @@ settings.load_profile("patient")
 StartServer = Callable[..., HostedServer]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "only_server(kind, reason): runs on one kind of server, for that reason")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `only_server` rules out."""
+    left_out = [item for item in items if _other_server(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def _other_server(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    kind = callspec.params.get("server_kind") if callspec else None
+    return kind is not None and any(mark.args[0] != kind for mark in item.iter_markers("only_server"))
+
+
+@pytest.fixture(scope="session", params=["reverb", "local"])
+def server_kind(request: pytest.FixtureRequest) -> Kind:
+    """Which server the test runs on."""
+    kind: Kind = request.param
+    if kind == "reverb" and not HAS_REVERB:
+        pytest.skip("dm-reverb is not installed, and REVERB_WRITER_SERVER_PYTHON names no interpreter that has it")
+    return kind
+
+
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def nursery(server_kind: Kind) -> Iterator[Nursery]:
     """Whence all processes of servers come: loading TensorFlow takes seconds."""
-    with contextlib.closing(Nursery()) as nursery:
+    with contextlib.closing(Nursery(server_kind)) as nursery:
         yield nursery
 
 

@@ -1,15 +1,17 @@
 """Processes that host replay servers for the tests, and the tests' end of the line to each.
 
-    tests --Nursery--> a process that has loaded dm-reverb --fork--> hosts of servers, which may be killed
-      +--------------------ServerProcess: requests and replies, pickled---------------+
+    tests --Nursery--> a process that has loaded a server's package --fork--> hosts of servers, which may be killed
+      +--------------------ServerProcess: requests and replies, pickled--------------------------+
 
-The tests may run on an interpreter without dm-reverb. The servers then run on the one that REVERB_WRITER_SERVER_PYTHON
-names. Each process ends when the tests' end of its line closes.
+There are two kinds of servers: "reverb" is dm-reverb's, "local" is `LocalServer`. The tests may run on an interpreter
+without dm-reverb. Servers of the first kind then run on the one that REVERB_WRITER_SERVER_PYTHON names; if it names
+none, there are none. Each process ends when the tests' end of its line closes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import pathlib
 import select
@@ -19,28 +21,36 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from reverb_writer.tables import TableConfig
 
+Kind: TypeAlias = Literal["reverb", "local"]
+
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON") or sys.executable
 START_TIMEOUT_S = 180.0  # TensorFlow takes three seconds to load, and far more on a busy machine
+HAS_REVERB = bool(os.environ.get("REVERB_WRITER_SERVER_PYTHON")) or all(
+    importlib.util.find_spec(package) for package in ("reverb", "reverb_writer_server")
+)
 _NUMBER_BYTES = 4
+_PACKAGES = {"reverb": "reverb_writer_server.reverb.replay_server", "local": "reverb_writer.local"}
 
 
 class Nursery:
-    """Forks processes that have dm-reverb loaded already."""
+    """Forks processes that have the package of a kind of servers loaded already."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind) -> None:
         """Start to load it."""
+        self.kind = kind
+        self._python = SERVER_PYTHON if kind == "reverb" else sys.executable
         self._line, theirs = socket.socketpair()
         self._line.settimeout(START_TIMEOUT_S)
         with theirs:
             self._process = subprocess.Popen(
-                [SERVER_PYTHON, __file__, str(theirs.fileno())],
+                [self._python, __file__, kind, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # Ctrl-C is for the tests, which then close this process
             )
@@ -53,7 +63,7 @@ class Nursery:
             socket.send_fds(self._line, [folder.encode()], [theirs.fileno()])
             number = self._line.recv(_NUMBER_BYTES)
         if not number:
-            hint = f"{SERVER_PYTHON} ran it; is dm-reverb there? REVERB_WRITER_SERVER_PYTHON names another interpreter"
+            hint = f"{self._python} ran it; is dm-reverb there? REVERB_WRITER_SERVER_PYTHON names another interpreter"
             raise RuntimeError(f"the server process has ended: {hint}")
         return int.from_bytes(number, "big"), Connection(ours.detach())
 
@@ -69,6 +79,7 @@ class ServerProcess:
 
     def __init__(self, nursery: Nursery) -> None:
         """Start the process, with no server in it yet."""
+        self.kind = nursery.kind
         self._nursery = nursery
         self._servers: dict[int, HostedServer] = {}
         self._folder = tempfile.TemporaryDirectory()  # for what a killed process leaves behind
@@ -157,36 +168,55 @@ class HostedServer:
         """Where a client finds it."""
         return f"localhost:{self.port}"
 
+    @property
+    def kind(self) -> Kind:
+        """Which server it is."""
+        return self.process.kind
+
     def stop(self) -> None:
         """Stop it; the process goes on."""
         self.process.stop(self)
 
 
-def host(line: Connection) -> None:
-    """Carry out requests until the tests' end of `line` closes."""
+def serve_reverb(tables: Sequence[TableConfig], port: int | None) -> tuple[int, Callable[[], None]]:
+    """Start dm-reverb's server; return its port and what stops it."""
     from reverb_writer_server import ReplayServer  # only this side has dm-reverb
 
-    servers: dict[int, ReplayServer] = {}
+    server = ReplayServer(tables, port)
+    return server.port, server.stop
+
+
+def serve_local(tables: Sequence[TableConfig], port: int | None) -> tuple[int, Callable[[], None]]:
+    """Start a `LocalServer`; return its port and what stops it."""
+    from reverb_writer.local import LocalServer
+
+    server = LocalServer(tables, port)
+    return server.port, server.close
+
+
+def host(line: Connection, serve: Callable[..., tuple[int, Callable[[], None]]]) -> None:
+    """Carry out requests until the tests' end of `line` closes."""
+    servers: dict[int, Callable[[], None]] = {}
     with contextlib.suppress(EOFError):
         while True:
             verb, *arguments = line.recv()
             try:
                 if verb == "start":
-                    server = ReplayServer(*arguments)
-                    servers[server.port] = server
-                    line.send((None, server.port))
+                    port, stop = serve(*arguments)
+                    servers[port] = stop
+                    line.send((None, port))
                 else:
-                    servers.pop(*arguments).stop()
+                    servers.pop(*arguments)()
                     line.send((None, None))
             except Exception as error:  # noqa: BLE001  # the other side raises it
                 line.send((repr(error), None))
-    for server in servers.values():
-        server.stop()
+    for stop in servers.values():
+        stop()
 
 
-def raise_hosts(line: socket.socket) -> None:
+def raise_hosts(kind: str, line: socket.socket) -> None:
     """Fork a host for each request, until the tests' end of `line` closes."""
-    import reverb_writer_server.reverb.replay_server  # noqa: F401  # what takes seconds, and is done before the fork
+    importlib.import_module(_PACKAGES[kind])  # what takes seconds, and is done before the fork
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # leaves no zombies
     while True:
@@ -197,11 +227,11 @@ def raise_hosts(line: socket.socket) -> None:
         if not number:
             line.close()
             tempfile.tempdir = folder.decode()
-            host(Connection(lines[0]))
+            host(Connection(lines[0]), serve_reverb if kind == "reverb" else serve_local)
             os._exit(0)
         os.close(lines[0])
         line.sendall(number.to_bytes(_NUMBER_BYTES, "big"))
 
 
 if __name__ == "__main__":
-    raise_hosts(socket.socket(fileno=int(sys.argv[1])))
+    raise_hosts(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

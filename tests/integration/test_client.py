@@ -122,6 +122,7 @@ def test_reset_empties_a_table(client: rw.Client) -> None:
     assert tables["a"].current_size == 1
 
 
+@pytest.mark.only_server("reverb", "a local server is saved by its own process")
 def test_checkpoint_gives_its_path(client: rw.Client) -> None:
     assert client.checkpoint() != client.checkpoint()
 
