@@ -208,12 +208,12 @@ class Table:
             self._update(known, item.priority)
             self._forget(item)
             return
-        if len(self._rows) >= self.config.max_size:
-            self._delete(self._remover.draw(1)[0][0])
         seconds, nanos = divmod(time.time_ns(), 1_000_000_000)
         item.stamp(Timestamp(seconds=seconds, nanos=nanos).SerializeToString())
         self._place(item)
         self.num_inserts += 1
+        if len(self._rows) > self.config.max_size:  # afterwards: the remover may choose the new one
+            self._delete(self._remover.draw(1)[0][0])
 
     def _place(self, item: Item) -> None:
         if self._free:

@@ -16,15 +16,16 @@ with warnings.catch_warnings():
 import reverb_writer as rw
 
 from .nests import TABLES
-from .serve import Table, serving
+from .serve import Table, serving, serving_locally
 
+SERVERS = {"reverb": serving, "local": serving_locally}
 QUEUES = ("ours", "ours_too", "theirs", "theirs_too")
 
 
-@pytest.fixture(scope="session")
-def address() -> Iterator[str]:
+@pytest.fixture(scope="session", params=SERVERS)
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a server with four queues; a test leaves them as empty as it found them."""
-    with serving([Table(name) for name in QUEUES]) as address:
+    with SERVERS[request.param]([Table(name) for name in QUEUES]) as address:
         yield address
 
 
@@ -41,10 +42,10 @@ def peer(_peer: Any) -> Iterator[Any]:
         _peer.reset(name)
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[str]:
+@pytest.fixture(scope="session", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a server with the tables of `nests`: with and without signatures, and with other selectors."""
-    with serving(TABLES) as address:
+    with SERVERS[request.param](TABLES) as address:
         yield address
 
 

@@ -52,6 +52,39 @@ def serving(tables: Sequence[Table], *, checkpoints: Path | None = None) -> Iter
                 process.kill()
 
 
+@contextmanager
+def serving_locally(tables: Sequence[Table]) -> Iterator[str]:
+    """Start our own server, in threads of this process, with `tables`, give its address, and stop it."""
+    import tree
+
+    import reverb_writer as rw
+    from reverb_writer.protocol.signatures import ArraySpec
+
+    def spec(leaf: Any) -> ArraySpec:
+        shape = None if leaf.shape.rank is None else tuple(leaf.shape.as_list())
+        return ArraySpec(shape, leaf.dtype.as_numpy_dtype, leaf.name or "")
+
+    selectors = {
+        "Fifo": "fifo",
+        "Lifo": "lifo",
+        "Uniform": "uniform",
+        "MaxHeap": "max_heap",
+        "MinHeap": "min_heap",
+        "Prioritized": rw.Prioritized(1.0),
+    }
+    configs = [
+        rw.TableConfig(
+            table.name,
+            sampler=selectors[table.selector],  # type: ignore[arg-type]  # a name is no literal here
+            max_times_sampled=table.max_times_sampled,
+            signature=None if table.signature is None else tree.map_structure(spec, table.signature),
+        )
+        for table in tables
+    ]
+    with rw.LocalServer(configs) as server:
+        yield server.address
+
+
 def _main() -> None:
     import reverb
 

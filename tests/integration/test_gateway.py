@@ -97,6 +97,7 @@ def test_status_comes_in_by_certificate_too(gateway: Gateway) -> None:
     assert subprocess.run(line, capture_output=True, timeout=60, check=False).returncode == 0
 
 
+@pytest.mark.only_server("reverb", "a local server is saved by its own process")
 def test_checkpoint_is_asked_for_by_certificate_too(gateway: Gateway) -> None:
     saved = run_command("checkpoints", "save", gateway.address, *gateway.options())
     assert saved.returncode == 0, saved.stderr
@@ -164,6 +165,7 @@ def test_stream_that_is_silent_for_longer_than_every_time_out_survives(
             observer.close()
 
 
+@pytest.mark.only_server("reverb", "a local server makes no checkpoints, and has no users but this machine's")
 def test_reverb_takes_nobody_who_comes_through_for_itself(gateway: Gateway) -> None:
     folder = gateway.certificates
     files = [(folder / name).read_bytes() for name in ("ca.crt", "client.key", "client.crt")]

@@ -25,6 +25,8 @@ from reverb_writer.tables import RateLimiter
 
 StartServer = Callable[..., HostedServer]
 
+pytestmark = pytest.mark.only_server("reverb", "it is about dm-reverb's server; tests/integration/test_local_server.py is the other's")
+
 
 @pytest.fixture(scope="session")
 def server_package() -> Any:

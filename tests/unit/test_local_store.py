@@ -1,0 +1,210 @@
+"""What a local server holds: selectors, statistics of draws, memory, counters. Without a network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from store_messages import Inserter, chunk, draw, item, store_of
+
+from reverb_writer.local.chunk_store import ChunkStore
+from reverb_writer.local.refusals import Refusal, Status
+from reverb_writer.local.selectors import make_chooser
+from reverb_writer.local.sum_tree import SumTree
+from reverb_writer.protocol import messages
+from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Selector, TableConfig
+
+NUM_DRAWS = 1_000_000
+
+
+def chi_square_z(counts: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64]) -> float:
+    """Return how many standard deviations chi-square is above its mean (Wilson-Hilferty)."""
+    expected = probabilities * counts.sum()
+    chosen = expected > 0
+    assert not counts[~chosen].any()
+    degrees = np.count_nonzero(chosen) - 1
+    statistic = ((counts[chosen] - expected[chosen]) ** 2 / expected[chosen]).sum()
+    return float(((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / np.sqrt(2 / (9 * degrees)))
+
+
+@pytest.mark.parametrize("selector", ["uniform", Prioritized(1.0), Prioritized(0.6)], ids=str)
+def test_a_million_draws_agree_with_the_closed_form_after_updates_and_deletions(selector: Selector) -> None:
+    rng = np.random.default_rng(3)
+    chooser = make_chooser(selector, rng)
+    priorities = rng.uniform(0, 10, 3000)
+    for row, priority in enumerate(priorities):
+        chooser.insert(row, priority)
+    for row in range(0, 3000, 3):
+        priorities[row] = rng.choice([0.0, 0.1, 50.0])
+        chooser.update(row, priorities[row])
+    alive = np.ones(3000, bool)
+    for row in range(0, 3000, 2):
+        alive[row] = False
+        chooser.delete(row)
+    for row in range(0, 3000, 10):
+        alive[row], priorities[row] = True, 4.0
+        chooser.insert(row, 4.0)
+    weights = alive.astype(float)
+    if isinstance(selector, Prioritized):
+        weights *= np.where(priorities > 0, priorities, 0) ** selector.exponent * (priorities > 0)
+    expected = weights / weights.sum()
+    rows: list[int] = []
+    for _ in range(NUM_DRAWS // 250):
+        drawn, probabilities = chooser.draw(250)
+        rows += drawn
+    np.testing.assert_allclose(probabilities, expected[list(drawn)])
+    assert abs(chi_square_z(np.bincount(rows, minlength=3000), expected)) < 5
+
+
+def test_a_sum_tree_never_finds_a_row_without_weight() -> None:
+    tree = SumTree()
+    for row in range(5000):
+        tree.set(row, 0.1 if row % 7 == 3 else 0.0)
+    points = np.append(np.linspace(0, tree.total, 10_000, endpoint=False), np.nextafter(tree.total, 0))
+    found = tree.find(points)
+    assert set(found % 7) == {3}
+    assert (np.diff(found) >= 0).all()
+
+
+def test_a_table_whose_priorities_are_all_zero_is_sampled_uniformly() -> None:
+    store = store_of(TableConfig("replay", sampler=Prioritized(1.0)))
+    Inserter(store).insert([1, 2], [0.0, 0.0])
+    drawn = draw(store, 200)
+    assert {key for key, _, _ in drawn} == {1, 2}
+    assert {probability for _, probability, _ in drawn} == {0.5}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "order"),
+    [("fifo", [0, 1, 2, 3, 4]), ("lifo", [4, 3, 2, 1, 0]), ("max_heap", [2, 4, 0, 1, 3]), ("min_heap", [1, 3, 0, 2, 4])],
+)
+def test_order_of_samples(sampler: Any, order: list[int]) -> None:
+    store = store_of(TableConfig("replay", sampler=sampler, max_times_sampled=1))
+    Inserter(store).insert([10, 11, 12, 13, 14], [2, 1, 9, 1, 9])
+    assert [key - 10 for key, _, _ in draw(store, 9)] == order
+    assert not store.table("replay").num_episodes
+
+
+def test_remover_may_choose_the_new_item() -> None:
+    store = store_of(TableConfig("replay", 3, "fifo", "max_heap"))
+    Inserter(store).insert([0, 1, 2, 3, 4], [5, 1, 9, 2, 7])
+    assert [item.key for item in store.table("replay")] == [0, 1, 3]
+
+
+def test_memory_is_free_when_nothing_refers_to_it() -> None:
+    store = store_of(TableConfig("replay", 10))
+    inserter = Inserter(store)
+    for first in range(0, 1000, 10):
+        inserter.insert(range(first, first + 10))
+    assert len(store.chunks) == 1
+    store.reset("replay")
+    assert len(store.chunks) == 1  # the stream keeps it
+    inserter.incoming.end()
+    assert len(store.chunks) == store.chunks.num_bytes == 0
+
+
+def test_the_memory_bound_is_told_and_nothing_is_lost() -> None:
+    store = store_of(TableConfig("replay"), max_bytes=10_000)
+    inserter = Inserter(store)
+    inserter.insert([1, 2])
+    request = messages.StoredRequest(chunks=[chunk(9, data=bytes(20_000))])
+    with pytest.raises(Refusal, match="`max_bytes` 10000 bytes") as refusal:
+        inserter.incoming.feed(request.SerializeToString())
+    assert refusal.value.status is Status.RESOURCE_EXHAUSTED
+    with pytest.raises(Refusal, match="max_bytes"):
+        inserter.insert(range(3, 1000))
+    assert {key for key, _, _ in draw(store, 50)} == {1, 2}
+
+
+def test_a_chunk_is_shared_by_streams() -> None:
+    chunks = ChunkStore(1 << 20)
+    store = store_of(TableConfig("replay"))
+    first, second = Inserter(store), Inserter(store)
+    first.insert([1])
+    second.insert([2])
+    assert len(store.chunks) == 1
+    assert not chunks.num_bytes
+    first.incoming.end()
+    second.insert([3])
+    assert len(draw(store, 3)) == 3
+
+
+def test_an_item_that_is_sent_again_changes_its_priority_only() -> None:
+    store = store_of(TableConfig("replay", sampler="max_heap"))
+    inserter = Inserter(store)
+    inserter.insert([1, 2], [1.0, 2.0])
+    num_bytes = store.chunks.num_bytes
+    inserter.insert([1], [3.0])
+    assert inserter.confirmed() == [1, 2, 1]
+    assert draw(store, 1)[0][0] == 1
+    assert store.table("replay").num_inserts == 2
+    assert store.chunks.num_bytes == num_bytes
+
+
+def test_inserts_wait_for_the_rate_limiter_in_turn() -> None:
+    store = store_of(TableConfig("replay", rate_limiter=SampleToInsertRatio(1.0, 1, 2.0)))
+    inserter = Inserter(store)
+    inserter.insert(range(6))
+    assert inserter.confirmed() == [0, 1, 2]
+    assert store.table("replay").num_inserts == 3
+    assert len(draw(store, 2)) == 2
+    assert inserter.confirmed() == [3, 4]
+    inserter.incoming.end()
+    assert len(draw(store, 100)) == 4  # down to min_diff -1, with nothing new
+    assert inserter.confirmed() == []
+
+
+def test_samples_wait_for_min_size() -> None:
+    store = store_of(TableConfig("replay", rate_limiter=MinSize(3)))
+    inserter = Inserter(store)
+    inserter.insert([1, 2])
+    assert draw(store, 1) == []
+    inserter.insert([3])
+    assert len(draw(store, 1000)) == 1000
+
+
+def test_counters_are_those_of_the_draws() -> None:
+    store = store_of(TableConfig("replay", max_times_sampled=3))
+    Inserter(store).insert(range(50))
+    drawn = draw(store, 1000)
+    assert Counter(Counter(key for key, _, _ in drawn).values()) == {3: 50}
+    table = store.table("replay")
+    assert (table.num_samples, table.num_unique_samples, len(table), table.num_deleted_episodes) == (150, 50, 0, 1)
+
+
+@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf")])
+def test_a_priority_that_cannot_be_is_refused_and_changes_nothing(priority: float) -> None:
+    store = store_of(TableConfig("replay", sampler=Prioritized(1.0)))
+    with pytest.raises(Refusal, match="must be finite and >= 0"):
+        Inserter(store).insert([1, 2], [1.0, priority])
+    assert not len(store.table("replay"))
+
+
+def test_huge_priorities_stay_finite() -> None:
+    store = store_of(TableConfig("replay", sampler=Prioritized(3.0)))
+    Inserter(store).insert(range(20), [1e300] * 20)
+    assert len({key for key, _, _ in draw(store, 500)}) == 20
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (messages.StoredRequest(items=[item(1, 8)]), "names chunk 8"),
+        (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8)], keep_chunk_keys=[9]), "names chunk 9"),
+        (messages.StoredRequest(chunks=[b"\xff"]), "no insert request"),
+        (messages.StoredRequest(items=[b"\x08"]), "no insert request"),
+        (messages.StoredRequest(chunks=[chunk(8)], items=[item(1, 8, "other")]), "other was not found"),
+    ],
+    ids=["no chunk", "not kept", "damaged chunk", "damaged item", "no table"],
+)
+def test_an_impossible_request_inserts_nothing(request_: Any, text: str) -> None:
+    store = store_of(TableConfig("replay"))
+    inserter = Inserter(store)
+    with pytest.raises(Refusal, match=text):
+        inserter.incoming.feed(request_.SerializeToString())
+    inserter.incoming.end()
+    assert not len(store.table("replay"))
+    assert not len(store.chunks)
