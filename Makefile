@@ -2,6 +2,7 @@
 #
 #   .venv            CPython 3.11: client and server, editable, and the tools
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
+#   .venv-client     any CPython: the client alone, editable, where dm-reverb cannot be installed
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
 #   .venv-frameworks CPython 3.11: the client beside PyTorch, JAX, Minari, and the peers of the returns
@@ -24,6 +25,11 @@ CLIENT := --upgrade --upgrade-strategy eager '.[test]'
 
 PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
 CLIENT_TESTS := tests/unit tests/properties tests/integration
+# Where dm-reverb cannot be installed, demo and tests run on the server in pure Python that the client brings.
+PYTHON_ANY ?= $(shell scripts/find-python 3.14 3.13 3.12 3.11 3.10)
+HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)))
+SERVER_TESTS := tests/integration/test_{server,service,status_page}.py tests/conformance tests/docker
+
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
 	tests/unit/test_minari.py tests/integration/test_{views,contiguous_views}.py
 
@@ -31,14 +37,23 @@ FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,propert
 help:  ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-.PHONY: demo
+.PHONY: demo test
+ifneq ($(HAS_SERVER),)
 demo: .venv/.made  ## server, actors and a learner on CartPole, live in the terminal
 	@.venv/bin/python examples/demo.py
 
-.PHONY: test
 test: .venv/.made .venv-tf-agents/.made  ## all tests, on real servers
 	.venv/bin/pytest
 	.venv-tf-agents/bin/pytest tests/conformance
+else
+demo: .venv-client/.made
+	@.venv-client/bin/python examples/demo.py
+
+test: .venv-client/.made
+	.venv-client/bin/pytest reverb_writer $(CLIENT_TESTS)
+	@echo "Left out, for want of CPython 3.11 on x86-64 Linux: every test that runs on dm-reverb's server (skipped above,"
+	@echo "each with its other half on the local server), $(SERVER_TESTS)."
+endif
 
 .PHONY: check
 check: .venv/.made  ## format, lint and types
@@ -52,8 +67,8 @@ format: .venv/.made  ## let ruff format and mend what it can
 	.venv/bin/ruff check --fix .
 
 .PHONY: fuzz
-fuzz: .venv/.made  ## a million damaged responses, and weights of 1 GB
-	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_samples.py
+fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, and weights of 1 GB
+	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py
 	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
 
 .PHONY: bench
@@ -66,8 +81,9 @@ rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which i
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
 .PHONY: newest
-newest: .venv/.made .venv-newest/.made  ## the client's tests on the newest CPython here
-	$(test-client)
+newest: .venv-newest/.made  ## the client's tests on the newest CPython here, on the server in pure Python
+	$(install-client)
+	.venv-newest/bin/pytest $(CLIENT_TESTS)
 
 .PHONY: oldest
 oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 with its oldest dependencies
@@ -81,8 +97,10 @@ frameworks: .venv/.made .venv-frameworks/.made  ## what works with PyTorch, JAX 
 test-frameworks = REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-frameworks/bin/pytest $(FRAMEWORK_TESTS)
 
 # The client as it ships: built, installed, and tested against a server of .venv.
+install-client = .venv-$@/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation \
+	--force-reinstall .
 define test-client
-	.venv-$@/bin/pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .
+	$(install-client)
 	REVERB_WRITER_SERVER_PYTHON=.venv/bin/python .venv-$@/bin/pytest $(CLIENT_TESTS)
 endef
 
@@ -139,6 +157,11 @@ clean:  ## remove environments, caches and builds
 .venv-newest/.made: $(PROJECTS)
 	@test -n '$(PYTHON_NEWEST)' || { echo 'make newest needs CPython 3.12 or newer: make PYTHON_NEWEST=...' >&2; exit 1; }
 	scripts/make-venv $(@D) '$(PYTHON_NEWEST)' /dev/null $(CLIENT)
+	@touch $@
+
+.venv-client/.made: $(PROJECTS)
+	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
+	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null --editable '.[demo,test]'
 	@touch $@
 
 .venv-oldest/.made: $(PROJECTS) constraints/oldest.txt

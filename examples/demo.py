@@ -28,6 +28,7 @@ from rich.live import Live
 from rich.table import Table
 
 import reverb_writer as rw
+from server import has_reverb
 
 GOAL = 150.0
 NUM_LAST = 20  # episodes that the mean return is taken over
@@ -36,7 +37,6 @@ RATE_S = 3.0  # the span that rates are taken over
 LINE_S = 5.0  # where there is no terminal, a line this often
 STOP_S = 5.0  # patience with a process that should end
 
-LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +61,7 @@ class Processes:
                 stderr=log,
                 start_new_session=True,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # the matrices are small, and the cores are shared
-                preexec_fn=end_with_parent,  # noqa: PLW1509  # no other thread runs yet
+                preexec_fn=end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509  # no other thread yet
             )
 
     def check(self) -> None:
@@ -216,7 +216,8 @@ def run(arguments: argparse.Namespace, console: Console, progress: Progress, sig
             name = script.removesuffix(".py") + (f" {index}" if index else "")
             seed = ["--seed", seeds[index]] if seeds else []
             processes.start(name, script, "--server", address, *seed)
-        console.print(f"reverb-writer {rw.__version__}: a server at {address}, a learner, {arguments.actors} actors")
+        server = "dm-reverb's server" if has_reverb() else "the server in pure Python, reverb_writer.LocalServer,"
+        console.print(f"reverb-writer {rw.__version__}: {server} at {address}, a learner, {arguments.actors} actors")
         display = Display(console, arguments.seconds, arguments.goal)
         with rw.Client(address) as client, display:
             while not signals and progress.seconds < arguments.seconds:
@@ -241,7 +242,7 @@ def main() -> int:
         parser.error(f"--actors must be >= 1, got {arguments.actors}")
 
     signals: list[int] = []
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}:  # Windows has no SIGHUP
         signal.signal(number, lambda number, _: signals.append(number))
     console, progress = Console(highlight=False), Progress()
     try:
@@ -268,7 +269,7 @@ def free_port() -> int:
 
 def end_with_parent() -> None:
     """Let the kernel send SIGTERM to this process when the demo ends, even by SIGKILL."""
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _number(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""The replay server of the demo: the tables that actors and learner share.
+"""The replay server of the demo, dm-reverb's or `LocalServer`: the tables that actors and learner share.
 
     python examples/server.py --port 8000
 
@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
+import threading
+from contextlib import AbstractContextManager
+from typing import Any
 
-from reverb_writer_server import ReplayServer
-
-from reverb_writer import SampleToInsertRatio, TableConfig
+from reverb_writer import LocalServer, SampleToInsertRatio, TableConfig
 
 # The learner sees each window about 48 times. Neither side gets further ahead than 480 samples, or 10 windows: actors
 # that could would fill the table with what an old policy did, a learner that could would learn a few windows by heart.
@@ -29,16 +31,32 @@ TABLES = [
 ]
 
 
+def has_reverb() -> bool:
+    """Return whether dm-reverb and the package that serves with it are installed."""
+    return all(importlib.util.find_spec(package) for package in ("reverb", "reverb_writer_server"))
+
+
+def start(port: int) -> AbstractContextManager[Any]:
+    """Start dm-reverb's server where it can be installed, our own in pure Python elsewhere."""
+    if has_reverb():
+        from reverb_writer_server import ReplayServer
+
+        return ReplayServer(TABLES, port)
+    return LocalServer(TABLES, port)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serve the tables of the demo until SIGINT or SIGTERM.")
     parser.add_argument("--port", type=int, default=8000)
     arguments = parser.parse_args()
 
-    endings = {signal.SIGINT, signal.SIGTERM}
-    signal.pthread_sigmask(signal.SIG_BLOCK, endings)  # in the server's threads too, so that `sigwait` gets them
-    with ReplayServer(TABLES, arguments.port) as server:
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    with start(arguments.port) as server:
         print(f"serving at {server.address}", flush=True)
-        signal.sigwait(endings)
+        while not stopping.wait(0.5):  # Windows tells of Ctrl-C only between two waits
+            pass
 
 
 if __name__ == "__main__":

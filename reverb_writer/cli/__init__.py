@@ -8,8 +8,10 @@ import sys
 __all__ = ["main"]
 
 _MODULE_OF = {
+    "demo": "demo",
     "export": "export_rollouts",
     "import": "import_rollouts",
+    "local": "serve_locally",
     "status": "status",
 }
 

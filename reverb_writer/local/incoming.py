@@ -21,7 +21,7 @@ from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import Item
 from reverb_writer.protocol import messages, trajectory_parsing
 
-__all__ = ["Incoming"]
+__all__ = ["Incoming", "chunks_named", "read_chunk"]
 
 _MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is read
 
@@ -52,8 +52,8 @@ class Incoming:
         self._room.wait()
         try:
             request = messages.StoredRequest.FromString(message)
-            chunks = [_chunk(data) for data in request.chunks]
-            items = [(read := messages.StoredItem.FromString(item), _chunks_of(read)) for item in request.items]
+            chunks = [read_chunk(data) for data in request.chunks]
+            items = [(read := messages.StoredItem.FromString(item), chunks_named(read)) for item in request.items]
         except (DecodeError, FormatError) as error:
             raise Refusal(
                 Status.INVALID_ARGUMENT, f"{len(message)} bytes that are no insert request: {error}"
@@ -147,13 +147,13 @@ class Incoming:
             self.confirmed.put(None)
 
 
-def _chunk(data: bytes) -> Chunk:
+def read_chunk(data: bytes) -> Chunk:
     """Read as much of a ChunkData as the server must know; what it holds has the form that it must have."""
     read = messages.ChunkData.FromString(data)
     return Chunk(read.chunk_key, read.sequence_range.episode_id, len(read.data.tensors), data)
 
 
-def _chunks_of(item: Any) -> dict[int, int]:
+def chunks_named(item: Any) -> dict[int, int]:
     """Return the keys of the chunks that an item names, in order, with the highest tensor that it names of each."""
     layout, slices = trajectory_parsing.parse_trajectory(item.flat_trajectory)
     keys: dict[int, int] = {}

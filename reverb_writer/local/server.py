@@ -13,6 +13,7 @@ import grpc
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import ServerUnavailableError
+from reverb_writer.local import storage
 from reverb_writer.local.daemon_threads import DaemonThreads
 from reverb_writer.local.machine_memory import machine_bytes
 from reverb_writer.local.service import Service
@@ -63,13 +64,49 @@ class LocalServer:
     def __init__(self, tables: Sequence[TableConfig], port: int | None = None, *, max_bytes: int | None = None) -> None:
         """Start to serve; when this returns, clients can connect."""
         check_tables(tables, SPECS_TABLE)
-        wanted = 0 if port is None else integer("port", port, minimum=1, maximum=65535)
-        bound = machine_bytes() // _SHARE if max_bytes is None else integer("max_bytes", max_bytes, minimum=1)
-        self._store = Store([*tables, SPECS_CONFIG], bound)
+        wanted, bound = _checked(port, max_bytes)
+        self._serve(Store([*tables, SPECS_CONFIG], bound), wanted)
+
+    @classmethod
+    def restore(
+        cls, folder: str | os.PathLike[str], port: int | None = None, *, max_bytes: int | None = None
+    ) -> LocalServer:
+        """Return a running server with the tables that `save` has written.
+
+        Tables, items, priorities, how often each item was sampled, and the rate limiters' counts are as they were; the
+        server's state id is a new one, so clients see that it was started again.
+
+        Args:
+            folder: That `save` has written.
+            port: As for a new server.
+            max_bytes: Likewise.
+
+        Raises:
+            FormatError: There is nothing that was saved, it is damaged, or it takes more than `max_bytes`.
+            SpecError, ServerUnavailableError: As for a new server.
+        """
+        wanted, bound = _checked(port, max_bytes)
+        server = cls.__new__(cls)
+        server._serve(storage.load(folder, bound), wanted)  # noqa: SLF001  # of this class
+        return server
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write all tables into a folder, in place of what was saved there; clients may go on meanwhile.
+
+        Args:
+            folder: Made if it is not there. Its format is described in docs/local.md.
+
+        Raises:
+            OSError: It cannot be written. What was saved there before is still there.
+        """
+        storage.save(self._store, folder)
+
+    def _serve(self, store: Store, port: int) -> None:
+        self._store = store
         self._threads = DaemonThreads()
         executor: Any = self._threads  # any executor will do
         self._server: Any = grpc.server(executor, handlers=[Service(self._store)], options=_OPTIONS)
-        self.port = _bind(self._server, wanted)
+        self.port = _bind(self._server, port)
         self.address = f"{_HOST}:{self.port}"
         self._closed = threading.Event()
         self._server.start()
@@ -103,6 +140,14 @@ class LocalServer:
     ) -> None:
         """Close it."""
         self.close()
+
+
+def _checked(port: int | None, max_bytes: int | None) -> tuple[int, int]:
+    """Return both arguments as numbers: port 0 is a free one."""
+    return (
+        0 if port is None else integer("port", port, minimum=1, maximum=65535),
+        machine_bytes() // _SHARE if max_bytes is None else integer("max_bytes", max_bytes, minimum=1),
+    )
 
 
 def _bind(server: Any, port: int) -> int:

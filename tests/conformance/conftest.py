@@ -14,7 +14,6 @@ with warnings.catch_warnings():
     import tf_agents  # noqa: F401  # the tests use it
 
 import reverb_writer as rw
-
 from reverb_writer.protocol.table_specs import SPECS_TABLE
 
 from .nests import TABLES

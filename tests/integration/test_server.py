@@ -25,7 +25,9 @@ from reverb_writer.tables import RateLimiter
 
 StartServer = Callable[..., HostedServer]
 
-pytestmark = pytest.mark.only_server("reverb", "it is about dm-reverb's server; tests/integration/test_local_server.py is the other's")
+pytestmark = pytest.mark.only_server(
+    "reverb", "it is about dm-reverb's server; tests/integration/test_local_server.py is the other's"
+)
 
 
 @pytest.fixture(scope="session")

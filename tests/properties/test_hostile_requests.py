@@ -56,7 +56,7 @@ def damaged(message: bytes, rng: random.Random) -> bytes:
 
 
 def test_damaged_insert_requests_are_refused_and_the_next_is_answered() -> None:
-    rng = random.Random(5)
+    rng = random.Random(5)  # noqa: S311  # no secret
     store = store_of(rw.TableConfig("replay", 100, rw.Prioritized(1.0), "min_heap"), max_bytes=MAX_BYTES)
     num_refused = 0
     for _ in range(NUM_REQUESTS):
@@ -83,7 +83,7 @@ def channel() -> Iterator[Channel]:
 
 
 def test_damaged_requests_over_the_network_are_answered_and_so_is_the_next(channel: Channel) -> None:
-    rng = random.Random(6)
+    rng = random.Random(6)  # noqa: S311  # no secret
     answers = set()
     for number in range(max(NUM_REQUESTS // OVER_NETWORK, 200)):
         method, message = rng.choice(

@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 CLIENT = [
     "cli",
+    "pytest_plugin",
+    "testing",
     "tf_agents",
     "instinct_rl",
     "local",

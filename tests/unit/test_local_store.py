@@ -79,7 +79,12 @@ def test_a_table_whose_priorities_are_all_zero_is_sampled_uniformly() -> None:
 
 @pytest.mark.parametrize(
     ("sampler", "order"),
-    [("fifo", [0, 1, 2, 3, 4]), ("lifo", [4, 3, 2, 1, 0]), ("max_heap", [2, 4, 0, 1, 3]), ("min_heap", [1, 3, 0, 2, 4])],
+    [
+        ("fifo", [0, 1, 2, 3, 4]),
+        ("lifo", [4, 3, 2, 1, 0]),
+        ("max_heap", [2, 4, 0, 1, 3]),
+        ("min_heap", [1, 3, 0, 2, 4]),
+    ],
 )
 def test_order_of_samples(sampler: Any, order: list[int]) -> None:
     store = store_of(TableConfig("replay", sampler=sampler, max_times_sampled=1))

@@ -1,0 +1,37 @@
+"""`reverb-writer local`: a replay server in this terminal, until Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+import click
+
+from reverb_writer.cli.connection import ends_well
+from reverb_writer.local import LocalServer
+from reverb_writer.tables import TableConfig
+
+__all__ = ["command"]
+
+_TICK_S = 0.5  # Windows tells the main thread of Ctrl-C only between two waits
+
+
+@click.command("local")
+@click.option("--table", "-t", "tables", multiple=True, default=["replay"], show_default=True, help="May be repeated.")
+@click.option(
+    "--max-size", type=click.IntRange(min=1), default=1_000_000, show_default=True, help="Items in each table."
+)
+@click.option("--port", "-p", type=click.IntRange(1, 65535), default=8000, show_default=True, help="On 127.0.0.1 only.")
+@click.option("--max-bytes", type=click.IntRange(min=1), help="Memory for data; by default a quarter of the machine's.")
+def command(tables: tuple[str, ...], max_size: int, port: int, max_bytes: int | None) -> None:
+    """Serve tables that are sampled uniformly and drop the oldest item when they are full; for trying out and tests."""
+    stopping = threading.Event()
+    with (
+        ends_well(),
+        LocalServer([TableConfig(name, max_size) for name in tables], port, max_bytes=max_bytes) as server,
+    ):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stopping.set())
+        click.echo(f"serving {', '.join(tables)} at {server.address}; Ctrl-C ends it, and the data with it")
+        while not stopping.wait(_TICK_S):
+            pass

@@ -1,0 +1,197 @@
+"""A local server's life: address, port, close, save and restore, the command, and the fixture for users' tests."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+import reverb_writer as rw
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.transport.channel import Channel
+
+TABLES = [
+    rw.TableConfig("replay", 100, rw.Prioritized(0.5), rate_limiter=rw.SampleToInsertRatio(2.0, 2, (-100.0, 500.0))),
+    rw.TableConfig("heap", 10, "max_heap", "lifo", signature={"a": ArraySpec((None, 2), "float32")}),
+    rw.TableConfig.queue("queue", 5),
+]
+
+
+def write(address: str, num_steps: int, table: str = "replay") -> None:
+    with rw.TrajectoryObserver(address, table, 3, priority=lambda steps: float(steps["a"][0, 0] + 1)) as observer:
+        for number in range(num_steps):
+            observer({"a": np.full(2, number, np.float32)}, end_of_episode=number == num_steps - 1)
+
+
+def test_it_listens_on_loopback_only_and_frees_its_port() -> None:
+    server = rw.LocalServer([rw.TableConfig("replay")])
+    assert server.address == f"127.0.0.1:{server.port}"
+    with pytest.raises(rw.ServerUnavailableError, match="the port is taken"):
+        rw.LocalServer([rw.TableConfig("replay")], server.port)
+    server.close()
+    server.close()
+    assert server.wait(0)
+    with socket.create_server(("127.0.0.1", server.port)):
+        pass
+
+
+def test_close_ends_streams_that_wait() -> None:
+    server = rw.LocalServer([rw.TableConfig("replay")])
+    with Channel(server.address) as channel:
+        request = messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString()
+        calls = [channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=60) for _ in range(20)]
+        with rw.Client(server.address) as client:
+            assert client.server_info()["replay"].current_size == 0
+        server.close()
+        for call in calls:
+            with pytest.raises(grpc.RpcError) as error:
+                next(call)
+            assert error.value.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_a_learner_that_goes_takes_nothing() -> None:
+    with rw.LocalServer([rw.TableConfig.queue("queue", 5)]) as server, Channel(server.address) as channel:
+        request = messages.SampleStreamRequest(table="queue", num_samples=3).SerializeToString()
+        call = channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=60)
+        with rw.Client(server.address) as client:
+            time.sleep(0.1)
+            call.cancel()
+            client.insert([np.arange(3)], {"queue": 1.0})
+            time.sleep(0.1)
+            assert len(list(client.sample("queue", 1))) == 1
+
+
+def test_a_server_that_nobody_closes_does_not_keep_the_interpreter() -> None:
+    program = """
+        import threading
+        import reverb_writer as rw
+        server = rw.LocalServer([rw.TableConfig("replay")])
+        client = rw.Client(server.address)
+        threading.Thread(target=lambda: next(client.sample("replay", 1, timeout_s=1000)), daemon=True).start()
+        client.server_info()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=100)
+
+
+def test_a_server_that_is_collected_is_closed() -> None:
+    address = rw.LocalServer([rw.TableConfig("replay")]).address
+    gc.collect()
+    with rw.Client(address, timeout_s=0.5) as client, pytest.raises((rw.ServerUnavailableError, rw.ReplayTimeoutError)):
+        client.server_info()
+
+
+def test_the_memory_bound_reaches_the_writer_in_words() -> None:
+    with rw.LocalServer([rw.TableConfig("replay")], max_bytes=100_000) as server, rw.Client(server.address) as client:
+        with pytest.raises(rw.ReverbWriterError, match="`max_bytes` 100000"), rw.Client(server.address) as writer:
+            for _ in range(100):
+                writer.insert([np.random.default_rng(0).random(10_000)], {"replay": 1.0})
+        assert client.server_info()["replay"].current_size >= 1
+        assert server.num_bytes <= 100_000
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Iterator[tuple[Path, rw.LocalServer]]:
+    with rw.LocalServer(TABLES) as server:
+        write(server.address, 40)
+        write(server.address, 5, "heap")
+        with rw.Client(server.address) as client:
+            list(client.sample("replay", 30))
+            keys = [sample.info.key for sample in client.sample("replay", 5)]
+            client.mutate_priorities("replay", updates={keys[0]: 77.0}, deletes=[key for key in keys if key != keys[0]])
+        server.save(tmp_path)
+        yield tmp_path, server
+
+
+def test_what_is_saved_comes_back(saved: tuple[Path, rw.LocalServer]) -> None:
+    folder, server = saved
+    with (
+        rw.LocalServer.restore(folder) as again,
+        rw.Client(server.address) as first,
+        rw.Client(again.address) as second,
+    ):
+        before, after = first.server_info(), second.server_info()
+        assert before.keys() == after.keys()
+        for name, table in before.items():
+            assert vars(after[name]) | {"worker_time_ms": 0} == vars(table) | {"worker_time_ms": 0}
+        old, new = (
+            {
+                sample.info.key: (sample.data, sample.info.probability, sample.info.priority)
+                for sample in client.sample("replay", 60)
+            }
+            for client in (first, second)
+        )
+        assert old.keys() & new.keys()
+        for key in old.keys() & new.keys():
+            np.testing.assert_array_equal(old[key][0]["a"], new[key][0]["a"])
+            assert old[key][1:] == pytest.approx(new[key][1:])
+        write(again.address, 10)
+        again.save(folder)
+    assert len(list(folder.iterdir())) == 3
+    with rw.LocalServer.restore(folder) as third, rw.Client(third.address) as client:
+        assert client.server_info()["replay"].current_size == after["replay"].current_size + 8
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "chunks-*.bin", "items-*.bin"])
+@pytest.mark.parametrize("how", ["gone", "cut", "changed"])
+def test_what_is_damaged_is_not_restored(saved: tuple[Path, rw.LocalServer], name: str, how: str) -> None:
+    (path,) = saved[0].glob(name)
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    elif name == "manifest.json":
+        path.write_text(json.dumps({**json.loads(data), "version": 2}))
+    else:
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(rw.FormatError, match=path.name if how == "changed" else str(path.parent)):
+        rw.LocalServer.restore(saved[0])
+
+
+def test_the_command_serves_until_it_is_told_to_end() -> None:
+    pytest.importorskip("click")
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        port = trial.getsockname()[1]
+    command = [sys.executable, "-m", "reverb_writer.cli", "local", "--table", "a", "--table", "b", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert f"serving a, b at 127.0.0.1:{port}" in process.stdout.readline()
+        with rw.Client(f"127.0.0.1:{port}") as client:
+            assert client.server_info().keys() == {"a", "b"}
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+@pytest.mark.parametrize("asked", [[], ["--reverb-writer-server"], ["-o", "reverb_writer_server=true"]], ids=str)
+def test_the_fixture_is_there_if_asked_for(tmp_path: Path, asked: list[str]) -> None:
+    (tmp_path / "test_mine.py").write_text(
+        textwrap.dedent("""
+            import numpy as np
+            import reverb_writer as rw
+
+            def test_mine(replay_server):
+                server = replay_server()
+                with rw.Client(server.address) as client:
+                    client.insert([np.arange(3)], {"replay": 1.0})
+                    assert len(list(client.sample("replay", 2))) == 2
+        """)
+    )
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "reverb_writer.pytest_plugin", *asked, str(tmp_path)]
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # as if only this plugin were installed
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", "/dev/null", *arguments],
+        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=100, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert ("1 passed" if asked else "fixture 'replay_server' not found") in run.stdout, run.stdout + run.stderr
