@@ -18,6 +18,7 @@ from benchmarks.episodes import episode_getters, episode_steps
 from benchmarks.footprint import footprint
 from benchmarks.gateway import gateway
 from benchmarks.in_flight import in_flight
+from benchmarks.local_server import local_server
 from benchmarks.read import (
     learner_processes,
     read_episodes,
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         read_episodes,
         read_one_by_one,
         learner_processes,
+        local_server,
         call_times,
         footprint,
         endurance,

@@ -26,7 +26,7 @@ __all__ = ["replay_server"]
 
 @pytest.fixture
 def replay_server() -> Iterator[Callable[..., LocalServer]]:
-    """Start a `LocalServer` for each `replay_server(*tables)`, by default with one table `replay`; they end with the test."""
+    """Start a `LocalServer` by `replay_server(*tables)`, by default with one table `replay`; it ends with the test."""
     with contextlib.ExitStack() as servers:
 
         def start(*tables: TableConfig, max_bytes: int | None = None) -> LocalServer:

@@ -94,11 +94,16 @@ def test_a_server_that_is_collected_is_closed() -> None:
 
 def test_the_memory_bound_reaches_the_writer_in_words() -> None:
     with rw.LocalServer([rw.TableConfig("replay")], max_bytes=100_000) as server, rw.Client(server.address) as client:
-        with pytest.raises(rw.ReverbWriterError, match="`max_bytes` 100000"), rw.Client(server.address) as writer:
-            for _ in range(100):
-                writer.insert([np.random.default_rng(0).random(10_000)], {"replay": 1.0})
+        with pytest.raises(rw.ReverbWriterError, match="`max_bytes` 100000"):
+            insert_forever(server.address)
         assert client.server_info()["replay"].current_size >= 1
         assert server.num_bytes <= 100_000
+
+
+def insert_forever(address: str) -> None:
+    with rw.Client(address) as client:
+        while True:
+            client.insert([np.random.default_rng(0).random(10_000)], {"replay": 1.0})
 
 
 @pytest.fixture
