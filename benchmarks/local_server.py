@@ -1,7 +1,7 @@
 """The server in pure Python beside dm-reverb's: ours on the one, TF-Agents' observer and Reverb's dataset on the other.
 
-    one process     actor or learner, and the server
-    two processes   the server in one of its own
+one process     actor or learner, and the server
+two processes   the server in one of its own
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _OneProcess:
         return self._actor.write(seconds)
 
     def read(self, seconds: float) -> ReadRun:
-        assert self._served is not None  # noqa: S101  # `open` comes first
+        assert self._served is not None  # `open` comes first
         return _reader().read(self._served.address(), seconds)
 
     def close(self) -> None:

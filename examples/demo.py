@@ -217,7 +217,8 @@ def run(arguments: argparse.Namespace, console: Console, progress: Progress, sig
             seed = ["--seed", seeds[index]] if seeds else []
             processes.start(name, script, "--server", address, *seed)
         server = "dm-reverb's server" if has_reverb() else "the server in pure Python, reverb_writer.LocalServer,"
-        console.print(f"reverb-writer {rw.__version__}: {server} at {address}, a learner, {arguments.actors} actors")
+        actors = f"{arguments.actors} actors"
+        console.print(f"reverb-writer {rw.__version__}: {server} at {address}, a learner, {actors}", soft_wrap=True)
         display = Display(console, arguments.seconds, arguments.goal)
         with rw.Client(address) as client, display:
             while not signals and progress.seconds < arguments.seconds:

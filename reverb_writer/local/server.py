@@ -13,7 +13,7 @@ import grpc
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import ServerUnavailableError
-from reverb_writer.local import storage
+from reverb_writer.local import saved_tables
 from reverb_writer.local.daemon_threads import DaemonThreads
 from reverb_writer.local.machine_memory import machine_bytes
 from reverb_writer.local.service import Service
@@ -87,7 +87,7 @@ class LocalServer:
         """
         wanted, bound = _checked(port, max_bytes)
         server = cls.__new__(cls)
-        server._serve(storage.load(folder, bound), wanted)  # noqa: SLF001  # of this class
+        server._serve(saved_tables.load(folder, bound), wanted)  # noqa: SLF001  # of this class
         return server
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -99,7 +99,7 @@ class LocalServer:
         Raises:
             OSError: It cannot be written. What was saved there before is still there.
         """
-        storage.save(self._store, folder)
+        saved_tables.save(self._store, folder)
 
     def _serve(self, store: Store, port: int) -> None:
         self._store = store

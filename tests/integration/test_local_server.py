@@ -24,7 +24,7 @@ from reverb_writer.transport.channel import Channel
 
 TABLES = [
     rw.TableConfig("replay", 100, rw.Prioritized(0.5), rate_limiter=rw.SampleToInsertRatio(2.0, 2, (-100.0, 500.0))),
-    rw.TableConfig("heap", 10, "max_heap", "lifo", signature={"a": ArraySpec((None, 2), "float32")}),
+    rw.TableConfig("heap", 10, "max_heap", "lifo", signature={"a": ArraySpec((None, 2), np.dtype("float32"))}),
     rw.TableConfig.queue("queue", 5),
 ]
 
