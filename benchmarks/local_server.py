@@ -15,7 +15,7 @@ from typing import Any
 import reverb_writer as rw
 from benchmarks import actors, learners
 from benchmarks.actors import Contender, Run
-from benchmarks.arena import Effort, median, progress
+from benchmarks.comparison import Effort, median, progress
 from benchmarks.learners import Reader, ReadRun
 from benchmarks.processes import TABLE, Remote, Server
 from benchmarks.report import Table, ratio
