@@ -5,9 +5,9 @@ Two answers of a server, a second or more apart, tell whether a side stands stil
     nothing was inserted, and the server spent the time waiting for samples:   inserts stand still
     nothing was sampled, and the server spent the time waiting for inserts:    samples stand still
 
-A side that nobody uses does not wait: the server counts the time only while a request is in its queue. But it keeps the
-request of an actor or a learner that has left, so a side may stand still for nobody. A learner that waits for the next
-insert between two samples does not stand still either; the rate limiter only does its work.
+An unused side does not wait: the server counts the time only while a request is in its queue. But it keeps the
+request of an actor or a learner that has left, so a side may stand still although no one waits. A learner that waits
+for the next insert between two samples does not stand still either; the rate limiter only does its work.
 
 Source: Reverb 0.14, `table.cc` (the states of a table's worker) and `rate_limiter.cc`.
 """

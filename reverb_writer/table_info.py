@@ -1,4 +1,4 @@
-"""What a server tells of its tables: sizes, counters and rate limiters, of one server or of several together. Pure.
+"""The tables of a server as it reports them: sizes, counters and rate limiters, of one server or of several together. Pure.
 
 Source of the rate limiter's rule: reverb/cc/rate_limiter.cc (CanInsert, CanSample).
 """
@@ -102,7 +102,7 @@ class TableInfo:
         """Return how many samples the server would hand out at once, each item once.
 
         A request for more, of a table with `max_times_sampled`, stays at the server when its client leaves and takes an
-        item out for nobody.
+        item that no client receives.
         """
         if self.servers:
             return sum(table.num_ready() for table in self.servers)

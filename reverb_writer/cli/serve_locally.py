@@ -7,7 +7,7 @@ import threading
 
 import click
 
-from reverb_writer.cli.connection import ends_well
+from reverb_writer.cli.server_options import report_errors
 from reverb_writer.local import LocalServer
 from reverb_writer.tables import TableConfig
 
@@ -27,7 +27,7 @@ def command(tables: tuple[str, ...], max_size: int, port: int, max_bytes: int | 
     """Serve tables that are sampled uniformly and drop the oldest item when they are full; for trying out and tests."""
     stopping = threading.Event()
     with (
-        ends_well(),
+        report_errors(),
         LocalServer([TableConfig(name, max_size) for name in tables], port, max_bytes=max_bytes) as server,
     ):
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -39,7 +39,7 @@ class DaemonThreads(Executor):
         def task() -> None:
             try:
                 future.set_result(call(*arguments, **keywords))
-            except BaseException as error:  # noqa: BLE001  # whoever has the future gets it
+            except BaseException as error:  # noqa: BLE001  # it is raised where the future is read
                 future.set_exception(error)
 
         with self._lock:

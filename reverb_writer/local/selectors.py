@@ -53,7 +53,7 @@ class Chooser(ABC):
 
 
 class _Ordered(Chooser):
-    """Oldest or newest first; priorities play no part."""
+    """Oldest or newest first; priorities are ignored."""
 
     def __init__(self, *, newest: bool) -> None:
         self._rows: OrderedDict[int, None] = OrderedDict()  # a dict takes long to find its first key after deletions

@@ -46,8 +46,8 @@ class LocalServer:
     Args:
         tables: The tables to serve: at least one, no two of one name.
         port: 1 to 65535, or None for a free one.
-        max_bytes: Bound on the memory that items and chunks take, > 0; None for a quarter of the machine's. Whoever
-            would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
+        max_bytes: Bound on the memory that items and chunks take, > 0; None for a quarter of the machine's. A write
+            that would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
 
     Attributes:
         port: The port that it listens on.
@@ -110,7 +110,7 @@ class LocalServer:
         self.address = f"{_HOST}:{self.port}"
         self._closed = threading.Event()
         self._server.start()
-        # Also when nobody closes it: when it is collected, or the interpreter ends.
+        # It also ends without `close`: at garbage collection, or when the interpreter ends.
         self._stop = weakref.finalize(self, _stop, self._server, self._threads, os.getpid())
 
     @property

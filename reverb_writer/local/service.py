@@ -45,7 +45,7 @@ class Service(grpc.GenericRpcHandler):
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
-        """Return what handles a call; None for a method that there is not."""
+        """Return what handles a call; None for an unknown method."""
         return self._methods.get(details.method)
 
     def _insert(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

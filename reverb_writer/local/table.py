@@ -34,7 +34,7 @@ _MAX_DRAWS = 256
 
 
 class SampleRequest:
-    """Somebody who waits for samples.
+    """A request that waits for samples.
 
     Attributes:
         num_missing: samples asked for and not drawn yet.
@@ -129,7 +129,7 @@ class Table:
         return False
 
     def request(self, request: SampleRequest) -> None:
-        """Put somebody who wants samples into the queue; call `advance` afterwards."""
+        """Queue a request for samples; call `advance` afterwards."""
         self._requests.append(request)
 
     def withdraw(self, request: SampleRequest) -> None:
@@ -195,7 +195,7 @@ class Table:
             self._state = "waiting_for_inserts" if self._requests else "sleeping"
 
     def restore(self, item: Item, times_sampled: int) -> None:
-        """Take an item of a saved table, stamped; the counters are set by whoever restores."""
+        """Take an item of a saved table, stamped; the caller sets the counters."""
         item.times_sampled = times_sampled
         self._place(item)
 

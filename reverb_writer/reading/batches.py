@@ -35,7 +35,7 @@ class Batch:
 
     data: Any
     info: BatchInfo
-    markers: SliceMarkers | Any = None  # Any: whoever reads slices need not check for None
+    markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""

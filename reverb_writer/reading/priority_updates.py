@@ -98,7 +98,7 @@ class PriorityUpdates:
                 )
 
     def close(self, timeout_s: float) -> None:
-        """Send what is there, for `timeout_s` seconds at most, and end. Idempotent; does nothing in a forked child."""
+        """Send pending updates for at most `timeout_s` seconds, and end. Idempotent; does nothing in a forked child."""
         if self._is_forked():
             return
         with self._changed:

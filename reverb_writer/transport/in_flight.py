@@ -93,7 +93,7 @@ class InsertStats:
         dropped_items: of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time.
         blocked_s: seconds that callers have waited, for room or for confirmation.
         reconnects: connections made again after a loss.
-        server_restarts: of them, those that found a server started anew.
+        server_restarts: of them, those that found the server restarted.
     """
 
     items: int = 0
@@ -107,7 +107,7 @@ class InsertStats:
 
 
 class InFlight:
-    """Requests in flight, and counters of what became of them.
+    """Requests in flight, and counters of their outcomes.
 
     Attributes:
         items: items added.

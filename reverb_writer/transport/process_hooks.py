@@ -1,4 +1,4 @@
-"""Cleanup of streams and calls that nobody has closed: when the interpreter ends, and in a forked child."""
+"""Cleanup of streams and calls that were not closed: when the interpreter ends, and in a forked child."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     room -> ask() -> server -> read() -> the caller uses n samples -> free(n) -> room
 
 If sampling removes items (`max_times_sampled`), only items that are ready are asked for: a request that waits at the
-server when the learner goes removes an item for nobody.
+server when the learner leaves removes an item that no one receives.
 """
 
 from __future__ import annotations

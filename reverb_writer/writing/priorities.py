@@ -1,6 +1,6 @@
 """Priorities that are functions of the window.
 
-A chunk is compressed once it is full, so whoever asks a function for a window's priority must keep the last L steps
+A chunk is compressed once it is full, so a function of the window needs the last L steps kept
 for it. All functions are asked before the step that completes their windows is taken, so that one that fails, or gives
 no number, changes nothing.
 """

@@ -85,7 +85,7 @@ class ObserverStats:
             Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.
         blocked_s: seconds that calls have waited.
         reconnects: connections made again after a loss.
-        server_restarts: of them, those that found a server started anew.
+        server_restarts: of them, those that found the server restarted.
     """
 
     steps: int
@@ -171,7 +171,7 @@ class WriteSession:
             raise
         self._signatures = {name: info.tables[name].signature for name in names}
         self._client, self._owns_client = client, owned
-        # Whoever forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
+        # A program that forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
         self._finalizer = weakref.finalize(self, _shut_down, self._writers, stream, client if owned else None)
         reference = weakref.ref(self)
 
@@ -305,7 +305,7 @@ class WriteSession:
 
 
 def _find(client: Client, timeout_s: float) -> ServerInfo:
-    """Return what the server tells of its tables; say in the log every ten seconds that it is waited for.
+    """Return the server's tables; say in the log every ten seconds that it is waited for.
 
     Raises:
         ReplayTimeoutError, ServerUnavailableError: no answer in time.

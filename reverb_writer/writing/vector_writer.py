@@ -48,7 +48,7 @@ class VectorWriter:
         """Begin with empty episodes.
 
         Args:
-            writers: one for each environment, all new and for the same steps; nobody else may use them.
+            writers: one for each environment, all new and for the same steps; for the exclusive use of this object.
         """
         self._writers = list(writers)
         self._lock = threading.RLock()

@@ -37,34 +37,7 @@ BANNED = [
     "who has",
     "whoever",
 ]
-NOT_YET: dict[str, set[str]] = {
-    "reverb_writer/client/client.py": {"nobody", "what is there"},
-    "reverb_writer/client/rate_limits.py": {"anew", "nobody", "what there is"},
-    "reverb_writer/client/server_connection.py": {"nobody", "what is there"},
-    "reverb_writer/reading/batches.py": {"what there is"},
-    "reverb_writer/reading/priority_updates.py": {"what is there"},
-    "reverb_writer/reading/replay_dataset.py": {"anew", "nobody"},
-    "reverb_writer/reading/round_robin.py": {"what there is", "whoever"},
-    "reverb_writer/reading/slice_dataset.py": {"what there is"},
-    "reverb_writer/reading/stats.py": {"anew"},
-    "reverb_writer/reading/thread_fetcher.py": {"nobody", "what is there", "what there is"},
-    "reverb_writer/reading/views/tf.py": {"nobody"},
-    "reverb_writer/reading/waiting.py": {"what there is"},
-    "reverb_writer/transport/channel.py": {"what became of"},
-    "reverb_writer/transport/connection.py": {"nobody"},
-    "reverb_writer/transport/in_flight.py": {"anew", "may still name", "what became of"},
-    "reverb_writer/transport/insert_stream.py": {"let go"},
-    "reverb_writer/transport/process_hooks.py": {"nobody"},
-    "reverb_writer/transport/sample_stream.py": {"nobody", "whoever"},
-    "reverb_writer/transport/server_info.py": {"nobody", "whoever"},
-    "reverb_writer/writing/observer_base.py": {"let go"},
-    "reverb_writer/writing/observers.py": {"what there is"},
-    "reverb_writer/writing/priorities.py": {"whoever"},
-    "reverb_writer/writing/sequence_writer.py": {"let go"},
-    "reverb_writer/writing/session.py": {"anew", "tells of"},
-    "reverb_writer/writing/vector.py": {"lane", "lanes"},
-    "reverb_writer/writing/vector_writer.py": {"lane", "lanes"},
-}
+NOT_YET: dict[str, set[str]] = {"reverb_writer/transport/sample_stream.py": {"nobody"}}
 """Phrases that still stand in a file; to be emptied."""
 
 FILES = sorted(

@@ -58,7 +58,7 @@ def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch
 
     Raises:
         MissingExtraError: dm-reverb is not installed.
-        SpecError: nobody has told the structure of the table.
+        SpecError: the structure of the table is not known.
     """
     with needs("`native`", "dm-reverb[tensorflow]"):
         import reverb  # noqa: PLC0415  # not a dependency
