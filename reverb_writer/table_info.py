@@ -1,4 +1,4 @@
-"""The tables of a server as it reports them: sizes, counters and rate limiters, of one server or of several together. Pure.
+"""The tables of a server as it reports them: sizes, counters, rate limiters; of one server or several together. Pure.
 
 Source of the rate limiter's rule: reverb/cc/rate_limiter.cc (CanInsert, CanSample).
 """

@@ -6,8 +6,8 @@
           +---+---+         +---+---+
         row 0   row 1     row 2   row 3
 
-A change writes its leaf; the sums above the leaves that changed are computed again before the next draw, all of a level at
-once. A sum is always its two children added, so rounding errors do not pile up.
+A change writes its leaf; the sums above the leaves that changed are computed again before the next draw, all of a level
+at once. A sum is always its two children added, so rounding errors do not pile up.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import reverb_writer as rw
 from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.refusals import Refusal
 from reverb_writer.protocol import messages
-from reverb_writer.transport.channel import Channel
 
 NUM_REQUESTS = int(os.environ.get("REVERB_WRITER_FUZZ", "10000"))
 OVER_NETWORK = 20  # of so many requests, one goes over gRPC, which takes most of the time
@@ -76,13 +75,13 @@ def test_damaged_insert_requests_are_refused_and_the_next_is_answered() -> None:
 
 
 @pytest.fixture
-def channel() -> Iterator[Channel]:
+def channel() -> Iterator[grpc.Channel]:
     tables = [rw.TableConfig("replay", 100, rw.Prioritized(1.0), "min_heap")]
-    with rw.LocalServer(tables, max_bytes=MAX_BYTES) as server, Channel(server.address) as channel:
+    with rw.LocalServer(tables, max_bytes=MAX_BYTES) as server, grpc.insecure_channel(server.address) as channel:
         yield channel
 
 
-def test_damaged_requests_over_the_network_are_answered_and_so_is_the_next(channel: Channel) -> None:
+def test_damaged_requests_over_the_network_are_answered_and_so_is_the_next(channel: grpc.Channel) -> None:
     rng = random.Random(6)  # noqa: S311  # no secret
     answers = set()
     for number in range(max(NUM_REQUESTS // OVER_NETWORK, 200)):
@@ -100,19 +99,19 @@ def test_damaged_requests_over_the_network_are_answered_and_so_is_the_next(chann
             answer = stream(channel, method, request)
         else:
             try:
-                channel.future(method, request, 60).result()
+                channel.unary_unary(method)(request, timeout=60)
                 answer = grpc.StatusCode.OK
             except grpc.RpcError as error:
                 answer = error.code()
         answers.add(answer)
         assert answer in ANSWERS, (method, request.hex())
     assert grpc.StatusCode.INVALID_ARGUMENT in answers
-    assert b"replay" in channel.call(messages.SERVER_INFO, b"", 60)
+    assert b"replay" in channel.unary_unary(messages.SERVER_INFO)(b"", timeout=60)
 
 
-def stream(channel: Channel, method: str, request: bytes) -> grpc.StatusCode:
+def stream(channel: grpc.Channel, method: str, request: bytes) -> grpc.StatusCode:
     """Send one request by a stream and read one response; return the status, OK if one came."""
-    call = channel.stream(method, iter([request]), timeout_s=60)
+    call = channel.stream_stream(method)(iter([request]), timeout=60)
     try:
         next(call, None)
     except grpc.RpcError as error:
