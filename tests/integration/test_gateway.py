@@ -123,7 +123,7 @@ def test_expired_certificate_is_refused(gateway: Gateway, tmp_path: Path, monkey
 
     for name in ("ca.crt", "ca.key"):
         shutil.copy(gateway.certificates / name, tmp_path / name)
-    monkeypatch.setattr(certs, "_ALLOWANCE", dt.timedelta(days=3))  # so that it was valid once
+    monkeypatch.setattr(certs, "_CLOCK_SKEW", dt.timedelta(days=3))  # so that it was valid once
     certs.make_certificates(tmp_path, ["localhost"], ["client"], days=-1)
     refused(gateway.address, rw.TLS(tmp_path / "ca.crt", tmp_path / "client.crt", tmp_path / "client.key"))
 

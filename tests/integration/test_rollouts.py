@@ -155,7 +155,7 @@ def test_other_names_are_translated(place: Place, dataset: Callable[[int], Any])
     ("num_rows", "num_envs", "fields_fn", "error", "message"),
     [
         (7, 2, None, StructureError, "windows must have 7 steps, or 8 with the one after the last"),
-        (4, 1, None, StructureError, "a batch of 2 windows came where 1 were missing"),
+        (4, 1, None, StructureError, "got a batch of 2 windows, expected at most 1"),
         (4, 4, None, IncompleteError, "the dataset has ended: got 2 windows, expected 4"),
         (4, 2, lambda data: {"reward": data["rewards"]}, StructureError, "fields of `Transition`, .*; got reward"),
     ],
