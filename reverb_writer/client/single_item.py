@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import queue
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -138,10 +139,11 @@ class _Delivery:
         Raises:
             ReplayTimeoutError: the time is up.
         """
-        ended = threading.Event()
-        requests = self._outgoing(self._flight.take_message(_ALL_BYTES), ended)
-        call = self._channel.stream(messages.INSERT_STREAM, requests, timeout_s=self._deadline.left_s())
+        ended: queue.SimpleQueue[None] = queue.SimpleQueue()  # an event has a lock, which an interrupt may leave taken
+        call = None
         try:
+            requests = self._outgoing(self._flight.take_message(_ALL_BYTES), ended)
+            call = self._channel.stream(messages.INSERT_STREAM, requests, timeout_s=self._deadline.left_s())
             for reply in call:
                 keys = messages.InsertStreamResponse.FromString(reply).keys
                 self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
@@ -155,15 +157,18 @@ class _Delivery:
                 raise refused(self._channel.address, error) from error
             _LOG.warning("%s: insert lost (%s); trying again.", self._channel.address, describe(error))
         finally:
-            ended.set()
-            call.cancel()
+            ended.put(None)
+            if call is not None:
+                call.cancel()
         return False
 
-    def _outgoing(self, message: bytes, ended: threading.Event) -> Iterator[bytes]:
+    def _outgoing(self, message: bytes, ended: queue.SimpleQueue[None]) -> Iterator[bytes]:
         """Feed gRPC, in its thread; this has nothing else to do then, so it asks why the confirmation takes so long."""
         logged_at = self._began_at
         yield message
-        while not ended.wait(_LOOK_S):
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return ended.get(timeout=_LOOK_S)
             now = time.monotonic()
             try:
                 self._inquiry.proceed(now - self._began_at)

@@ -30,6 +30,7 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
+from reverb_writer.flags import Flag
 from reverb_writer.reading.fetch_options import FetchOptions
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.transport.channel import Channel
@@ -99,7 +100,8 @@ class ThreadFetcher:
         self._gives_away = info.tables[plan.table].max_times_sampled > 0
         self._assembling = threading.Lock()  # guards the assembler and `_oldest_at`; taken before the other
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
-        self._room = plan.batch_size * plan.max_in_flight_batches  # samples that may still be asked for
+        self._max_samples = plan.batch_size * plan.max_in_flight_batches  # asked for and not taken, at most
+        self._num_awaited = 0  # samples asked for that the assembler has not got
         self._single_pass = plan.single_pass
         self._remaining = plan.max_samples  # samples to ask for until the end; None if there is none
         if plan.single_pass:
@@ -108,13 +110,12 @@ class ThreadFetcher:
         self._stream: SampleStream | None = None
         self._look: Any = None  # the latest question to the server
         self._past_bytes = 0
-        self._held = 0  # samples come and not taken
         self._oldest_at = 0.0  # when the first sample of the batch that is put together came
         self._heard_at = time.monotonic()
         self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
         self._stats = FetchStats()
-        self._changed = threading.Event()  # there is more room, or the end has come
-        self._closed = threading.Event()
+        self._changed = Flag()  # there is more room, or the end has come
+        self._closed = Flag()
         self._ended = False
         self._outage: Outage | None = None  # while there is no connection
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
@@ -133,16 +134,11 @@ class ThreadFetcher:
                 if not self._ready and self._assembler.num_samples:
                     self._finish_batch()
         with self._lock:
+            self._fill_room()  # once more, if the last call was interrupted
             if not self._ready:
                 return None
             item = self._ready.popleft()
-            if isinstance(item, ReverbWriterError):
-                self._room += 1
-            else:
-                self._held -= len(item.infos.keys)
-                self._room += len(item.infos.keys)
-            if not self._gives_away:
-                self._request(self._room)
+            self._fill_room()
         self._changed.set()
         if isinstance(item, ReverbWriterError):
             raise item
@@ -188,7 +184,7 @@ class ThreadFetcher:
             stats = FetchStats(**vars(self._stats))
             stream = self._stream
             stats.in_flight_samples = stream.num_in_flight if stream else 0
-            stats.ready_samples = self._held
+            stats.ready_samples = self._assembler.num_samples + self._num_ready()[0]
             stats.received_bytes = self._past_bytes + (stream.num_bytes if stream else 0)
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
@@ -260,8 +256,7 @@ class ThreadFetcher:
         stream = SampleStream(self._channel, self._table)
         with self._lock:
             self._stream = stream
-            if not self._gives_away:
-                self._request(self._room)
+            self._fill_room()
         try:
             while self._remaining != 0 or stream.num_in_flight:
                 if self._gives_away and not self._request_what_is_there(stream):
@@ -277,7 +272,7 @@ class ThreadFetcher:
                 self._stream = None
                 self._past_bytes += stream.num_bytes
                 self._stats.lost_samples += stream.num_in_flight
-                self._room += stream.num_in_flight
+                self._num_awaited -= stream.num_in_flight
                 if self._remaining is not None and not self._closed.is_set():
                     self._remaining += stream.num_in_flight
 
@@ -286,17 +281,17 @@ class ThreadFetcher:
         pause_s, longest_s = _LOOK_S
         while self._remaining != 0 and not self._closed.is_set():
             self._changed.clear()
-            if self._room > 0:
+            if self._room() > 0:
                 info = try_server_info(self._channel, _LOOK_TIMEOUT_S, begun=self._looks)
                 table = info.tables.get(self._table) if info else None
                 num_ready = table.num_ready() if table else 0
                 with self._lock:
                     if table and self._single_pass and not stream.num_in_flight and self._remaining:
                         self._remaining = min(self._remaining, table.current_size)  # some may be lost, or others' now
-                    self._request(min(self._room, num_ready - stream.num_in_flight))
+                    self._request(min(self._room(), num_ready - stream.num_in_flight))
             if stream.num_in_flight:
                 break
-            self._changed.wait(pause_s if self._room > 0 else None)
+            self._changed.wait(pause_s if self._room() > 0 else None)
             pause_s = min(2 * pause_s, longest_s)
         return stream.num_in_flight > 0
 
@@ -311,42 +306,57 @@ class ThreadFetcher:
         if self._remaining is not None:
             num_samples = min(num_samples, self._remaining)
         if self._stream is not None and num_samples > 0:
-            if self._remaining is not None:
-                self._remaining -= num_samples
-            self._room -= num_samples
-            self._stream.request(num_samples)
+            stream, remaining = self._stream, None if self._remaining is None else self._remaining - num_samples
+            asked, awaited = stream.num_asked + num_samples, self._num_awaited + num_samples
+            # One statement without a call: an interrupt comes before it or after it.
+            stream.num_asked, self._num_awaited, self._remaining = asked, awaited, remaining
+        if self._stream is not None:
+            self._stream.send()
+
+    def _fill_room(self) -> None:
+        """Ask for what there is room for, if the table gives nothing away."""
+        if not self._gives_away:
+            self._request(self._room())
+
+    def _room(self) -> int:
+        """Return how many samples may still be asked for. An error has a place, too, until it is told."""
+        return self._max_samples - self._num_awaited - self._assembler.num_samples - sum(self._num_ready())
+
+    def _num_ready(self) -> tuple[int, int]:
+        """Return how many samples are in batches that are ready, and how many errors there are to be told.
+
+        Counted, for an interrupt of the reader may come between a batch's leaving and any note of it.
+        """
+        ready = self._ready.copy()
+        sizes = [len(item.infos.keys) for item in ready if isinstance(item, Fetched)]
+        return sum(sizes), len(ready) - len(sizes)
 
     def _add(self, samples: list[Any]) -> list[Any]:
         """Put samples to the others, as many as a batch lacks; return the rest."""
         with self._assembling:
-            before = self._assembler.num_samples
-            if not before:
+            if not self._assembler.num_samples:
                 self._oldest_at = time.monotonic()
-            missing = self._batch_size - before
+            missing = self._batch_size - self._assembler.num_samples
             errors = self._assembler.add(samples[:missing])
             told = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
-            num_skipped = len(errors) - len(told)
             with self._lock:
-                self._held += self._assembler.num_samples - before
-                self._stats.skipped_samples += num_skipped
-                self._room += num_skipped  # an error that is to be told has its place until then
-                if not self._gives_away:
-                    self._request(num_skipped)
+                self._num_awaited -= len(samples[:missing])
+                self._ready.extend(told)
+                self._stats.skipped_samples += len(errors) - len(told)
+                self._fill_room()
             if self._assembler.num_samples == self._batch_size:
                 self._finish_batch()
                 self._wake()
         if told:
-            self._ready.extend(told)
             self._wake()
         return samples[missing:]
 
     def _finish_batch(self) -> None:
-        self._ready.append(Fetched(*self._assembler.take(), self._oldest_at))
+        with self._lock:
+            self._ready.append(Fetched(*self._assembler.take(), self._oldest_at))
 
     def _tell(self, error: ReverbWriterError) -> None:
         """Have the reader told of what ended a stream; return when it is, so that damage without end costs nothing."""
-        with self._lock:
-            self._room -= 1  # an error has its place until it is told
         self._ready.append(error)
         self._wake()
         while True:

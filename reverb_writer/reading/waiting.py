@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.flags import Flag
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.transport.server_probe import ServerProbe
 
@@ -58,7 +59,7 @@ class Wait:
 @contextlib.contextmanager
 def logged(describe: Callable[[], str]) -> Iterator[None]:
     """Log every ten seconds for how long the block has been waiting, and for what: `describe` says it."""
-    done = threading.Event()
+    done = Flag()
     start = time.monotonic()
 
     def run() -> None:

@@ -27,6 +27,7 @@ from reverb_writer.errors import (
     SpecError,
 )
 from reverb_writer.transport.connection import OPTIONS, UNHEARD, Call, Connection, is_silence
+from reverb_writer.transport.uninterrupted import SHORT_S, Question, uninterrupted
 
 __all__ = ["TLS", "Channel", "describe", "no_connection", "refused"]
 
@@ -170,7 +171,7 @@ class Channel:
             lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
             if left <= _PAUSE_S or not (lost or waits):
                 if self._connection.heard_at < started:
-                    self._connection.examine()
+                    uninterrupted(self._connection.examine)
                 raise self._why_late(list(reasons), timeout_s) from error
             if lost and waits:
                 time.sleep(_PAUSE_S)
@@ -178,14 +179,19 @@ class Channel:
 
     def _reply(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool) -> bytes:
         """Make one attempt; raises what became of it, and `grpc.RpcError` of the server's own as it is."""
-        call = self._start(lambda connection: connection.ask(method, request, timeout_s, wait_for_ready=wait_for_ready))
+
+        def ask() -> bytes:
+            reply: bytes = self._start(
+                lambda connection: connection.ask(method, request, timeout_s, wait_for_ready=wait_for_ready)
+            ).result()
+            return reply
+
         try:
-            reply: bytes = call.result()
+            return uninterrupted(ask, timeout_s + SHORT_S)
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
             if self._closed:
                 raise ClosedError(f"the client of {self.address} was closed during a call.") from error
             raise
-        return reply
 
     def met(self) -> list[str]:
         """Return what attempts to connect have met in the last seconds, in gRPC's words."""
@@ -204,13 +210,17 @@ class Channel:
             f"check the address and {self._advice}."
         )
 
-    def future(self, method: str, request: bytes, timeout_s: float) -> Any:
-        """Start a unary call and return its `grpc.Future`; if there is no server, it fails at once."""
-        return self._start(lambda connection: connection.ask(method, request, timeout_s))
+    def future(self, method: str, request: bytes, timeout_s: float) -> Question:
+        """Start a unary call and return it; if there is no server, it fails at once."""
+        return uninterrupted(
+            lambda: Question(self._start(lambda connection: connection.ask(method, request, timeout_s)), timeout_s)
+        )
 
     def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Call:
         """Open a bidirectional stream of bytes: iterate for responses, `cancel()` to end."""
-        call: Call = self._start(lambda connection: connection.stream(method, requests, timeout_s))
+        call: Call = uninterrupted(
+            lambda: self._start(lambda connection: connection.stream(method, requests, timeout_s))
+        )
         return call
 
     def _start(self, start: Callable[[Connection], Any]) -> Any:
@@ -236,7 +246,7 @@ class Channel:
             return
         with self._lock:
             self._closed = True
-        self._connection.close()
+        uninterrupted(self._connection.close)
 
     def __enter__(self) -> Channel:
         """Return the channel itself."""

@@ -20,6 +20,7 @@ import grpc
 from reverb_writer.errors import ClosedError
 from reverb_writer.protocol import messages
 from reverb_writer.transport import process_hooks
+from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
 __all__ = ["MAX_REPLY_BYTES", "OPTIONS", "UNHEARD", "Call", "Connection", "is_refusal", "is_silence"]
 
@@ -66,10 +67,11 @@ UNHEARD = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.St
 class Call:
     """A stream that is under way: iterate for responses."""
 
-    def __init__(self, connection: Connection, call: Any) -> None:
-        """Take a call of gRPC, and the connection that carries it."""
+    def __init__(self, connection: Connection, call: Any, timeout_s: float | None) -> None:
+        """Take a call of gRPC, the connection that carries it, and the seconds after which it ends by itself."""
         self.connection = connection
         self._call = call
+        self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s + SHORT_S
 
     def __iter__(self) -> Iterator[bytes]:
         """Return the call itself."""
@@ -77,13 +79,14 @@ class Call:
 
     def __next__(self) -> bytes:
         """Wait for the next response; raises `grpc.RpcError` when the stream has ended by an error."""
-        message: bytes = next(self._call)
+        left_s = None if self._ends_at is None else max(self._ends_at - time.monotonic(), 0.0)
+        message: bytes = uninterrupted(lambda: next(self._call), left_s)
         self.connection.heard_at = time.monotonic()
         return message
 
     def cancel(self) -> None:
         """End the stream. Idempotent."""
-        self._call.cancel()
+        uninterrupted(self._call.cancel)
 
     def why_ended(self, error: grpc.RpcError) -> str:
         """Say in one line what ended the stream: gRPC's status and text, or that the connection was given up."""
@@ -128,14 +131,11 @@ class Connection:
         Raises:
             ClosedError: the connection is closed.
         """
-        return Call(
-            self,
-            self._start(
-                lambda: self._channel.stream_stream(method)(
-                    requests, timeout=_seconds(timeout_s), metadata=self._metadata
-                )
-            ),
+        call = self._start(
+            lambda: self._channel.stream_stream(method)(requests, timeout=_seconds(timeout_s), metadata=self._metadata)
         )
+        call.add_done_callback(lambda _: None)  # keeps it until gRPC's thread is done with it: to delete takes its lock
+        return Call(self, call, _seconds(timeout_s))
 
     def examine(self) -> None:
         """Find out in the background whether the connection is dead, and end its calls if it is; never waits.

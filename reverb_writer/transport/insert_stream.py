@@ -20,13 +20,8 @@ import grpc
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.errors import (
-    ClosedError,
-    ReplayTimeoutError,
-    ReverbWriterError,
-    ServerUnavailableError,
-    SpecError,
-)
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
+from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.transport import process_hooks
@@ -91,9 +86,10 @@ class InsertStream:
         self.on_block = on_block
         self.blocked = False
         self._make_locks()
-        self._ended = threading.Event()
+        self._progress = Flag()  # something confirmed, or no hope that it will be
+        self._ended = Flag()
         self._timer = Timer(channel.address, self._ended, tick_s, self._look, self._lose_channel)
-        self._hurry = threading.Event()  # someone waits for confirmation
+        self._hurry = Flag()  # someone waits for confirmation
         self._flight = InFlight()
         self._connection = 0  # even while down; the generator of an old connection sees that it is not the current one
         self._call: Call | None = None
@@ -101,7 +97,8 @@ class InsertStream:
         self._state_id: int | None = None
         self._heard_at = time.monotonic()
         self._down: Outage | None = None
-        self._waiting = self._num_abandoned = 0
+        self._num_abandoned = 0
+        self._waits: set[Wait] = set()
         self._blocked_s = 0.0
         self._reconnects = self._restarts = 0
         self._dropping = self._orphaned = False
@@ -123,7 +120,6 @@ class InsertStream:
         # Reentrant, for `abandon` may be called by the garbage collector, in whichever thread that happens to run.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # something to send
-        self._progress = threading.Condition(self._lock)  # something confirmed, or no hope that it will be
 
     def check(self) -> None:
         """Raise what keeps the stream from ever delivering: closed, forked, or refused by the server."""
@@ -188,7 +184,7 @@ class InsertStream:
             self._wait(lambda: not request.num_pending, timeout_s, patient=patient)
 
     def on_tick(self, callback: Callable[[], None]) -> None:
-        """Run `callback` every `tick_s` seconds in the stream's thread until the stream is closed."""
+        """Run `callback` every `tick_s` seconds in a thread until the stream is closed."""
         self._timer.add(callback)
 
     @property
@@ -232,7 +228,7 @@ class InsertStream:
             self._num_abandoned = self._flight.drop_all()
             undelivered = self._num_abandoned + num_unwritten
             self._work.notify_all()
-            self._progress.notify_all()
+            self._progress.set()
             self._connection += 1
             if self._call is not None:
                 self._call.cancel()
@@ -306,7 +302,7 @@ class InsertStream:
             self._heard_at = time.monotonic()
             self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
             self._update()
-            self._progress.notify_all()
+            self._progress.set()
             if self.on_block == "drop_oldest":
                 self._work.notify_all()
 
@@ -317,9 +313,7 @@ class InsertStream:
             tables = self._flight.tables()
             if self._state_id not in (None, info.state_id):
                 self._restarts += 1
-                text = (
-                    "%s: the server was restarted; sending %d unconfirmed items. The rest is as its checkpoint has it."
-                )
+                text = "%s: the server was restarted; sending %d unconfirmed items. The rest is as in its checkpoint."
                 _LOG.warning(text, self.channel.address, self.num_pending)
             self._state_id = info.state_id
             self._heard_at = info.at
@@ -348,7 +342,7 @@ class InsertStream:
             self._update()
             self._flight.requeue()
             self._work.notify_all()
-            self._progress.notify_all()
+            self._progress.set()
 
     def _look(self) -> None:
         """Have a connection examined that says nothing although it should."""
@@ -366,17 +360,19 @@ class InsertStream:
 
     def _wait(self, done: Callable[[], bool], timeout_s: float, *, patient: bool = False) -> None:
         """Wait until `done`, at most `timeout_s` seconds; without progress, if `patient`."""
-        with self._lock:
-            wait = Wait(self.channel, self._flight, timeout_s, patient=patient)
-            self._waiting += 1
-            self._hurry.set()
-            try:
-                self._await(done, wait)
-            finally:
-                self._waiting -= 1
-                if not self._waiting:
+        wait = Wait(self.channel, self._flight, timeout_s, patient=patient)
+        try:
+            with self._lock:
+                self._waits.add(wait)
+                self._hurry.set()
+            self._await(done, wait)
+        finally:
+            with self._lock:
+                self._waits.discard(wait)
+                if not self._waits:
                     self._hurry.clear()
                 self._blocked_s += time.monotonic() - wait.began_at
+        with self._lock:
             if done():
                 return
             if self._ended.is_set():
@@ -389,12 +385,16 @@ class InsertStream:
 
     def _await(self, done: Callable[[], bool], wait: Wait) -> None:
         logged_at = wait.began_at
-        while not (done() or self._ended.is_set() or self._fault) and (left_s := wait.left_s()):
-            now = time.monotonic()
-            if now - logged_at > _LOG_EVERY_S:
-                logged_at = now
-                text = "%s: waiting for %.0f s: %s"
-                _LOG.warning(text, self.channel.address, now - wait.began_at, self._why(wait))
+        while True:
+            self._progress.clear()
+            with self._lock:  # not while waiting: an interrupt in `Condition.wait` may leave it without the lock
+                if done() or self._ended.is_set() or self._fault or not (left_s := wait.left_s()):
+                    return
+                now = time.monotonic()
+                if now - logged_at > _LOG_EVERY_S:
+                    logged_at = now
+                    text = "%s: waiting for %.0f s: %s"
+                    _LOG.warning(text, self.channel.address, now - wait.began_at, self._why(wait))
             self._progress.wait(min(0.05, left_s))
 
     def _why(self, wait: Wait) -> str:

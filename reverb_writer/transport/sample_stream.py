@@ -13,7 +13,6 @@ Source: Reverb 0.14 (`reverb_service_impl.cc`, WorkerlessSampleReactor; `sampler
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,9 +29,10 @@ __all__ = ["SampleStream"]
 class SampleStream:
     """Samples of one table over one connection.
 
-    `request` and `cancel` may be called from any thread, `read` from one at a time.
+    `cancel` may be called from any thread, `read` from one at a time, and `request` from one at a time.
 
     Attributes:
+        num_asked: samples asked for so far. What is added to it is sent by the next `send`.
         num_bytes: bytes of the messages read so far.
         num_unasked: samples that came although nobody had asked for them; they are left out.
     """
@@ -49,23 +49,29 @@ class SampleStream:
             ClosedError: the channel is closed, or belongs to a parent process.
         """
         self.num_bytes = self.num_unasked = 0
-        self._num_asked = self._num_come = 0
-        self._lock = threading.Lock()
+        self.num_asked = self._num_come = 0
         self._table, self._address, self._deadline_s = table, channel.address, deadline_s
-        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._reassembler = SampleReassembler()
-        self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
+        try:
+            self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
+        except BaseException:
+            self._requests.put(False)  # a stream that was begun when an interrupt came has no use
+            raise
 
     @property
     def num_in_flight(self) -> int:
         """Samples asked for that `read` has not returned."""
-        return self._num_asked - self._num_come
+        return self.num_asked - self._num_come
 
     def request(self, num_samples: int) -> None:
         """Ask for more samples, >= 1."""
-        with self._lock:
-            self._num_asked += num_samples
-        self._requests.put(num_samples)
+        self.num_asked += num_samples
+        self.send()
+
+    def send(self) -> None:
+        """Ask the server for what has been added to `num_asked` since the last time, if anything has."""
+        self._requests.put(True)
 
     def read(self) -> list[Any]:
         """Wait for the next message and return the samples that it completes, see `SampleReassembler`; maybe none.
@@ -104,12 +110,15 @@ class SampleStream:
 
     def cancel(self) -> None:
         """End the stream; a `read` that waits raises. Idempotent."""
-        self._requests.put(None)
+        self._requests.put(False)
         self._call.cancel()
 
     def _encoded_requests(self) -> Iterator[bytes]:
-        while (num_samples := self._requests.get()) is not None:
-            yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()
+        num_sent = 0
+        while self._requests.get():
+            num_samples, num_sent = self.num_asked - num_sent, self.num_asked
+            if num_samples:
+                yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()
 
     def _translated(self, error: grpc.RpcError) -> Exception:
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:

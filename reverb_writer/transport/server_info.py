@@ -184,15 +184,13 @@ def try_server_info(
         if begun is not None:
             begun(call)
         reply = call.result()
-    except grpc.FutureCancelledError:  # the connection was given up, or `begun` has seen to it
-        return None
     except grpc.RpcError as error:
         if error.code() is grpc.StatusCode.UNAVAILABLE:
             if is_silence(str(error.details())):
                 return None
             raise no_connection(channel.address, describe(error)) from error
         if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):
-            return None
+            return None  # cancelled: the connection was given up, or `begun` has seen to it
         raise refused(channel.address, error) from error
     return parse_server_info(reply, time.monotonic())
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from reverb_writer.errors import ClosedError, SpecError
+from reverb_writer.flags import Flag
 
 __all__ = ["Timer"]
 
@@ -22,7 +23,7 @@ class Timer:
     def __init__(
         self,
         address: str,
-        ended: threading.Event,
+        ended: Flag,
         tick_s: float,
         look: Callable[[], None],
         on_closed: Callable[[], None],

@@ -31,6 +31,7 @@ CLIENT = [
     "leaves",
     "nests",
     "deadline",
+    "flags",
     "arguments",
     "extras",
     "lazy",
