@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import queue
-import time
+import threading
 
 __all__ = ["Flag"]
 
@@ -39,14 +39,12 @@ class Flag:
         """Wait until it is set, `timeout_s` seconds at most, None for ever; return whether it is."""
         if self._is_set:
             return True
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
         waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._waiters.append(waiter)
         try:
             if self._is_set:
                 return True
-            left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-            waiter.get(timeout=left_s)
+            waiter.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
         except queue.Empty:
             return self._is_set
         finally:

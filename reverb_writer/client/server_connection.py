@@ -28,6 +28,7 @@ from reverb_writer.errors import (
 from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import checkpoint_path
 from reverb_writer.protocol.table_specs import SPECS_TABLE, check_same, check_signature, packer, spec_key
 from reverb_writer.transport.channel import Channel, describe
 from reverb_writer.transport.insert_stream import InsertStream
@@ -172,8 +173,7 @@ class ServerConnection:
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
-        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), self._deadline(timeout_s))
-        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
+        return checkpoint_path(self._call(messages.CHECKPOINT, messages.CheckpointRequest(), self._deadline(timeout_s)))
 
     def open_stream(self, **options: Any) -> InsertStream:
         """Open an insert stream, to be closed before this."""

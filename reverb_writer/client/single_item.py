@@ -17,6 +17,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, StructureError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
+from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.transport.channel import Channel, describe, refused
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.transport.server_info import check_tables_exist, request_server_info
@@ -145,7 +146,7 @@ class _Delivery:
             requests = self._outgoing(self._flight.take_message(_ALL_BYTES), ended)
             call = self._channel.stream(messages.INSERT_STREAM, requests, timeout_s=self._deadline.left_s())
             for reply in call:
-                keys = messages.InsertStreamResponse.FromString(reply).keys
+                keys = acknowledged_keys(reply)
                 self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
                 if not self._flight.pending:
                     return True

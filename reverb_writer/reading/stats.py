@@ -19,6 +19,7 @@ class FetchStats:
         received_bytes: bytes of their messages.
         decoded_chunks: chunks that had to be decoded; all others were known.
         skipped_samples: samples left out under `skip_unsafe`.
+        unasked_samples: samples that a server sent although nobody had asked for them, and that were left out.
         lost_samples: at most so many were taken from the server and lost with a connection, or a message that could not
             be read.
         reconnects: connections made again after a loss.
@@ -32,6 +33,7 @@ class FetchStats:
     received_bytes: int = 0
     decoded_chunks: int = 0
     skipped_samples: int = 0
+    unasked_samples: int = 0
     lost_samples: int = 0
     reconnects: int = 0
     server_restarts: int = 0

@@ -272,6 +272,7 @@ class ThreadFetcher:
                 self._stream = None
                 self._past_bytes += stream.num_bytes
                 self._stats.lost_samples += stream.num_in_flight
+                self._stats.unasked_samples += stream.num_unasked
                 self._num_awaited -= stream.num_in_flight
                 if self._remaining is not None and not self._closed.is_set():
                     self._remaining += stream.num_in_flight

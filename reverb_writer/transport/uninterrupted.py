@@ -72,7 +72,7 @@ def uninterrupted(work: Callable[[], _T], timeout_s: float | None = SHORT_S) -> 
     except RuntimeError:  # the interpreter ends
         return _plain(work)
     try:
-        value, error = outcome.get(timeout=timeout_s)
+        value, error = outcome.get(timeout=None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX))
     except queue.Empty:
         raise ReplayTimeoutError(f"gRPC did not answer within {timeout_s:.1f} s; it should have by itself.") from None
     if error is not None:
