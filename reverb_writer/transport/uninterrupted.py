@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import _thread
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -57,7 +58,8 @@ def uninterrupted(work: Callable[[], _T], timeout_s: float | None = SHORT_S) -> 
         ReplayTimeoutError: it does not come to an end in time.
         CallError: in place of gRPC's own error.
     """
-    if threading.current_thread() is not threading.main_thread():
+    # When the interpreter ends, the main thread is the only one that runs.
+    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
         return _plain(work)
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
