@@ -58,8 +58,9 @@ def uninterrupted(work: Callable[[], _T], timeout_s: float | None = SHORT_S) -> 
         ReplayTimeoutError: it does not come to an end in time.
         CallError: in place of gRPC's own error.
     """
-    # When the interpreter ends, the main thread is the only one that runs.
-    if threading.current_thread() is not threading.main_thread() or sys.is_finalizing():
+    # When the interpreter ends, the main thread is the only one that runs. `current_thread` would remember for good
+    # each thread that was not started by `threading`.
+    if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
         return _plain(work)
     outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
