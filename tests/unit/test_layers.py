@@ -33,6 +33,7 @@ CLIENT = [
     "leaves",
     "nests",
     "deadline",
+    "flags",
     "arguments",
     "extras",
     "lazy",
