@@ -6,7 +6,7 @@ How much room there is follows from what is in flight and what the caller holds 
 changes: an interrupt of the main thread between a change and its record would lose room for good.
 
 If sampling removes items (`max_times_sampled`), only items that are ready are asked for: a request that waits at the
-server when the learner goes removes an item for nobody.
+server when the learner goes removes an item that is lost.
 """
 
 from __future__ import annotations
