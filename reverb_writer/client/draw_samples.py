@@ -56,21 +56,22 @@ def draw(
         channel,
         table,
         removes_items=info.tables[table].max_times_sampled > 0,
-        room=2 * request_samples,  # the server is never without a request while half of the samples are used
+        max_samples=2 * request_samples,  # the server is never without a request while half of the samples are used
+        num_held=lambda: 0,
         limit=num_samples,
         pause=lambda pause_s: time.sleep(min(pause_s or 0.0, deadline.left_s())),
         deadline=deadline,
     )
     assembler = assembler or make_assembler()
-    num_read = num_used = num_freed = 0
+    num_read = num_used = num_accepted = 0
     try:
         while num_used < num_samples:
             fetcher.ask()
             samples = fetcher.read()
             num_read += len(samples)
-            if num_read - num_freed >= request_samples:
-                fetcher.free(num_read - num_freed)
-                num_freed = num_read
+            if num_read - num_accepted >= request_samples:
+                fetcher.accept(num_read - num_accepted)
+                num_accepted = num_read
             if errors := assembler.add(samples):
                 raise errors[0]
             if assembler.num_samples:

@@ -18,6 +18,7 @@ import tree
 
 from reverb_writer.arguments import check_timeout, number
 from reverb_writer.client.client import Client, as_client, in_background
+from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.protocol.signatures import ArraySpec
@@ -162,7 +163,10 @@ class Variables:
         self._client.check_usable()
         (shard,) = self._client.shards
         version = self._version_in(shard.request_info(deadline.left_s()))
-        (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
+        with logged(
+            lambda: f"table `{self._table}`: nothing was published yet, waiting for it at {self._client.address}"
+        ):
+            (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
         structure, *leaves = tree.flatten(sample.data)
         if structure.shape != (1,) or not isinstance(structure[0], bytes):
             raise FormatError(

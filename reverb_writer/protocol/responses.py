@@ -1,4 +1,4 @@
-"""The answers of streams: keys of acknowledged items, and samples with the encoded chunks that they need.
+"""Answers: keys of acknowledged items, samples with the encoded chunks that they need, and paths of checkpoints.
 
 A server may split a sample over several entries and over several messages. Only the first entry has the info, and only
 the last one has `end_of_sequence`. Pure: no I/O.
@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 
-__all__ = ["SampleReassembler", "acknowledged_keys"]
+__all__ = ["SampleReassembler", "acknowledged_keys", "checkpoint_path"]
 
 _MAX_SPLIT_BYTES = 1 << 31
 _MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
@@ -31,6 +31,18 @@ def acknowledged_keys(reply: bytes) -> Sequence[int]:
     except DecodeError as error:
         raise FormatError(f"{len(reply)} bytes that are no InsertStreamResponse ({error}).") from None
     return keys
+
+
+def checkpoint_path(reply: bytes) -> str:
+    """Return the path in a CheckpointResponse.
+
+    Raises:
+        FormatError: the bytes are not a CheckpointResponse.
+    """
+    try:
+        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
+    except DecodeError as error:
+        raise FormatError(f"{len(reply)} bytes that are no CheckpointResponse ({error}).") from None
 
 
 class SampleReassembler:

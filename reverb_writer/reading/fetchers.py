@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
+from reverb_writer.client.waiting_log import logged
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
-from reverb_writer.reading.waiting import logged, unchained
+from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
 __all__ = ["check_end", "picklable_client", "request_infos", "shut_down", "start_fetchers", "stop_fetchers"]

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from reverb_writer.client.client import Client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
+from reverb_writer.flags import Flag
 from reverb_writer.table_info import TableInfo
 
 __all__ = ["PriorityUpdates"]
@@ -24,6 +25,7 @@ _LOG = logging.getLogger("reverb_writer")
 _BY_PRIORITY = {"prioritized", "max_heap", "min_heap"}
 _MAX_KEYS = 1 << 20
 _MAX_REQUEST_KEYS = 1 << 14
+_LOOK_S = 0.05
 
 
 class PriorityUpdates:
@@ -38,10 +40,12 @@ class PriorityUpdates:
             else f"table `{table.name}`: neither its sampler ({table.sampler}) nor its remover ({table.remover}) go by "
             "priorities: setting them changes nothing but `info.priorities`. Use `rw.Prioritized`, or leave it."
         )
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # to be taken itself: `with` a condition, an interrupt may leave it taken
+        self._changed = threading.Condition(self._lock)
         self._pending: dict[int, float] = {}
         self._owners: dict[int, int] = {}
         self._sending = False
+        self._sent = Flag()
         self._closed = False
         self.num_sent = 0
         self.num_failed = 0
@@ -51,7 +55,7 @@ class PriorityUpdates:
     def remember_owner(self, keys: npt.NDArray[np.uint64], shard: int) -> None:
         """Remember which server keys came from, for as many as a learner can have in hand."""
         if len(self._client.shards) > 1:
-            with self._changed:
+            with self._lock:
                 self._owners.update(dict.fromkeys(keys.tolist(), shard))
                 _drop_oldest(self._owners, _MAX_KEYS)
 
@@ -72,7 +76,7 @@ class PriorityUpdates:
         if len(bad):
             others = f" and {len(bad) - 1} more such" if len(bad) > 1 else ""
             raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]}{others}.")
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError("the dataset is closed. Make a new one.")
             warning, self._warning = self._warning, None
@@ -90,22 +94,26 @@ class PriorityUpdates:
             ClosedError: in a forked child.
         """
         self._check_not_forked()
-        with self._changed:
-            if not self._changed.wait_for(lambda: not (self._pending or self._sending), timeout_s):
+        deadline = time.monotonic() + timeout_s
+        while self._pending or self._sending:
+            if time.monotonic() >= deadline:
                 raise ReplayTimeoutError(
                     f"table `{self._table}`: {len(self._pending)} priorities not set within {timeout_s:.1f} s. The "
                     "server is slow or gone; `stats()` of the dataset tells."
                 )
+            self._sent.clear()
+            if self._pending or self._sending:
+                self._sent.wait(min(deadline - time.monotonic(), _LOOK_S))
 
     def close(self, timeout_s: float) -> None:
         """Send pending updates for at most `timeout_s` seconds, and end. Idempotent; does nothing in a forked child."""
         if self._is_forked():
             return
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
-        with self._changed:
+        with self._lock:
             self.num_failed += len(self._pending)
             self._pending.clear()
 
@@ -119,9 +127,9 @@ class PriorityUpdates:
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._sending = False
-                self._changed.notify_all()
+                self._sent.set()
                 self._changed.wait_for(lambda: self._pending or self._closed)
                 if not self._pending:
                     return

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from reverb_writer.client.due_windows import send_due
 from reverb_writer.decoding.samples import Samples
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.flags import Flag
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 
@@ -39,7 +39,7 @@ class RoundRobin:
         self._table, self._batch_size = table, batch_size
         self._turn = 0
         self._late: set[int] = set()
-        self._ready = threading.Event()
+        self._ready = Flag()
         self.fetchers = start(self._ready.set)
 
     def next(self, start: float, timeout_s: float) -> Samples | None:

@@ -19,6 +19,7 @@ class FetchStats:
         received_bytes: bytes of their messages.
         decoded_chunks: chunks that were decoded; all others were in the cache.
         skipped_samples: samples skipped because of `skip_unsafe`.
+        unasked_samples: samples that a server sent although they were not requested; they are left out.
         lost_samples: samples that were in flight when a connection was lost, or a message could not be read. The server
             may have sampled all of them, or none.
         reconnects: how often a lost connection was made again.
@@ -32,6 +33,7 @@ class FetchStats:
     received_bytes: int = 0
     decoded_chunks: int = 0
     skipped_samples: int = 0
+    unasked_samples: int = 0
     lost_samples: int = 0
     reconnects: int = 0
     server_restarts: int = 0

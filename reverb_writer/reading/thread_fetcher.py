@@ -27,6 +27,7 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
+from reverb_writer.flags import Flag
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo
@@ -84,23 +85,24 @@ class ThreadFetcher:
         )
         now = info.tables[table]
         limits = [options.max_samples, now.current_size if options.single_pass else None]
-        self._changed = threading.Event()  # there is more room, or the end has come
+        self._changed = Flag()  # there is more room, or the end has come
         self._fetcher = SampleFetcher(
             channel,
             table,
             removes_items=now.max_times_sampled > 0,
-            room=batch_size * options.max_in_flight_batches,
+            max_samples=batch_size * options.max_in_flight_batches,
+            num_held=self._num_held,
             limit=min([limit for limit in limits if limit is not None], default=None),
             pause=self._wait_for_change,
             single_pass=options.single_pass,
         )
-        self._assembling = threading.Lock()  # guards the assembler; taken before the other lock
+        # Taken in this order, if several are: `_assembling`, the fetcher's lock, `_lock`.
+        self._assembling = threading.Lock()  # guards the assembler
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
-        self._num_arrived = 0  # samples that have arrived and were not taken
         self._heard_at = time.monotonic()
         self._ready: collections.deque[Samples | ReverbWriterError] = collections.deque()
         self._stats = FetchStats()
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._ended = False
         self._outage: ConnectionLoss | None = None  # while there is no connection
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
@@ -117,15 +119,12 @@ class ThreadFetcher:
         if partial:
             with self._assembling:
                 if not self._ready and self._assembler.num_samples:
-                    self._ready.append(self._assembler.take())
+                    self._finish_batch()
+        item = None
         with self._lock:
-            if not self._ready:
-                return None
-            item = self._ready.popleft()
-            num_samples = 1 if isinstance(item, ReverbWriterError) else len(item[1])
-            if not isinstance(item, ReverbWriterError):
-                self._num_arrived -= num_samples
-        self._fetcher.free(num_samples)
+            if self._ready:
+                item = self._ready.popleft()
+        self._fetcher.fill()  # also if there was nothing: an earlier call may have been interrupted before this
         self._changed.set()
         if isinstance(item, ReverbWriterError):
             raise item
@@ -169,11 +168,12 @@ class ThreadFetcher:
             return FetchStats(**vars(self._stats))
         with self._lock:
             stats = FetchStats(**vars(self._stats))
-            stats.in_flight_samples = self._fetcher.num_in_flight
-            stats.ready_samples = self._num_arrived
-            stats.received_bytes = self._fetcher.num_bytes
+            stats.ready_samples = self._assembler.num_samples + self._num_ready()[0]
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
+        stats.in_flight_samples = self._fetcher.num_in_flight
+        stats.unasked_samples = self._fetcher.num_unasked
+        stats.received_bytes = self._fetcher.num_bytes
         return stats
 
     def stop_asking(self, max_silence_s: float = 0.0) -> None:
@@ -252,27 +252,37 @@ class ThreadFetcher:
     def _add(self, samples: list[Any]) -> list[Any]:
         """Add samples to the batch, as many as it lacks; return the rest."""
         with self._assembling:
-            before = self._assembler.num_samples
-            num_missing = self._batch_size - before
+            num_missing = self._batch_size - self._assembler.num_samples
             errors = self._assembler.add(samples[:num_missing])
             reported = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
-            num_skipped = len(errors) - len(reported)
             with self._lock:
-                self._num_arrived += self._assembler.num_samples - before
-                self._stats.skipped_samples += num_skipped
-            if num_skipped:
-                self._fetcher.free(num_skipped)  # an error that is reported occupies its room until it is taken
-            if self._assembler.num_samples == self._batch_size:
-                self._ready.append(self._assembler.take())
-                self._wake()
-        if reported:
-            self._ready.extend(reported)
+                self._ready.extend(reported)
+                self._stats.skipped_samples += len(errors) - len(reported)
+            self._fetcher.accept(len(samples[:num_missing]))
+            is_full = self._assembler.num_samples == self._batch_size
+            if is_full:
+                self._finish_batch()
+        if is_full or reported:
             self._wake()
         return samples[num_missing:]
 
+    def _finish_batch(self) -> None:
+        with self._lock:
+            self._ready.append(self._assembler.take())
+
+    def _num_held(self) -> int:
+        """Return how many samples have arrived and were not taken, with the errors that were not."""
+        with self._lock:
+            return self._assembler.num_samples + sum(self._num_ready())
+
+    def _num_ready(self) -> tuple[int, int]:
+        """Return how many samples are in batches that are ready, and how many errors are."""
+        ready = self._ready.copy()
+        sizes = [len(item[1]) for item in ready if not isinstance(item, ReverbWriterError)]
+        return sum(sizes), len(ready) - len(sizes)
+
     def _report(self, error: ReverbWriterError) -> None:
         """Have the reader raise what ended a stream; return when it has, so that endless damage costs nothing."""
-        self._fetcher.free(-1)  # an error occupies room until it is taken
         self._ready.append(error)
         self._wake()
         while not self._closed.is_set():

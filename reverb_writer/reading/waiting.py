@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from reverb_writer.client import waiting_log
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.transport.server_probe import ServerProbe
 
-__all__ = ["LOG_EVERY_S", "Wait", "logged", "unchained"]
+__all__ = ["Wait", "unchained"]
 
 _LOG = logging.getLogger("reverb_writer")
 
-LOG_EVERY_S = 10.0
 _LOOK_EVERY_S = 0.2
 
 
@@ -32,7 +31,7 @@ class Wait:
         self._table, self._fetchers = table, fetchers
         self._began_at, self._timeout_s = began_at, timeout_s
         self._probes: dict[ThreadFetcher, ServerProbe] = {}
-        self._log_at = began_at + LOG_EVERY_S
+        self._log_at = began_at + waiting_log.LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s
 
@@ -46,30 +45,13 @@ class Wait:
                     self._probes[fetcher] = fetcher.probe(self._timeout_s)
                 self._probes[fetcher].proceed(now - self._began_at)
         if now >= self._log_at:
-            self._log_at = now + LOG_EVERY_S
+            self._log_at = now + waiting_log.LOG_EVERY_S
             _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
 
     def why(self) -> str:
         """Say what keeps samples from coming, for each server that has not ended."""
         going = [fetcher for fetcher in self._fetchers if not fetcher.has_ended]
         return " ".join(fetcher.why_waiting(self._probes.get(fetcher)) for fetcher in going)
-
-
-@contextlib.contextmanager
-def logged(describe: Callable[[], str]) -> Iterator[None]:
-    """Log every ten seconds how long the block has been waiting; `describe` says for what."""
-    done = threading.Event()
-    start = time.monotonic()
-
-    def run() -> None:
-        while not done.wait(LOG_EVERY_S):
-            _LOG.warning("%s for %.0f s.", describe(), time.monotonic() - start)
-
-    threading.Thread(target=run, name="reverb-writer-waiting", daemon=True).start()
-    try:
-        yield
-    finally:
-        done.set()
 
 
 @contextlib.contextmanager

@@ -17,8 +17,10 @@ from typing import Any, ClassVar
 import grpc
 
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.flags import Flag
 from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_silence, translate_error
+from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
 __all__ = ["TLS", "Channel"]
 
@@ -137,6 +139,13 @@ class Channel:
             ClosedError: the channel is or was closed, or belongs to a parent process.
             ReverbWriterError: the server refuses; StructureError if it has no such table.
         """
+        abandoned = Flag()  # by an interrupt: no further attempts
+        try:
+            return uninterrupted(lambda: self._call(method, request, timeout_s, abandoned), timeout_s + SHORT_S)
+        finally:
+            abandoned.set()
+
+    def _call(self, method: str, request: bytes, timeout_s: float, abandoned: Flag) -> bytes:
         started = time.monotonic()
         deadline = started + timeout_s
         reasons: dict[str, None] = {}
@@ -149,7 +158,7 @@ class Channel:
             try:
                 return self._reply(method, request, min(left, _PAUSE_S) if waits else left, wait_for_ready=waits)
             except grpc.FutureCancelledError:  # the connection was given up
-                if left > 0:
+                if left > 0 and not abandoned.is_set():
                     continue
             except grpc.RpcError as met:
                 error = met
@@ -160,12 +169,12 @@ class Channel:
                     reasons[reason] = None
                     self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
             lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
-            if left <= _PAUSE_S or not (lost or waits):
+            if left <= _PAUSE_S or not (lost or waits) or abandoned.is_set():
                 if self._connection.last_response_at < started:
                     self._connection.examine()
                 raise self._no_answer_error(list(reasons), timeout_s) from error
             if lost and waits:
-                time.sleep(_PAUSE_S)
+                abandoned.wait(_PAUSE_S)
             waits = not waits
 
     def _reply(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool) -> bytes:
@@ -198,11 +207,18 @@ class Channel:
 
     def future(self, method: str, request: bytes, timeout_s: float) -> Reply:
         """Start a unary call and return its reply, to come; if there is no server, it fails at once."""
-        return Reply(self._start(lambda connection: connection.ask(method, request, timeout_s)), self.address)
+
+        def ask() -> Reply:
+            future = self._start(lambda connection: connection.ask(method, request, timeout_s))
+            return Reply(future, self.address, timeout_s)
+
+        return uninterrupted(ask)
 
     def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Call:
         """Open a bidirectional stream of bytes: iterate for responses, `cancel()` to end."""
-        call: Call = self._start(lambda connection: connection.stream(method, requests, timeout_s))
+        call: Call = uninterrupted(
+            lambda: self._start(lambda connection: connection.stream(method, requests, timeout_s))
+        )
         return call
 
     def _start(self, start: Callable[[Connection], Any]) -> Any:
@@ -228,7 +244,7 @@ class Channel:
             return
         with self._lock:
             self._closed = True
-        self._connection.close()
+        uninterrupted(self._connection.close)
 
     def __enter__(self) -> Channel:
         """Return the channel itself."""

@@ -17,10 +17,12 @@ from typing import Any, Final
 
 import grpc
 
-from reverb_writer.errors import ClosedError, ReplayTimeoutError
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
+from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, describe_error, translate_error
+from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
 __all__ = ["MAX_REPLY_BYTES", "OPTIONS", "Call", "Connection", "Reply"]
 
@@ -64,17 +66,21 @@ OPTIONS: list[tuple[str, Any]] = [
 class Reply:
     """The reply to a unary call, to come. Thread-safe."""
 
-    def __init__(self, future: Any, address: str) -> None:
-        """Take gRPC's future, and the address of the server for errors."""
-        self._future, self._address = future, address
+    def __init__(self, future: Any, address: str, timeout_s: float) -> None:
+        """Take gRPC's future, which ends after `timeout_s` seconds by itself, and the server's address for errors."""
+        self._future, self._address, self._timeout_s = future, address, timeout_s
+        self._ended = Flag()
+        self._outcome: bytes | ReverbWriterError | None = None
+        future.add_done_callback(self._note)  # what has become of it is read in gRPC's thread, under gRPC's lock
 
     def done(self) -> bool:
         """Return whether the reply has come, or never will."""
-        return bool(self._future.done())
+        return self._outcome is not None
 
     def cancel(self) -> None:
         """End the call; `result` raises ReplayTimeoutError. Idempotent."""
-        self._future.cancel()
+        if self._outcome is None:
+            uninterrupted(self._future.cancel)
 
     def result(self) -> bytes:
         """Wait for the reply.
@@ -82,13 +88,23 @@ class Reply:
         Raises:
             ReverbWriterError: see `translate_error`.
         """
+        self._ended.wait(self._timeout_s + SHORT_S)
+        outcome = self._outcome
+        if outcome is None:
+            raise ReplayTimeoutError(f"the server at {self._address}: gRPC did not end a call at its deadline.")
+        if isinstance(outcome, ReverbWriterError):
+            raise outcome
+        return outcome
+
+    def _note(self, future: Any) -> None:
         try:
-            reply: bytes = self._future.result()
+            self._outcome = future.result()
         except grpc.FutureCancelledError:  # also if the connection was given up
-            raise ReplayTimeoutError(f"the server at {self._address} did not answer before the call ended.") from None
+            text = f"the server at {self._address} did not answer before the call ended."
+            self._outcome = ReplayTimeoutError(text)
         except grpc.RpcError as error:
-            raise translate_error(error, self._address) from error
-        return reply
+            self._outcome = translate_error(error, self._address)
+        self._ended.set()
 
 
 class Call:
@@ -100,11 +116,12 @@ class Call:
             then.
     """
 
-    def __init__(self, connection: Connection, call: Any) -> None:
-        """Take a call of gRPC, and the connection that carries it."""
+    def __init__(self, connection: Connection, call: Any, timeout_s: float | None) -> None:
+        """Take a call of gRPC, the connection that carries it, and the seconds after which it ends by itself."""
         self.connection = connection
         self.end_reason: str | None = None
         self._call = call
+        self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s + SHORT_S
 
     def __iter__(self) -> Iterator[bytes]:
         """Return the call itself."""
@@ -112,18 +129,23 @@ class Call:
 
     def __next__(self) -> bytes:
         """Wait for the next response; raises what `translate_error` makes of the error that has ended the stream."""
+        left_s = None if self._ends_at is None else max(self._ends_at - time.monotonic(), 0.0)
+        message = uninterrupted(self._next, left_s)
+        self.connection.last_response_at = time.monotonic()
+        return message
+
+    def _next(self) -> bytes:
         try:
             message: bytes = next(self._call)
         except grpc.RpcError as error:
             self.end_reason = self.connection.fault or describe_error(error)
             address = self.connection.address
             raise translate_error(error, address, is_stream=True, reason=self.end_reason) from error
-        self.connection.last_response_at = time.monotonic()
         return message
 
     def cancel(self) -> None:
         """End the stream. Idempotent."""
-        self._call.cancel()
+        uninterrupted(self._call.cancel)
 
 
 class Connection:
@@ -168,14 +190,11 @@ class Connection:
         Raises:
             ClosedError: the connection is closed.
         """
-        return Call(
-            self,
-            self._start(
-                lambda: self._channel.stream_stream(method)(
-                    requests, timeout=_seconds(timeout_s), metadata=self._metadata
-                )
-            ),
+        call = self._start(
+            lambda: self._channel.stream_stream(method)(requests, timeout=_seconds(timeout_s), metadata=self._metadata)
         )
+        call.add_done_callback(lambda _: None)  # keeps it until gRPC's thread is done with it: to delete takes its lock
+        return Call(self, call, _seconds(timeout_s))
 
     def examine(self) -> None:
         """Find out in the background whether the connection is dead, and end its calls if it is; never waits.
@@ -187,7 +206,11 @@ class Connection:
             if self.fault is not None or now < self._next_examination_at:
                 return
             self._next_examination_at = now + _NOT_BEFORE_S
-        self.ask(messages.SERVER_INFO, b"", _ANSWER_WITHIN_S).add_done_callback(lambda _: self._suspect(now))
+        uninterrupted(
+            lambda: self.ask(messages.SERVER_INFO, b"", _ANSWER_WITHIN_S).add_done_callback(
+                lambda _: self._suspect(now)
+            )
+        )
 
     def close(self) -> None:
         """Close the connection; its calls end with an error. Idempotent."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +16,9 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     StructureError,
 )
+from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
@@ -91,27 +92,31 @@ class _Delivery:
         Raises:
             ReplayTimeoutError: the time is up.
         """
-        ended = threading.Event()
-        requests = self._outgoing(self._flight.take_message(_ALL_BYTES), ended)
-        call = self._channel.stream(messages.INSERT_STREAM, requests, timeout_s=self._deadline.left_s())
+        ended = Flag()
+        call = None
         try:
+            requests = self._outgoing(self._flight.take_message(_ALL_BYTES), ended)
+            call = self._channel.stream(messages.INSERT_STREAM, requests, timeout_s=self._deadline.left_s())
             for reply in call:
-                keys = messages.InsertStreamResponse.FromString(reply).keys
+                keys = acknowledged_keys(reply)
                 self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
                 if not self._flight.pending:
                     return True
         except (StructureError, ServerUnavailableError) as error:  # a table that is missing is named when tried again
             self._channel.check_usable()
-            _LOG.warning("%s: insert lost (%s); trying again.", self._channel.address, call.end_reason or error)
+            _LOG.warning(
+                "%s: insert lost (%s); trying again.", self._channel.address, (call and call.end_reason) or error
+            )
         except ReverbWriterError:
             self._channel.check_usable()
             raise
         finally:
             ended.set()
-            call.cancel()
+            if call is not None:
+                call.cancel()
         return False
 
-    def _outgoing(self, message: bytes, ended: threading.Event) -> Iterator[bytes]:
+    def _outgoing(self, message: bytes, ended: Flag) -> Iterator[bytes]:
         """Feed gRPC, in its thread; this has nothing else to do then, so it asks why the confirmation takes so long."""
         logged_at = self._began_at
         yield message

@@ -27,6 +27,7 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
+from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
@@ -82,8 +83,9 @@ class InsertStream:
         self.on_block = on_block
         self.blocked = False
         self._make_locks()
-        self._ended = threading.Event()
-        self._send_now = threading.Event()  # someone waits for confirmation
+        self._progress = Flag()  # something confirmed, or no hope that it will be
+        self._ended = Flag()
+        self._send_now = Flag()  # someone waits for confirmation
         self._flight = InFlight()
         self._connection = 0  # even while down; the generator of an old connection sees that it is not the current one
         self._call: Call | None = None
@@ -91,10 +93,10 @@ class InsertStream:
         self._state_id: int | None = None
         self._last_response_at = time.monotonic()
         self._loss: ConnectionLoss | None = None
-        self._waiting = self._num_abandoned = 0
+        self._waits: set[ConfirmationWait] = set()
         self._blocked_s = 0.0
-        self._reconnects = self._restarts = 0
-        self._dropping = self._orphaned = False
+        self._reconnects = self._restarts = self._num_abandoned = 0
+        self._dropping = self._orphaned = self._is_abandoned = False
         threading.Thread(target=self._run, name="reverb-writer_run", daemon=True).start()
         process_hooks.watch(self)
 
@@ -112,7 +114,6 @@ class InsertStream:
         # Reentrant, for `abandon` may be called by the garbage collector, in whichever thread that happens to run.
         self._lock = threading.RLock()
         self._work = threading.Condition(self._lock)  # something to send
-        self._progress = threading.Condition(self._lock)  # something confirmed, or no hope that it will be
 
     def check(self) -> None:
         """Raise if the stream cannot deliver any more: closed, forked, or refused by the server."""
@@ -137,11 +138,7 @@ class InsertStream:
                 nothing moved for that long; names the cause.
         """
         self.check()
-        self._wait(
-            lambda: not self.blocked,
-            0.0 if self.on_block == "raise" else timeout_s,
-            extend=extend,
-        )
+        self._wait(lambda: not self.blocked, 0.0 if self.on_block == "raise" else timeout_s, extend=extend)
 
     def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
         """Queue a request; never waits. Call `wait_for_room` before the work that leads to it.
@@ -232,20 +229,21 @@ class InsertStream:
 
     def abandon(self, num_unwritten: int = 0) -> None:
         """End at once and give up what is pending; log how much, with what writers have not handed over. Idempotent."""
-        if self._ended.is_set() or self.is_forked:
+        if self._is_abandoned or self.is_forked:  # `_ended` is set before: a second call finishes an interrupted one
             return
         with self._lock:
             self._ended.set()
             self._send_now.set()
             self._update()
-            self._num_abandoned = self._flight.drop_all()
-            undelivered = self._num_abandoned + num_unwritten
+            num_dropped = self._flight.drop_all()
+            self._num_abandoned += num_dropped
             self._work.notify_all()
-            self._progress.notify_all()
+            self._progress.set()
             self._connection += 1
             if self._call is not None:
                 self._call.cancel()
-        if undelivered:
+            self._is_abandoned = True
+        if undelivered := num_dropped + num_unwritten:
             _LOG.error("%s: closed with %d items undelivered.", self.channel.address, undelivered)
 
     def __enter__(self) -> InsertStream:
@@ -315,7 +313,7 @@ class InsertStream:
             self._last_response_at = time.monotonic()
             self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
             self._update()
-            self._progress.notify_all()
+            self._progress.set()
             if self.on_block == "drop_oldest":
                 self._work.notify_all()
 
@@ -326,9 +324,7 @@ class InsertStream:
             tables = self._flight.tables()
             if self._state_id not in (None, info.state_id):
                 self._restarts += 1
-                text = (
-                    "%s: the server was restarted; sending %d unconfirmed items. The rest is as its checkpoint has it."
-                )
+                text = "%s: the server was restarted; sending %d unconfirmed items. The rest is as in its checkpoint."
                 _LOG.warning(text, self.channel.address, self.num_pending)
             self._state_id = info.state_id
             self._last_response_at = info.at
@@ -355,7 +351,7 @@ class InsertStream:
             self._update()
             self._flight.requeue()
             self._work.notify_all()
-            self._progress.notify_all()
+            self._progress.set()
 
     def _end_with_channel(self) -> None:
         self._orphaned = not self._ended.is_set()
@@ -363,17 +359,19 @@ class InsertStream:
 
     def _wait(self, done: Callable[[], bool], timeout_s: float, *, extend: bool = False) -> None:
         """Wait until `done`, at most `timeout_s` seconds; without progress, if `extend`."""
-        with self._lock:
-            wait = ConfirmationWait(self.channel, self._flight, timeout_s, extend=extend)
-            self._waiting += 1
-            self._send_now.set()
-            try:
-                self._await(done, wait)
-            finally:
-                self._waiting -= 1
-                if not self._waiting:
+        wait = ConfirmationWait(self.channel, self._flight, timeout_s, extend=extend)
+        try:
+            with self._lock:
+                self._waits.add(wait)
+                self._send_now.set()
+            self._await(done, wait)
+        finally:
+            with self._lock:
+                self._waits.discard(wait)
+                if not self._waits:
                     self._send_now.clear()
                 self._blocked_s += time.monotonic() - wait.began_at
+        with self._lock:
             if done():
                 return
             if self._ended.is_set():
@@ -386,12 +384,14 @@ class InsertStream:
 
     def _await(self, done: Callable[[], bool], wait: ConfirmationWait) -> None:
         logged_at = wait.began_at
-        while not (done() or self._ended.is_set() or self._fault) and (left_s := wait.left_s()):
-            now = time.monotonic()
-            if now - logged_at > _LOG_EVERY_S:
-                logged_at = now
-                text = "%s: waiting for %.0f s: %s"
-                _LOG.warning(text, self.channel.address, now - wait.began_at, self._explain(wait))
+        while True:
+            self._progress.clear()
+            with self._lock:  # not while waiting: an interrupt in `Condition.wait` may leave it without the lock
+                if done() or self._ended.is_set() or self._fault or not (left_s := wait.left_s()):
+                    return
+                if (now := time.monotonic()) - logged_at > _LOG_EVERY_S:
+                    logged_at, waited_s = now, now - wait.began_at
+                    _LOG.warning("%s: waiting for %.0f s: %s", self.channel.address, waited_s, self._explain(wait))
             self.check_connection()
             self._progress.wait(min(0.05, left_s))
 

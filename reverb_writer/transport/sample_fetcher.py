@@ -1,6 +1,9 @@
 """Fetch samples of one table from one server: bounded, up to a limit, over one stream after another.
 
-    room -> ask() -> server -> read() -> the caller uses n samples -> free(n) -> room
+    room -> ask() -> server -> read() -> accept() -> num_held() of the caller -> fill() -> room
+
+How much room there is follows from what is in flight and what the caller holds at that moment, not from a record of
+changes: an interrupt of the main thread between a change and its record would lose room for good.
 
 If sampling removes items (`max_times_sampled`), only items that are ready are asked for: a request that waits at the
 server when the learner leaves removes an item that no one receives.
@@ -26,10 +29,11 @@ _PAUSE_S = (0.002, 0.05)  # between two questions whether items are ready: at fi
 class SampleFetcher:
     """Samples of one table on one server.
 
-    `ask`, `read` and `end` are for one thread; everything else is thread-safe.
+    `ask`, `read`, `accept` and `end` are for one thread; everything else is thread-safe.
 
     Attributes:
         removes_items: whether sampling removes items from the table.
+        num_unasked: samples that came although they were not requested; they were left out.
     """
 
     def __init__(
@@ -38,7 +42,8 @@ class SampleFetcher:
         table: str,
         *,
         removes_items: bool,
-        room: int,
+        max_samples: int,
+        num_held: Callable[[], int],
         limit: int | None,
         pause: Callable[[float | None], object],
         deadline: Deadline | None = None,
@@ -50,18 +55,23 @@ class SampleFetcher:
             channel: the connection; not closed by this.
             table: its name.
             removes_items: whether sampling removes items from the table.
-            room: how many samples may be asked for before the caller frees room again, >= 1.
+            max_samples: how many samples may be in flight or held by the caller, >= 1.
+            num_held: called by `ask`, `accept` and `fill`. It returns how many samples the caller holds, of those that
+                it has accepted. It must not wait.
             limit: how many samples to ask for in all; None for no end.
             pause: called by `ask` if nothing is ready. It waits for so many seconds, or for any time if it gets None.
-                It may return early, and does after `free`, `stop_asking` or `stop` in another thread.
+                It may return early, and does after `fill`, `stop_asking` or `stop` in another thread.
             deadline: of streams and questions; None for streams without end.
             single_pass: whether the items that are in the table when nothing is in flight are a further limit.
         """
         self.removes_items = removes_items
         self._channel, self._table, self._pause, self._deadline = channel, table, pause, deadline
         self._single_pass = single_pass
+        self._max_samples, self._num_held = max_samples, num_held
+        self.num_unasked = 0
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server
-        self._room, self._remaining = room, limit
+        self._remaining = limit
+        self._num_expected = 0  # samples asked for that the caller has not accepted
         self._stream: SampleStream | None = None
         self._question: Any = None  # the latest call for the table's state, for `stop` to cancel
         self._past_bytes = 0  # of streams that have ended
@@ -100,29 +110,34 @@ class SampleFetcher:
         if self._stream is None:
             self._open()
         if not self.removes_items:
-            self.free(0)
+            self.fill()
             return not self._is_stopped
         pause_s, longest_s = _PAUSE_S
         while self._remaining != 0 and not self._is_stopped:
-            if self._room > 0:
+            if self._room() > 0:
                 self._request_ready()
             if self.num_in_flight:
                 break
-            self._pause(pause_s if self._room > 0 else None)
+            self._pause(pause_s if self._room() > 0 else None)
             pause_s = min(2 * pause_s, longest_s)
         return self.num_in_flight > 0
 
     def read(self) -> list[Any]:
-        """Wait for the next message and return its samples, see `SampleStream.read`."""
+        """Wait for the next message and return its samples, see `SampleStream.read`; `accept` is to be called."""
         assert self._stream is not None  # noqa: S101  # `ask` has opened it
         return self._stream.read()
 
-    def free(self, num_samples: int) -> None:
-        """Make room for more samples. They are asked for at once if sampling does not remove items."""
+    def accept(self, num_samples: int) -> None:
+        """Note that `num_held` counts so many samples that `read` has returned, or that they were used."""
         with self._lock:
-            self._room += num_samples
-            if not self.removes_items:
-                self._request(self._room)
+            self._num_expected -= num_samples
+        self.fill()
+
+    def fill(self) -> None:
+        """Ask for as many samples as there is room for, if sampling does not remove items."""
+        if not self.removes_items:
+            with self._lock:
+                self._request(self._room())
 
     def end(self) -> int:
         """Close the stream, and return how many samples were in flight; `ask` asks for as many again."""
@@ -133,7 +148,8 @@ class SampleFetcher:
             stream.cancel()
             num_lost = stream.num_in_flight
             self._past_bytes += stream.num_bytes
-            self._room += num_lost
+            self.num_unasked += stream.num_unasked
+            self._num_expected -= num_lost
             if self._remaining is not None and not self._is_ending:
                 self._remaining += num_lost
         return num_lost
@@ -172,7 +188,7 @@ class SampleFetcher:
                 if self._single_pass and not self.num_in_flight and self._remaining:
                     # Some may have been lost, or others may have sampled them.
                     self._remaining = min(self._remaining, table.current_size)
-                self._request(min(self._room, table.num_ready() - self.num_in_flight))
+                self._request(min(self._room(), table.num_ready() - self.num_in_flight))
 
     def _remember_question(self, call: Any) -> None:
         self._question = call
@@ -183,8 +199,15 @@ class SampleFetcher:
         """Ask for samples, but for no more than the limit allows."""
         if self._remaining is not None:
             num_samples = min(num_samples, self._remaining)
-        if self._stream is not None and num_samples > 0:
-            if self._remaining is not None:
-                self._remaining -= num_samples
-            self._room -= num_samples
-            self._stream.request(num_samples)
+        stream = self._stream
+        if stream is None:
+            return
+        if num_samples > 0:
+            remaining = None if self._remaining is None else self._remaining - num_samples
+            asked, expected = stream.num_asked + num_samples, self._num_expected + num_samples
+            # One statement without a call: an interrupt comes before it or after it.
+            stream.num_asked, self._num_expected, self._remaining = asked, expected, remaining
+        stream.send()  # also what an interrupted call has not sent
+
+    def _room(self) -> int:
+        return self._max_samples - self._num_expected - self._num_held()

@@ -2,7 +2,7 @@
 
     request(n) -> gRPC's thread -> server -> messages of a few or many samples -> read(), which waits
 
-Samples that were requested and have not come are in flight. More samples than that end the stream, for nobody has
+Samples that were requested and have not come are in flight. More samples than that end the stream, because no one has
 room for them; so does a lost connection. The owner opens another stream then.
 
 The protocol's `rate_limiter_timeout` is not used: in 0.14 the samples of a response that is not full are lost when it
@@ -14,7 +14,6 @@ Source: Reverb 0.14 (`reverb_service_impl.cc`, WorkerlessSampleReactor; `sampler
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,9 +34,10 @@ __all__ = ["SampleStream"]
 class SampleStream:
     """Samples of one table over one connection.
 
-    `request` and `cancel` may be called from any thread, `read` from one at a time.
+    `send` and `cancel` may be called from any thread, `read` from one at a time.
 
     Attributes:
+        num_asked: samples requested so far. The owner adds to it, and the next `send` requests what was added.
         num_bytes: bytes of the messages read so far.
         num_unasked: samples that came although they were not requested; they are left out.
     """
@@ -54,23 +54,25 @@ class SampleStream:
             ClosedError: the channel is closed, or belongs to a parent process.
         """
         self.num_bytes = self.num_unasked = 0
-        self._num_asked = self._num_come = 0
-        self._lock = threading.Lock()
+        self.num_asked = self._num_sent = self._num_come = 0
         self._table, self._address, self._deadline_s = table, channel.address, deadline_s
-        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._reassembler = SampleReassembler()
-        self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
+        try:
+            self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
+        except BaseException:
+            self._requests.put(False)  # the stream may have been opened when the interrupt came
+            raise
 
     @property
     def num_in_flight(self) -> int:
         """Samples requested that `read` has not returned."""
-        return self._num_asked - self._num_come
+        return self.num_asked - self._num_come
 
-    def request(self, num_samples: int) -> None:
-        """Request more samples, >= 1."""
-        with self._lock:
-            self._num_asked += num_samples
-        self._requests.put(num_samples)
+    def send(self) -> None:
+        """Request what was added to `num_asked` since the last time, if anything was."""
+        if self.num_asked != self._num_sent:
+            self._requests.put(True)
 
     def read(self) -> list[Any]:
         """Wait for the next message and return the samples that it completes, see `SampleReassembler`; maybe none.
@@ -110,15 +112,18 @@ class SampleStream:
         self.num_unasked = max(num_samples - self.num_in_flight, 0)
         if self.num_unasked:
             raise FormatError(
-                f"table `{self._table}`: the server at {self._address} sent {self.num_unasked} samples that nobody had "
-                "asked for. They are left out, and the stream is closed; look at what answers there."
+                f"table `{self._table}`: the server at {self._address} sent {self.num_unasked} samples without being "
+                "asked. They are left out, and the stream is closed; look at what answers there."
             )
 
     def cancel(self) -> None:
         """End the stream; a `read` that waits raises. Idempotent."""
-        self._requests.put(None)
+        self._requests.put(False)
         self._call.cancel()
 
     def _encoded_requests(self) -> Iterator[bytes]:
-        while (num_samples := self._requests.get()) is not None:
-            yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()
+        while self._requests.get():
+            num_asked = self.num_asked
+            num_samples, self._num_sent = num_asked - self._num_sent, num_asked
+            if num_samples:
+                yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()

@@ -38,3 +38,4 @@ def _run(stream: InsertStream, send_every_s: float, send: Callable[[], None]) ->
         except Exception:  # noqa: BLE001  # without this thread nothing would be sent in time any more
             if not stream.wait_closed(0.0):
                 _LOG.exception("%s: the observer's clock goes on after an error.", stream.channel.address)
+    stream.abandon()  # an interrupt may have left the thread that has closed it half-way

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +22,14 @@ _NUM_STEPS = 5
 
 
 class Interrupts:
-    """Raise KeyboardInterrupt at the n-th line of this package's code that this thread comes to."""
+    """Raise KeyboardInterrupt at the n-th line of this package's code that this thread comes to.
+
+    Not where a `with` block is left: CPython handles no signal between the end of the block and `__exit__`.
+    """
 
     def __init__(self) -> None:
         self.left = 0
+        self._lines: dict[FrameType, int] = {}
 
     @contextlib.contextmanager
     def at(self, line: int) -> Iterator[None]:
@@ -34,11 +39,16 @@ class Interrupts:
             yield
         finally:
             sys.settrace(None)
+            self._lines.clear()
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(_OWN_CODE):
             return None
         if event == "line":
+            number, last = frame.f_lineno, self._lines.get(frame, 0)
+            self._lines[frame] = number
+            if number < last and linecache.getline(frame.f_code.co_filename, number).lstrip().startswith("with "):
+                return self._trace
             self.left -= 1
             if not self.left:
                 sys.settrace(None)

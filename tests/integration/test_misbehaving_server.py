@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from misbehaving import MisbehavingServer, server_info
+from reading import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages, responses
@@ -93,13 +94,26 @@ def test_acknowledgement_that_is_none_is_named(server: MisbehavingServer) -> Non
         observer.close()
 
 
+def test_acknowledgement_of_an_insert_that_is_none_is_named(server: MisbehavingServer) -> None:
+    server.insert = lambda requests: (b"\xff\xff" for _ in requests)
+    with rw.Client(server.address) as client, pytest.raises(rw.FormatError, match="no InsertStreamResponse"):
+        client.insert({"n": np.zeros(1)}, {"replay": 1.0})
+
+
+def test_answer_to_a_checkpoint_that_is_none_is_named(server: MisbehavingServer) -> None:
+    server.checkpoint = b"\xff\xff"
+    with rw.Client(server.address) as client, pytest.raises(rw.FormatError, match="no CheckpointResponse"):
+        client.checkpoint()
+
+
 @pytest.mark.parametrize("num_asked", [0, 2])
 def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer, num_asked: int) -> None:
     server.sample = lambda _: itertools.repeat(sample())
     with Channel(server.address) as channel:
         stream = SampleStream(channel, "replay", deadline_s=60)
         if num_asked:
-            stream.request(num_asked)
+            stream.num_asked += num_asked
+            stream.send()
         for _ in range(num_asked):
             assert len(stream.read()) == 1
         with pytest.raises(rw.FormatError, match="1 samples that nobody had asked for"):
@@ -118,6 +132,7 @@ def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: Misbe
                 next(dataset)
         stats = dataset.stats()
         assert stats.ready_samples + stats.in_flight_samples <= 4 * 16
+        assert eventually(lambda: dataset.stats().unasked_samples > 0)
 
 
 def test_sample_that_has_no_end_is_refused_however_little_it_brings(

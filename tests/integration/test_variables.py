@@ -11,6 +11,7 @@ from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.client import waiting_log
 
 StartServer = Callable[..., HostedServer]
 
@@ -30,6 +31,17 @@ def test_variables_come_as_they_were_published(replay_server: StartServer) -> No
         assert actor.latest() == {"step": 8}
     with pytest.raises(rw.StructureError, match=r"expected 1"):
         rw.Variables(server.address, "replay")
+
+
+def test_latest_logs_that_it_waits(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting_log, "LOG_EVERY_S", 0.2)
+    server = replay_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as actor, pytest.raises(rw.ReplayTimeoutError):
+        actor.latest(timeout_s=1.5)
+    logged = [record.getMessage() for record in caplog.records]
+    assert sum(f"nothing was published yet, waiting for it at {server.address} for" in line for line in logged) > 1
 
 
 def test_poll_gives_each_version_once(replay_server: StartServer) -> None:

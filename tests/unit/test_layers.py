@@ -36,6 +36,7 @@ CLIENT = [
     "leaves",
     "nests",
     "deadline",
+    "flags",
     "arguments",
     "extras",
     "lazy",

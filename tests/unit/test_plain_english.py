@@ -37,9 +37,6 @@ BANNED = [
     "who has",
     "whoever",
 ]
-NOT_YET: dict[str, set[str]] = {"reverb_writer/transport/sample_stream.py": {"nobody"}}
-"""Phrases that still stand in a file; to be emptied."""
-
 FILES = sorted(
     path.relative_to(ROOT)
     for folder in ("reverb_writer", "server/reverb_writer_server")
@@ -62,4 +59,4 @@ def test_phrases_are_found_across_lines_and_in_messages() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_no_banned_phrase_in_docstrings_errors_and_log_lines(path: Path) -> None:
-    assert banned_in((ROOT / path).read_text()) <= NOT_YET.get(path.as_posix(), set())
+    assert banned_in((ROOT / path).read_text()) == set()

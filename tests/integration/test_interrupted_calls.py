@@ -1,0 +1,113 @@
+"""Ctrl-C at any moment of a call to the server: the client and its server go on as if nothing had been."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+# An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+_AGAIN_WITHIN_S = 30.0  # a call that hangs fails; one on a busy machine does not
+_STEP = {"n": np.zeros(1, np.int64)}
+
+
+class Interrupts:
+    """Raise KeyboardInterrupt at the n-th moment of this thread at which CPython handles signals, whosever code it is.
+
+    It does so where a function begins, and where one of C returns: `threading.Condition.__enter__` has taken the lock
+    by then and is left by an exception, so no one gives it back.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    @contextlib.contextmanager
+    def at(self, moment: int) -> Iterator[None]:
+        self.left = moment
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename != __file__:
+            self.left -= 1
+            if not self.left:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def insert(client: rw.Client) -> None:
+    client.insert(_STEP, {"replay": 1.0}, _AGAIN_WITHIN_S)
+
+
+CALLS: dict[str, Callable[[rw.Client], Any]] = {
+    "server_info": lambda client: client.server_info(_AGAIN_WITHIN_S),
+    "insert": insert,
+    "sample": lambda client: list(client.sample("replay", 2, timeout_s=_AGAIN_WITHIN_S)),
+    "mutate_priorities": lambda client: client.mutate_priorities("replay", {1: 1.0}),
+}
+
+
+def interrupted(call: Callable[[], object], moment: int) -> bool:
+    """Call, interrupted at a moment of it; return whether it came to its end before."""
+    interrupts = Interrupts()
+    with contextlib.suppress(KeyboardInterrupt), interrupts.at(moment):
+        call()
+    return interrupts.left > 0
+
+
+@pytest.fixture
+def client(server: HostedServer) -> Iterator[rw.Client]:
+    with rw.Client(server.address) as client:
+        insert(client)
+        yield client
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(
+    client: rw.Client, call: Callable[[rw.Client], Any]
+) -> None:
+    moment, done = 0, False
+    while not done:
+        moment += 1 + moment // 100
+        done = interrupted(lambda: call(client), moment)
+        client.server_info(_AGAIN_WITHIN_S)
+    assert moment > 20
+    call(client)
+
+
+def test_observer_is_confirmed_and_closed_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
+    moment, done = 0, False
+    while not done:
+        moment += 1 + moment // 20
+        observer = rw.TrajectoryObserver(client, "replay", 1)
+        observer({"n": np.int64(moment)}, end_of_episode=True)
+        done = interrupted(observer.flush, moment)
+        observer.flush(timeout_s=_AGAIN_WITHIN_S)
+        stats = observer.stats()
+        assert stats.items == stats.acknowledged_items == 1
+        interrupted(observer.close, moment)
+        observer.close()
+    assert moment > 50
+
+
+def test_dataset_hands_out_batches_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
+    moment, done = 0, False
+    with rw.ReplayDataset(client, "replay", 2, timeout_s=_AGAIN_WITHIN_S) as dataset:
+        while not done:
+            moment += 1 + moment // 20
+            done = interrupted(lambda: next(dataset), moment)
+            next(dataset)
+    assert moment > 50
