@@ -116,7 +116,7 @@ def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer,
             stream.send()
         for _ in range(num_asked):
             assert len(stream.read()) == 1
-        with pytest.raises(rw.FormatError, match="1 samples that nobody had asked for"):
+        with pytest.raises(rw.FormatError, match="1 samples without being asked"):
             stream.read()
         assert stream.num_unasked == 1
         assert stream.num_in_flight == 0
