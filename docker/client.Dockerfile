@@ -11,6 +11,7 @@ COPY constraints/client.txt /build/constraints.txt
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --requirement /build/constraints.txt
 COPY pyproject.toml README.md LICENSE CHANGELOG.md /build/
 COPY reverb_writer /build/reverb_writer
+COPY examples /build/examples
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /build \
     && /opt/venv/bin/pip uninstall --yes --quiet hatchling pip
 

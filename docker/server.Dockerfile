@@ -14,6 +14,7 @@ RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --requi
     && find . -name tests -type d -path '*numpy*' -prune -exec rm -rf {} +
 COPY pyproject.toml README.md LICENSE CHANGELOG.md /build/
 COPY reverb_writer /build/reverb_writer
+COPY examples /build/examples
 COPY server /build/server
 RUN /opt/venv/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation /build /build/server
 
