@@ -19,7 +19,7 @@ import grpc
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.flags import Flag
 from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
-from reverb_writer.transport.grpc_errors import NO_ANSWER, is_silence, translate_error
+from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
 from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
 __all__ = ["TLS", "Channel"]
@@ -195,7 +195,8 @@ class Channel:
 
     def _no_answer_error(self, reasons: list[str], timeout_s: float) -> Exception:
         """Return the error of a call without an answer: a server that is not there, or one that does not answer."""
-        if not reasons or any(map(is_silence, reasons)):
+        is_silent = not reasons or any(map(is_silence, reasons))
+        if is_silent or (all(map(is_refusal, reasons)) and is_listening(self.address)):
             return ReplayTimeoutError(
                 f"the server at {self.address} did not answer within {timeout_s:.1f} s. It may be paused, overloaded "
                 f"or out of reach: look at its process, check {self._advice}, or raise `timeout_s`."

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+
 import grpc
 
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, StructureError
 
-__all__ = ["NO_ANSWER", "describe_error", "is_refusal", "is_silence", "translate_error"]
+__all__ = ["NO_ANSWER", "describe_error", "is_listening", "is_refusal", "is_silence", "translate_error"]
 
 NO_ANSWER = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 """The states of a call that the server has not answered."""
 
+_CONNECT_TIMEOUT_S = 0.3
 _REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.PERMISSION_DENIED,
@@ -68,3 +71,20 @@ def is_refusal(reason: str) -> bool:
     """Return whether gRPC's text says that nothing listens at the address, and does not speak of silence, too."""
     text = reason.lower()
     return ("refused" in text or "no such file" in text) and not is_silence(reason)
+
+
+def is_listening(address: str) -> bool:
+    """Return whether something accepts connections at one of the addresses of `host:port`, tried once.
+
+    gRPC names only the last of the addresses that failed. If `localhost` is refused at ::1 and silent at 127.0.0.1, it
+    mostly names the refusal, although the server is there.
+    """
+    host, _, port = address.rpartition(":")
+    if host.startswith("unix") or not port.isdigit():
+        return False
+    host = host.removeprefix("dns:").removeprefix("ipv4:").removeprefix("ipv6:").strip("[]")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S):
+            return True
+    except OSError:  # refused, timed out, or no such host
+        return False

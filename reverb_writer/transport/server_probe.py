@@ -12,7 +12,7 @@ from reverb_writer.rate_limits import explain_inserts, explain_samples, inserts_
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Reply
-from reverb_writer.transport.grpc_errors import is_refusal, is_silence
+from reverb_writer.transport.grpc_errors import is_listening, is_refusal, is_silence
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.transport.server_info import parse_server_info
 
@@ -45,7 +45,7 @@ class ConnectionLoss:
         """Say what was seen. Only a refused connection advises a start: a paused server would lose its tables by it."""
         seen = "; ".join([self.reason.rstrip("."), *channel.recent_connect_errors()])
         heard = f"last heard of {silence_s:.1f} s ago ({seen})"
-        if self.is_silence or is_silence(seen):
+        if self.is_silence or is_silence(seen) or (is_refusal(seen) and is_listening(channel.address)):
             return f"The server at {channel.address} does not answer, {heard}. It may be paused: look at its process."
         if is_refusal(seen):
             return f"The server at {channel.address} is gone, {heard}. Start it again."

@@ -130,7 +130,7 @@ while True:
     ("script", "expected"), [(_SAMPLE_OURS, "ended with 0"), (_SAMPLE_THEIRS, f"ended with {-signal.SIGSEGV}")]
 )
 def test_our_client_samples_where_that_of_dm_reverb_crashes(project: Project, script: str, expected: str) -> None:
-    find = "grep -l reverb_chil[d] /proc/[0-9]*/cmdline | head -1 | cut -d/ -f3"
+    find = "grep -l reverb[.]chil[d] /proc/[0-9]*/cmdline | head -1 | cut -d/ -f3"
     number = project.run("replay", "sh", "-c", find).stdout.strip()
     network = f"container:{project.container('replay')}"
     line = ["run", "--rm", "--network", network, "--entrypoint", "python", "reverb-writer-server"]
