@@ -69,5 +69,5 @@ def test_what_cannot_be_a_data_set_is_refused(tmp_path: Path) -> None:
     write_transitions(tmp_path / "ours", [2])
     paths = list_trajectories(tmp_path / "ours")
     to_minari(paths, tmp_path / "theirs", "test/x-v0")
-    with pytest.raises(rw.SpecError, match="is a data set already"):
+    with pytest.raises(rw.SpecError, match="has a data set already"):
         to_minari(paths, tmp_path / "theirs", "test/x-v0")
