@@ -189,6 +189,7 @@ def test_what_a_call_asks_for_in_turn_has_one_deadline(slow: CallForwarder, call
     assert max(left_s for _, left_s in calls[1:]) <= LONG_S + ROUNDED_S - DELAY_S
 
 
+@pytest.mark.only_server("reverb", "it asks for checkpoints, which a local server does not write")
 def test_servers_of_a_client_are_asked_at_once(replay_server: StartServer) -> None:
     # Each answers only after both were asked.
     both = threading.Barrier(2)
