@@ -30,11 +30,13 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.left = 0
+        # One object for as long as this lives: CPython 3.11 may call it once more after it has been taken out.
+        self._hook = self._profile
 
     @contextlib.contextmanager
     def at(self, moment: int) -> Iterator[None]:
         self.left = moment
-        sys.setprofile(self._profile)
+        sys.setprofile(self._hook)
         try:
             yield
         finally:

@@ -94,6 +94,7 @@ def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> N
     assert told["tables"]["queue"]["insert_room"] == 0
 
 
+@pytest.mark.only_server("reverb", "a local server drops what an actor that has gone was waiting to insert")
 def test_insert_of_an_actor_that_has_died_is_told_as_what_it_is(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig.queue("queue", 2))
     actor = (
