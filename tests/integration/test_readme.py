@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_process import SERVER_PYTHON
+from server_process import HAS_REVERB, SERVER_PYTHON
 from service_process import free_port
 
 import reverb_writer as rw
@@ -25,6 +25,7 @@ def programs() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.skipif(not HAS_REVERB, reason="the README's server is dm-reverb's")
 def test_server_actor_and_learner_run_as_they_stand_in_order() -> None:
     pytest.importorskip("gymnasium")
     port = free_port()
