@@ -51,6 +51,7 @@ class ItemLayout(NamedTuple):
 
 
 _FIELD, _INDEX = b"\x0a", b"\x20"  # tags: field 1, of both columns and slices; a slice's index
+_ZERO_INDEX = b"\x20\x00"
 _SQUEEZE = b"\x10\x01"
 _INDICES = [bytes([index]) for index in range(128)]
 
@@ -77,9 +78,13 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None: 
         return None
     size, start = (flat[1], 2) if flat[1] < 0x80 else (flat[1] - 0x80 + flat[2] * 0x80, 3)  # noqa: PLR2004
     stop = start + size
-    if stop + 1 < len(flat) and flat[stop + 1] <= min(size, 0x7F):  # the next column has no room for an index
+    # The first column names tensor 0. Its slices lack an index (protobuf's canonical form), or all end in an explicit 0
+    # (as our writers send them). Split the column where the index stands or would stand.
+    first_stop = start + 2 + flat[start + 1] if start + 1 < len(flat) else 0
+    explicit = flat[first_stop - 2 : first_stop] == _ZERO_INDEX
+    added = 0 if explicit else 2  # bytes by which a slice of another column is longer
+    if stop + 1 < len(flat) and flat[stop + 1] < min(size + added, 0x80):  # noqa: PLR2004  # no room for an index
         return None
-    # The first column names tensor 0, so each of its slices is without an index. Split it where one would stand.
     slices: list[Slice] = []
     pieces = []
     at = start
@@ -90,8 +95,10 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None: 
             read = messages.FlatTrajectory.ChunkSlice.FromString(body)
             if read.index or read.offset < 0 or read.length < 1:
                 return None
+            if explicit and body[-2:] != _ZERO_INDEX:
+                return None
             slices.append((read.chunk_key, read.offset, read.length))
-            pieces.append(b"".join((_FIELD, _INDICES[length + 2], body, _INDEX)))
+            pieces.append(b"".join((_FIELD, _INDICES[length + added], body[:-2] if explicit else body, _INDEX)))
             at += 2 + length
     except (IndexError, DecodeError):
         return None
@@ -100,8 +107,9 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None: 
         return None
     if squeeze and sum(length for _, _, length in slices) != 1:
         return None
-    head = _FIELD + varint(size + 2 * len(slices))
-    others, rest = divmod(len(flat) - stop, len(head) + size + 2 * len(slices))
+    size += added * len(slices)
+    head = _FIELD + varint(size)
+    others, rest = divmod(len(flat) - stop, len(head) + size)
     if rest or others > 127:  # noqa: PLR2004  # an index of two bytes
         return None
     pieces[0] = head + pieces[0]
