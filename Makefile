@@ -161,7 +161,7 @@ clean:  ## remove environments, caches and builds
 
 .venv-client/.made: $(PROJECTS)
 	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null --editable '.[demo,test]'
+	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null --editable '.[demo,dm-env,test]'
 	@touch $@
 
 .venv-oldest/.made: $(PROJECTS) constraints/oldest.txt
