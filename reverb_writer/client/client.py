@@ -15,11 +15,11 @@ import os
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_priority, check_timeout, integer
+from reverb_writer.background import in_background
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, SpecError
@@ -28,7 +28,7 @@ from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["Client", "Sample", "as_client", "in_background"]
+__all__ = ["Client", "Sample", "as_client"]
 
 _T = TypeVar("_T")
 
@@ -296,7 +296,8 @@ class Client:
         if len(self.shards) == 1:
             return [verb(self.shards[0], deadline)]
         answers = [in_background(functools.partial(verb, shard, deadline)) for shard in self.shards]
-        wait(answers)
+        for answer in answers:  # all of them, before one of them raises
+            answer.wait()
         return [answer.result() for answer in answers]
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
@@ -375,20 +376,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def in_background(work: Callable[[], _T]) -> Future[_T]:
-    """Start `work` in a daemon thread; return its result, to come."""
-    future: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="reverb-writer-call", daemon=True).start()
-    return future
 
 
 def _remade(addresses: Sequence[str], tls: Any, token: str | None, timeout_s: float, use_proxy: bool) -> Client:

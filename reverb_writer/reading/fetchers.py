@@ -1,8 +1,7 @@
-"""Start and stop the fetchers of a dataset, one for each server, and check what the servers tell first."""
+"""Make and stop the fetchers of a dataset, one for each server, and check what the servers tell first."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
-__all__ = ["check_end", "picklable_client", "request_infos", "shut_down", "start_fetchers", "stop_fetchers"]
+__all__ = ["check_end", "make_fetchers", "picklable_client", "request_infos", "shut_down", "stop_fetchers"]
 
 _STOP_S = 3.0
 _LEAST_S = 0.05  # each server has a chance to answer, even if the time-out has been spent on others
@@ -74,7 +73,7 @@ def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerIn
     return infos
 
 
-def start_fetchers(
+def make_fetchers(
     client: Client,
     infos: Sequence[ServerInfo],
     table: str,
@@ -82,7 +81,7 @@ def start_fetchers(
     options: ReadOptions,
     wake: Callable[[], None],
 ) -> list[ThreadFetcher]:
-    """Start a fetcher for each server. If one cannot start, the others are stopped.
+    """Make a fetcher for each server; none is started.
 
     Args:
         client: of the servers.
@@ -92,13 +91,10 @@ def start_fetchers(
         options: of the dataset.
         wake: called whenever a batch or an error is ready.
     """
-    with contextlib.ExitStack() as started:
-        fetchers = []
-        for shard, info in zip(client.shards, infos, strict=True):
-            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake))
-            started.callback(stop_fetchers, fetchers[-1:])
-        started.pop_all()
-    return fetchers
+    return [
+        ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake)
+        for shard, info in zip(client.shards, infos, strict=True)
+    ]
 
 
 def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:

@@ -29,10 +29,10 @@ from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as make_batch
 from reverb_writer.reading.fetchers import (
     check_end,
+    make_fetchers,
     picklable_client,
     request_infos,
     shut_down,
-    start_fetchers,
     stop_fetchers,
 )
 from reverb_writer.reading.priority_updates import PriorityUpdates
@@ -144,12 +144,12 @@ class ReplayDataset:
         try:
             infos = request_infos(self._client, table, self.timeout_s)
             check_end(table, options, infos)
-            start = functools.partial(start_fetchers, self._client, infos, table, self._batch_size, options)
-            self._round_robin = RoundRobin(table, self._batch_size, start)
         except BaseException:
             if self._owns_client:
                 self._client.close()
             raise
+        make = functools.partial(make_fetchers, self._client, infos, table, self._batch_size, options)
+        self._round_robin = RoundRobin(table, self._batch_size, make)
         self._pack: Any = None
         self._unpacked: Samples | None = None
         self._stopping: list[int] | None = (
@@ -159,10 +159,14 @@ class ReplayDataset:
         self._cutter = None if num_steps is None else SubsequenceCutter(num_steps)
         self._stats = DatasetStats()
         self._updates = PriorityUpdates(self._client, infos[0].tables[table])
-        # A dataset that is not closed must not hang the interpreter's end.
+        fetchers = self._round_robin.fetchers
+        # A dataset that is not closed must not hang the interpreter's end; nor one whose opening was interrupted.
         self._finalizer = weakref.finalize(
-            self, shut_down, self._round_robin.fetchers, self._updates, self._client if self._owns_client else None
+            self, shut_down, fetchers, self._updates, self._client if self._owns_client else None
         )
+        self._updates.start()
+        for fetcher in fetchers:
+            fetcher.start()
 
     # ------------------------------------------------------------------------------------------- iteration
 
@@ -366,7 +370,7 @@ class ReplayDataset:
                 for the dataset's.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        if self._closed or not self._finalizer.detach():
+        if not self._finalizer.alive:  # until the end of all below, which may be interrupted
             return
         self._closed = True
         if any(fetcher.is_forked for fetcher in self._round_robin.fetchers):
@@ -382,6 +386,7 @@ class ReplayDataset:
                     self._pack = self._find_pack(left_s)
         if self._owns_client:
             self._client.close()
+        self._finalizer.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""

@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from reverb_writer.arguments import integer
+from reverb_writer.background import start_thread
 from reverb_writer.errors import (
     ClosedError,
     ReplayTimeoutError,
@@ -97,8 +98,8 @@ class InsertStream:
         self._blocked_s = 0.0
         self._reconnects = self._restarts = self._num_abandoned = 0
         self._dropping = self._orphaned = self._is_abandoned = False
-        threading.Thread(target=self._run, name="reverb-writer_run", daemon=True).start()
         process_hooks.watch(self)
+        start_thread(self._run, "reverb-writer_run", end=self.abandon)
 
     def after_fork(self) -> None:
         """Make every call raise in a forked child, and replace locks that a thread of the parent may have held."""

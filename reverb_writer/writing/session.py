@@ -264,14 +264,15 @@ class WriteSession:
 
     def _end(self, stream: InsertStream) -> None:
         """Give up what is left, and take the counters over."""
-        if not stream.channel.is_forked:
+        is_forked = stream.channel.is_forked
+        if not is_forked:
             stream.abandon(sum(writer.num_unsent_items for writer in self._writers))
         counts, inserted = self._counts(), _add(self._past[1], stream.stats())
         self._past, self._writers, self._stream = (counts, inserted), [], None
         self._finalizer.detach()
         if self._owns_client:
             self._client.close()
-        if counts.dropped:
+        if counts.dropped and not is_forked:  # they are the parent's
             reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
             level = logging.INFO if inserted.items else logging.WARNING
             _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", counts.steps, reasons)

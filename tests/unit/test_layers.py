@@ -36,6 +36,7 @@ CLIENT = [
     "leaves",
     "nests",
     "deadline",
+    "background",
     "flags",
     "arguments",
     "extras",
