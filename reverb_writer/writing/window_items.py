@@ -83,8 +83,8 @@ def stream_update(
     chunk_starts = np.array([chunk.start for chunk in chunks], np.int64)
     chunk_stops = np.array([chunk.stop for chunk in chunks], np.int64)
     # The steps of an episode follow those of the one before at a distance, so that one search finds any step's chunk.
-    shifts = np.arange(len(episodes), dtype=np.int64) << _EPISODE_BITS
     if len(episodes) > 1:
+        shifts = np.arange(len(episodes), dtype=np.int64) << _EPISODE_BITS
         shift = np.repeat(shifts, [len(episode.chunks) for episode in episodes])
         chunk_starts, chunk_stops = chunk_starts + shift, chunk_stops + shift
     chunk_keys = np.array([chunk.key for chunk in chunks], np.uint64)
@@ -98,7 +98,7 @@ def stream_update(
             rows += _item_rows(windows, widths, slices, key, num_columns)
             is_needed[touched] = True
             key += len(windows.ends) * len(windows.tables)
-    needed = {chunks[i].key: chunks[i].data for i in np.flatnonzero(is_needed).tolist()}
+    needed = {chunks[i].key: chunks[i].data for i in is_needed.nonzero()[0].tolist()}
     release = [chunk.key for episode in episodes for chunk in episode.chunks[: episode.num_released] if chunk.held]
     kept = [list(episode.chunks[episode.num_released :]) for episode in episodes]
     if not rows:
@@ -146,15 +146,15 @@ def _item_rows(
     # Items are encoded in groups that touch equally many chunks: their bytes are alike.
     groups: dict[int, list[npt.NDArray[np.uint8]]] = {}
     rank = np.empty(num_windows, np.int64)  # of each window in its group
-    for width in np.flatnonzero(np.bincount(widths)).tolist():
-        of = np.flatnonzero(widths == width)
+    for width in np.bincount(widths).nonzero()[0].tolist():
+        of = (widths == width).nonzero()[0]
         rank[of] = np.arange(len(of))
         groups[width] = [
             encode_items(table, keys[t, of], windows.priorities[of], slices[of, :width], num_columns)
             for t, table in enumerate(tables)
         ]
     # But a FIFO table must see windows in the order of their ends, so groups are cut into runs again.
-    cuts = [0, *(np.flatnonzero(np.diff(widths)) + 1).tolist(), num_windows]
+    cuts = [0, *((widths[1:] != widths[:-1]).nonzero()[0] + 1).tolist(), num_windows]
     runs = list(zip(cuts, cuts[1:], widths[cuts[:-1]].tolist(), rank[cuts[:-1]].tolist(), strict=False))
     return [
         (first_key + t * num_windows + start, groups[width][t][at : at + stop - start])
