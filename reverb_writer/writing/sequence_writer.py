@@ -149,7 +149,7 @@ class SequenceWriter:
                 buffer[fill] = leaf
             fill += 1
             if last or fill == chunks.capacity or priced is not None:
-                dropped = self.commit(last=last, priced=priced)
+                dropped = self.commit(1, last=last, priced=priced)
                 self.finish_pending()
                 return dropped
             self.total_steps, self.num_steps, chunks.fill = self.total_steps + 1, self.num_steps + 1, fill
@@ -184,7 +184,7 @@ class SequenceWriter:
             end = self._windows.episode_end(n) if last and not self._spans_episodes else None
             return self._windows.priorities.evaluate(leaves, n, end)
 
-    def commit(self, num_steps: int = 1, *, last: bool = False, priced: PricedStep | None = None) -> dict[str, int]:
+    def commit(self, num_steps: int, *, last: bool = False, priced: PricedStep | None = None) -> dict[str, int]:
         """Append the steps that stand in the open chunk after its `fill`; `finish_pending` does what follows.
 
         Args:
@@ -192,19 +192,21 @@ class SequenceWriter:
             last: whether the last of them ends the episode.
             priced: what `evaluate` returned for the step.
         """
-        chunks, fill = self.chunks, self.chunks.fill + num_steps
+        chunks = self.chunks
         if priced is not None and self._windows.priorities is not None:
             self._windows.priorities.commit(priced)
-        total, steps = self.total_steps + num_steps, self.num_steps + num_steps
-        end: EpisodeEnd | None = None
-        if last and self._spans_episodes:
+        total, steps, fill = self.total_steps + num_steps, self.num_steps + num_steps, chunks.fill + num_steps
+        if not last:
+            self.total_steps, self.num_steps, chunks.fill, self.is_pending = total, steps, fill, True
+            return {}
+        if self._spans_episodes:
             episodes = self.num_episodes + 1
             self.total_steps, self.num_steps, chunks.fill, self.num_episodes, self._boundary, self.is_pending = (
                 total, steps, fill, episodes, steps, True)  # fmt: skip
-        else:
-            end = self._windows.episode_end(steps) if last else None
-            self.total_steps, self.num_steps, chunks.fill, self._end, self.is_pending = total, steps, fill, end, True
-        return {} if end is None else end.dropped
+            return {}
+        end = self._windows.episode_end(steps)
+        self.total_steps, self.num_steps, chunks.fill, self._end, self.is_pending = total, steps, fill, end, True
+        return end.dropped
 
     def skip(self, *, last: bool = False) -> dict[str, int]:
         """Leave a step out, and thereby all of its episode; return what `append` does."""

@@ -171,17 +171,20 @@ class VectorWriter:
 
     def _commit(self, pending: _Pending) -> dict[str, int]:
         """Have writers commit the steps that they do not know of yet; return what they drop."""
-        dropped: dict[str, int] = {}
+        dropped: collections.Counter[str] = collections.Counter()
         self._requests.finish()
         writers = [self._writers[env] for env in pending.env_ids]
         steps = self._steps[pending.env_ids]
         priced = itertools.repeat(None) if pending.priced is None else pending.priced
+        complete = []
         for writer, num_steps, last, of_env in zip(writers, steps.tolist(), pending.last, priced, strict=False):
-            if writer.total_steps < num_steps:
-                of_writer = writer.commit(num_steps - writer.total_steps, last=last, priced=of_env)
-                for reason, count in of_writer.items():
-                    dropped[reason] = dropped.get(reason, 0) + count
-        self._requests.write([writer for writer in writers if writer.is_pending and writer.seal_pending()])
+            if (missing := num_steps - writer.total_steps) and (
+                lost := writer.commit(missing, last=last, priced=of_env)
+            ):
+                dropped.update(lost)
+            if writer.is_pending and writer.seal_pending():
+                complete.append(writer)
+        self._requests.write(complete)
         for writer in writers:
             writer.is_pending = False
         first = steps - [writer.chunks.fill for writer in writers]
