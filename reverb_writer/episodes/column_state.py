@@ -25,10 +25,7 @@ class Buffer(Protocol):
     lookback: int
     finalized: bool
     space: Any
-
-    @property
-    def is_untyped(self) -> bool:
-        """Whether rows are any objects."""
+    is_untyped: bool
 
 
 Restored = TypeVar("Restored", bound=Buffer)
