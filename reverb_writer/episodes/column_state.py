@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,20 +15,13 @@ from reverb_writer.episodes.json_encoding import decoded, encoded
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
 from reverb_writer.extras import needs
 
+if TYPE_CHECKING:
+    from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
+
 __all__ = ["broken_state", "column_state", "restore_column"]
 
 
-class Buffer(Protocol):
-    """What this module knows of an `InfiniteLookbackBuffer`."""
-
-    rows: Columns
-    lookback: int
-    finalized: bool
-    space: Any
-    is_untyped: bool
-
-
-Restored = TypeVar("Restored", bound=Buffer)
+Restored = TypeVar("Restored", bound="InfiniteLookbackBuffer")
 
 _SPACES = {
     "Box": {"low": "low", "high": "high", "shape": "shape", "dtype": "dtype"},
@@ -51,7 +44,7 @@ def broken_state(of: str) -> Iterator[None]:
         raise FormatError(f"this is no state of {of}: {type(error).__name__}: {error}") from error
 
 
-def column_state(buffer: Buffer, name: str) -> dict[str, Any]:
+def column_state(buffer: InfiniteLookbackBuffer, name: str) -> dict[str, Any]:
     """Return the state of a buffer; the name is for messages.
 
     Raises:

@@ -42,7 +42,7 @@ class SequenceWriter:
 
     Attributes:
         stream: where items go. The writer does not own it: flush and close it yourself.
-        chunks: the chunks of the episode.
+        chunks: the chunks of the episode; `chunks.length` steps each at most, `chunks.num_chunks` in all episodes.
         requests: what encodes windows; writers that are written together share it.
         total_steps, num_episodes, num_items: steps appended or skipped, episodes and items in all episodes.
         dropped: of these steps, those in no window, by reason, summed over the kinds of windows.
@@ -104,16 +104,6 @@ class SequenceWriter:
         self.num_steps = self.num_skipped = 0
         self._boundary = 0  # step count at the last boundary step, where windows span episodes
         self._end: EpisodeEnd | None = None  # how the episode ends, once its last step is appended
-
-    @property
-    def chunk_length(self) -> int:
-        """Steps in a chunk at most."""
-        return self.chunks.length
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks sealed in all episodes."""
-        return self.chunks.num_chunks
 
     @property
     def has_functions(self) -> bool:

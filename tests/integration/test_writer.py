@@ -109,14 +109,14 @@ def test_step_is_stored_once_for_all_windows_and_tables(client: rw.Client, strea
     writer.end_episode()
     stream.flush(20)
     pieces = list(itertools.chain.from_iterable([*slices_of(client, "a"), *slices_of(client, "b")]))
-    assert len({key for key, _, _, _ in pieces}) == writer.num_chunks == 10
+    assert len({key for key, _, _, _ in pieces}) == writer.chunks.num_chunks == 10
     assert {size for _, _, _, size in pieces} == {4}
 
 
 @pytest.mark.parametrize("chunk_length", [1, 3, 16383])
 def test_chunks_have_the_length_that_is_asked_for(client: rw.Client, stream: InsertStream, chunk_length: int) -> None:
     writer = writer_of(stream, rw.WindowSpec(6, 2), chunk_length=chunk_length)
-    assert writer.chunk_length == chunk_length
+    assert writer.chunks.length == chunk_length
     append_all(writer, *range(12))
     writer.end_episode()
     stream.flush(20)
@@ -205,7 +205,7 @@ def test_items_and_chunks_are_counted(client: rw.Client, stream: InsertStream) -
     append_all(writer, *range(8))
     assert writer.num_steps == 8
     writer.send()
-    assert (writer.num_unsent_items, writer.num_items, writer.num_chunks) == (0, 4 + 2, 4)
+    assert (writer.num_unsent_items, writer.num_items, writer.chunks.num_chunks) == (0, 4 + 2, 4)
     writer.end_episode()
     assert (writer.num_steps, writer.num_items) == (0, 6)
     stream.flush(20)

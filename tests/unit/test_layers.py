@@ -37,6 +37,7 @@ CLIENT = [
     "nests",
     "deadline",
     "flags",
+    "closing",
     "arguments",
     "extras",
     "lazy",
