@@ -64,8 +64,8 @@ class StepStructure:
             is_spec: whether the shapes of `example` do not contain N either.
 
         Raises:
-            StructureError: there is no leaf; a leaf is no array, number or string, or its first dimension is not
-                `batch_size`; or `step_type` or `is_last` is no integer or boolean.
+            StructureError: there is no leaf; a leaf is not an array, number or string, or its first dimension is not
+                `batch_size`; or `step_type` or `is_last` is not an integer or boolean.
         """
         self.paths, leaves = named_leaves(example, "first step")
         if not leaves:

@@ -173,7 +173,7 @@ class Client(ClosedAtExit):
                 signature, or a table that was first written with another spec. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
-            ServerUnavailableError: likewise, and there is no connection to the server.
+            ServerUnavailableError: not confirmed in time, because there is no connection to the server.
             ClosedError: another thread has closed the client.
         """
         self._next().insert(data, priorities, self._deadline(timeout_s), squeeze=squeeze, spec=spec)

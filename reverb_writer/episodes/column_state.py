@@ -41,7 +41,7 @@ def broken_state(of: str) -> Iterator[None]:
     except FormatError:
         raise
     except (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FormatError(f"this is no state of {of}: {type(error).__name__}: {error}") from error
+        raise FormatError(f"this is not a state of {of}: {type(error).__name__}: {error}") from error
 
 
 def column_state(buffer: InfiniteLookbackBuffer, name: str) -> dict[str, Any]:
@@ -110,5 +110,5 @@ def _space(state: Any) -> Any:
         return spaces.Tuple([_space(part) for part in content])
     values = decoded(content)
     if kind not in _SPACES or not values.keys() <= _SPACES[kind].keys():
-        raise FormatError(f"{kind!r} with {sorted(values)} is no space that a state can have.")
+        raise FormatError(f"{kind!r} with {sorted(values)} is not a space that a state can have.")
     return getattr(spaces, kind)(**values)

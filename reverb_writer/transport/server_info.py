@@ -27,7 +27,7 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
     Raises:
         ServerUnavailableError: nothing answers at the address within `timeout_s` seconds.
         ReplayTimeoutError: the server did not answer in time.
-        ReverbWriterError: what answers is no Reverb server, or refuses this client.
+        ReverbWriterError: what answers is not a Reverb server, or refuses this client.
         FormatError: the answer cannot be read, or names too many tables.
     """
     return parse_server_info(channel.call(messages.SERVER_INFO, b"", timeout_s), time.monotonic())
@@ -66,7 +66,7 @@ def parse_server_info(reply: bytes, at: float) -> ServerInfo:
     try:
         response = messages.ServerInfoResponse.FromString(reply)
     except DecodeError as error:
-        raise FormatError(f"{len(reply)} bytes that are no ServerInfoResponse ({error}).") from None
+        raise FormatError(f"{len(reply)} bytes that are not a ServerInfoResponse ({error}).") from None
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
     tables = {table.name: _table_info(table) for table in response.table_info}

@@ -199,7 +199,7 @@ class SequenceWriter:
         return end.dropped
 
     def skip(self, *, last: bool = False) -> dict[str, int]:
-        """Leave a step out, and thereby all of its episode; return what `append` does."""
+        """Leave a step out, and with it all of its episode; return what `append` does."""
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
             total, skipped = self.total_steps + 1, self.num_skipped + 1
@@ -280,7 +280,8 @@ class SequenceWriter:
         """Set the priority of one kind of window, for those that are not complete yet.
 
         Raises:
-            SpecError: it is no number >= 0, or a function for windows whose steps were not kept. Nothing changed.
+            SpecError: it is not a number >= 0, or it is a function for windows whose steps were not kept.
+                Nothing changed.
         """
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
