@@ -13,7 +13,6 @@ import functools
 import itertools
 import os
 import threading
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -21,6 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from reverb_writer.arguments import check_priority, check_timeout, integer
 from reverb_writer.background import in_background
 from reverb_writer.client.server_connection import Sample, ServerConnection
+from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
@@ -33,7 +33,7 @@ __all__ = ["Client", "Sample", "as_client"]
 _T = TypeVar("_T")
 
 
-class Client:
+class Client(ClosedAtExit):
     """A connection to a replay server, or one to each of several.
 
     Thread-safe. Not usable in a forked child: make one there. A context manager.
@@ -173,7 +173,7 @@ class Client:
                 signature, or a table that was first written with another spec. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
-            ServerUnavailableError: likewise, and there is no connection to the server.
+            ServerUnavailableError: not confirmed in time, because there is no connection to the server.
             ClosedError: another thread has closed the client.
         """
         self._next().insert(data, priorities, self._deadline(timeout_s), squeeze=squeeze, spec=spec)
@@ -278,16 +278,6 @@ class Client:
         else:
             for shard in self.shards:
                 shard.close()
-
-    def __enter__(self) -> Client:
-        """Return the client itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""

@@ -26,7 +26,7 @@ import tree
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import LAST
+from reverb_writer.steps import BOUNDARY_MARKS
 
 __all__ = ["NStepTransform"]
 
@@ -130,7 +130,7 @@ def _fields(step: Any) -> Mapping[str, Any]:
 
 
 def _is_last(fields: Mapping[str, Any]) -> bool:
-    for name, last in (("step_type", LAST), ("is_last", 1)):
+    for name, last in BOUNDARY_MARKS:
         if name in fields:
             return int(fields[name]) == last
     raise StructureError("a step for n-step transitions needs `is_last` or `step_type`, or pass `end_of_episode`.")

@@ -92,7 +92,7 @@ class Observer:
 
         Raises:
             ReplayTimeoutError: not in time; names the cause with its numbers. Nothing is lost by it.
-            ServerUnavailableError: likewise, and the server is gone.
+            ServerUnavailableError: not in time, because the server is gone.
         """
         self._session.flush(timeout_s)
 
@@ -113,7 +113,7 @@ class Observer:
 
         Raises:
             ReplayTimeoutError: items were left; says how many and why. The observer is closed all the same.
-            ServerUnavailableError: likewise, and the server is gone.
+            ServerUnavailableError: items were left, because the server is gone.
         """
         timeout_s = self._session.timeout_s if timeout_s is None else check_timeout(timeout_s)
         try:

@@ -197,7 +197,7 @@ def test_interrupt_at_any_line_of_many_environments_loses_and_doubles_no_window(
     expected: list[list[int]] = []
     number, line = 0, 0
     done = False
-    lanes = np.array([True, not some, True])
+    envs = np.array([True, not some, True])
     with rw.VectorObserver(place.client, "a", 2, 1, priority, num_envs=3, max_delay_s=1000, chunk_length=3) as observer:
         observer({"n": np.zeros(3, np.int64)}, end_of_episode=[True] * 3)
         while not done:
@@ -208,15 +208,15 @@ def test_interrupt_at_any_line_of_many_environments_loses_and_doubles_no_window(
                 number += 1
                 step, last = {"n": number + np.array([0, 1_000_000, 2_000_000])}, np.full(3, i == _NUM_STEPS - 1)
                 left = write_surely(
-                    observer, lambda step=step, last=last: observer(step, end_of_episode=last, env_mask=lanes), left
+                    observer, lambda step=step, last=last: observer(step, end_of_episode=last, env_mask=envs), left
                 )
-            for lane in np.flatnonzero(lanes):
-                expected += [[n + lane * 1_000_000, n + 1 + lane * 1_000_000] for n in range(first, number)]
+            for env in np.flatnonzero(envs):
+                expected += [[n + env * 1_000_000, n + 1 + env * 1_000_000] for n in range(first, number)]
             done = left > 0
         observer.flush()
         stats = observer.stats()
         assert line > 100
-        assert (stats.steps, stats.episodes) == (3 + number * lanes.sum(), 3 + line * lanes.sum())
+        assert (stats.steps, stats.episodes) == (3 + number * envs.sum(), 3 + line * envs.sum())
     assert sorted(place.column()) == sorted(expected)
 
 

@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Rollout(NamedTuple):
-    """One lane of T rows, and the numbers that go with them."""
+    """T rows of one environment, and the numbers that go with them."""
 
     rewards: Floats
     values: Floats
@@ -156,13 +156,13 @@ def test_n_step_transitions_fold_rewards_and_discounts(r: Rollout, n: int) -> No
 
 @no_deadline
 @given(st.lists(rollouts(), min_size=2, max_size=4))
-def test_lanes_have_nothing_to_do_with_each_other(lanes: list[Rollout]) -> None:
-    size = min(len(lane.rewards) for lane in lanes)
+def test_environments_have_nothing_to_do_with_each_other(envs: list[Rollout]) -> None:
+    size = min(len(env.rewards) for env in envs)
     columns = {
-        name: np.stack([getattr(lane, name)[:size] for lane in lanes], axis=1)
+        name: np.stack([getattr(env, name)[:size] for env in envs], axis=1)
         for name in ("rewards", "values", "terminated", "truncated", "final_values")
     }
-    last = np.array([lane.last_value for lane in lanes])
+    last = np.array([env.last_value for env in envs])
     found = gae(**columns, last_value=last, gamma=0.9, lam=0.8).advantages
     for number, value in enumerate(last):
         alone = gae(

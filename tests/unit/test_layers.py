@@ -38,6 +38,7 @@ CLIENT = [
     "deadline",
     "background",
     "flags",
+    "closing",
     "arguments",
     "extras",
     "lazy",

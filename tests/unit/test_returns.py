@@ -132,9 +132,9 @@ def test_flags_lack_trailing_axes_or_have_them_as_one() -> None:
     terminated = np.array([[0, 1], [0, 0], [1, 0], [0, 0]], np.uint8)
     found = [discounted_returns(rewards, 0.5, terminated=flags) for flags in (terminated, terminated[..., None])]
     np.testing.assert_array_equal(found[0], found[1])
-    for lane, reward in np.ndindex(2, 3):
-        expected = discounted_returns(rewards[:, lane, reward], 0.5, terminated=terminated[:, lane])
-        np.testing.assert_array_equal(found[0][:, lane, reward], expected)
+    for env, reward in np.ndindex(2, 3):
+        expected = discounted_returns(rewards[:, env, reward], 0.5, terminated=terminated[:, env])
+        np.testing.assert_array_equal(found[0][:, env, reward], expected)
 
 
 @pytest.mark.parametrize("shape", [(5,), (5, 4)])
