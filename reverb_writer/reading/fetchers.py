@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.waiting_log import logged
@@ -81,6 +82,7 @@ def start_fetchers(
     batch_size: int,
     options: ReadOptions,
     wake: Callable[[], None],
+    **how: Any,
 ) -> list[ThreadFetcher]:
     """Start a fetcher for each server. If one cannot start, the others are stopped.
 
@@ -91,11 +93,12 @@ def start_fetchers(
         batch_size: samples in a batch.
         options: of the dataset.
         wake: called whenever a batch or an error is ready.
+        how: `prepare` and `finish` of a `ThreadFetcher`, if batches are not just samples.
     """
     with contextlib.ExitStack() as started:
         fetchers = []
         for shard, info in zip(client.shards, infos, strict=True):
-            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake))
+            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake, **how))
             started.callback(stop_fetchers, fetchers[-1:])
         started.pop_all()
     return fetchers

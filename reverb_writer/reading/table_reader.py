@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.decoding.samples import Samples
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer
 from reverb_writer.reading.fetchers import LEAST_S, check_end, request_infos, start_fetchers
@@ -21,6 +23,7 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
+from reverb_writer.reading.thread_fetcher import Fetched
 from reverb_writer.reading.waiting import unchained
 
 __all__ = ["TableReader"]
@@ -47,6 +50,7 @@ class TableReader:
         timeout_s: float,
         *,
         num_steps: int | None = None,
+        finish: Callable[[BatchAssembler, Any], Fetched] | None = None,
     ) -> None:
         """Find the table and start to fetch.
 
@@ -57,6 +61,8 @@ class TableReader:
             options: of the dataset.
             timeout_s: time-out of finding the table, in seconds.
             num_steps: as that of `ReplayDataset`.
+            finish: makes, in the thread that fetches, of the samples of a batch what `next` returns; gets `pack`, too.
+                For a client of one server. None to return samples.
         """
         infos = request_infos(client, table, timeout_s)
         check_end(table, options, infos)
@@ -66,10 +72,16 @@ class TableReader:
         self._client, self._batch_size, self._options = client, batch_size, options
         self._has_ended = False
         self._cutter = None if num_steps is None else SubsequenceCutter(num_steps)
-        self._unpacked: Samples | None = None
+        self._unpacked: Fetched | None = None
         self._stopping: list[int] | None = None  # servers whose last batch is due, after a time-out ended an iteration
         self._stats = DatasetStats()
-        start = functools.partial(start_fetchers, client, infos, table, batch_size, options)
+        how: dict[str, Any] = {}
+        if finish is not None:
+            how = {
+                "prepare": functools.partial(self._find_pack, client.shards[0]),
+                "finish": lambda assembler: finish(assembler, self.pack or packer(None)),
+            }
+        start = functools.partial(start_fetchers, client, infos, table, batch_size, options, **how)
         self._round_robin = RoundRobin(table, batch_size, start)
         self.fetchers = self._round_robin.fetchers
         self.updates = PriorityUpdates(client, infos[0].tables[table])
@@ -77,13 +89,17 @@ class TableReader:
     @property
     def server(self) -> str:
         """Address of the server that the last samples came from."""
-        return self._client.shards[self._round_robin.latest].address
+        return self._latest_server.address
+
+    @property
+    def _latest_server(self) -> ServerConnection:
+        return self._client.shards[self._round_robin.latest]
 
     def restart(self) -> None:
         """Continue where an iteration ended, also after a time-out."""
         self._stopping = None
 
-    def next(self, start: float, timeout_s: float) -> Samples | None:
+    def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next samples, as many as a batch has; fewer at the end, then None.
 
         Args:
@@ -112,7 +128,7 @@ class TableReader:
 
     def spec(self, timeout_s: float) -> Any:
         """Return the nest of `ArraySpec` of the table's items, stored on the server of the last samples."""
-        return self._client.shards[self._round_robin.latest].spec_of(self.table, timeout_s)
+        return self._latest_server.spec_of(self.table, timeout_s)
 
     def stats(self) -> DatasetStats:
         """Return the counters so far."""
@@ -139,25 +155,25 @@ class TableReader:
             self.pack = packer(None)
             if left_s > 0 and (self._unpacked or self.stats().ready_samples):
                 with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-                    self._find_pack(left_s)
+                    self._find_pack(self._latest_server, left_s)
 
-    def _find_pack(self, timeout_s: float) -> None:
+    def _find_pack(self, server: ServerConnection, timeout_s: float) -> None:
         """Ask for the table's structure. Only a table with items is sure to have it stored."""
         with unchained():
-            self.pack = packer(self.spec(timeout_s))
+            self.pack = packer(server.spec_of(self.table, timeout_s))
 
-    def _next_samples(self, start: float, timeout_s: float) -> Samples | None:
+    def _next_samples(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""
         samples = self._unpacked or self._take(start, timeout_s)
         if samples is not None:
             self.updates.remember_owner(samples[1].keys, self._round_robin.latest)
             if self.pack is None:
                 self._unpacked = samples  # for the next call, if the server does not tell the structure now
-                self._find_pack(max(start + timeout_s - time.monotonic(), LEAST_S))
+                self._find_pack(self._latest_server, max(start + timeout_s - time.monotonic(), LEAST_S))
         self._unpacked = None
         return samples
 
-    def _take(self, start: float, timeout_s: float) -> Samples | None:
+    def _take(self, start: float, timeout_s: float) -> Fetched | None:
         """Take the next batch, or the samples left at the end of the iteration; None when it is over."""
         if self._stopping is None:
             try:
@@ -172,7 +188,7 @@ class TableReader:
                 return samples
         return None
 
-    def _next_subsequences(self, cutter: SubsequenceCutter, start: float, timeout_s: float) -> Samples | None:
+    def _next_subsequences(self, cutter: SubsequenceCutter, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch of subsequences of samples, or the last one; None at the end."""
         while cutter.num_pieces < self._batch_size:
             samples = self._next_samples(start, timeout_s)
