@@ -17,7 +17,7 @@ from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer
-from reverb_writer.reading.fetchers import LEAST_S, check_end, request_infos, make_fetchers
+from reverb_writer.reading.fetchers import LEAST_S, check_end, make_fetchers, request_infos
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
