@@ -51,6 +51,7 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
+    "limits",
     "log_setup",
     "signals",
 ]

@@ -146,7 +146,10 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ("port = true", r"`port`: got true (boolean), allowed: an integer from 0 to 65535."),
         ("port =", r"is not valid TOML:"),
         ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
-        ("[http]\nprot = 1", r"unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host."),
+        (
+            "[http]\nprot = 1",
+            r"unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, address_file, max_silence_s.",
+        ),
         ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (string), allowed: "uniform" or "fifo"'),
         ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
         ("tables.a = 3", r"`tables.a`: got 3 (integer), allowed: a section [tables.a] with max_size, "),
@@ -183,7 +186,7 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
         (
             "REVERB_WRITER__HTTP",
             "3",
-            '`http`: got "3" (string), allowed: a section [http] with port, host.',
+            '`http`: got "3" (string), allowed: a section [http] with port, host, address_file, max_silence_s.',
         ),
         (
             "REVERB_WRITER__TABLES",

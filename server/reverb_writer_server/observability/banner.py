@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
@@ -10,13 +12,19 @@ from reverb_writer_server.observability.describe import describe, format_bytes
 from reverb_writer_server.observability.memory import Estimate, available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.state import ServiceState
 
-__all__ = ["figures_line", "memory_lines", "table_lines", "versions_line"]
+__all__ = ["figures_line", "memory_lines", "table_lines", "versions", "versions_line"]
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that run, by name in snake case."""
+    names = ("reverb-writer-server", "dm-reverb", "tensorflow")
+    return {**{name.replace("-", "_"): _version(name) for name in names}, "python": platform.python_version()}
 
 
 def versions_line() -> str:
-    """Return the versions of the packages that run."""
-    names = ("reverb-writer-server", "dm-reverb", "tensorflow")
-    return ", ".join(f"{name} {_version(name)}" for name in names)
+    """Return the same as a line."""
+    return ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
 
 
 def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
@@ -47,8 +55,10 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
 
 
 def figures_line(state: ServiceState, since_s: float) -> str:
-    """Return one line with the sizes and rates of the tables."""
+    """Return one line with the sizes and rates of the tables, or with the reason why there are none."""
     assert state.monitor is not None  # noqa: S101  # the service calls it while it serves
+    if not state.monitor.answers():
+        return str(state.monitor.fault())
     snapshot, rates = state.monitor.latest(), state.monitor.rates(since_s)
     parts = []
     for name, table in snapshot.tables.items():
