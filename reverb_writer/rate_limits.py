@@ -130,6 +130,13 @@ def figures(table: TableInfo) -> dict[str, Any]:
     }
 
 
+def _is_queue(table: TableInfo) -> bool:
+    """Return whether a table is a queue or a stack, whose rate limiter has no key but the table's size."""
+    limiter = table.rate_limiter
+    rule = (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff, table.max_times_sampled)
+    return rule == (1, 0, table.max_size, 1)
+
+
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
@@ -160,11 +167,15 @@ def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
         why = f"The rate limiter of table `{table.name}` lets {side} {direction}: the server is slow or busy"
         return f"{why}.", "Ask again."
     if side == "inserts":
-        remedy = f"{_count(_samples_until_insert(table), 'sample')} the next insert in; so does a higher max_diff."
+        wider = "larger `max_size`" if _is_queue(table) else "larger `error_buffer`"
+        remedy = f"{_count(_samples_until_insert(table), 'sample')} the next insert in; so does a {wider}."
     elif _missing(table) > 0:
-        remedy = f"{_count(_missing(table), 'insert')} sampling start; so does a lower min_size."
+        lower = "; so does a lower `min_size`" if table.rate_limiter.min_size_to_sample > 1 else ""
+        remedy = f"{_count(_missing(table), 'insert')} sampling start{lower}."
     else:
-        remedy = f"{_count(_inserts_until_sample(table), 'insert')} the next sample out; so does a lower min_diff."
+        remedy = (
+            f"{_count(_inserts_until_sample(table), 'insert')} the next sample out; so does a larger `error_buffer`."
+        )
     return f"{why}.", remedy
 
 

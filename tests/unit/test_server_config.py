@@ -148,7 +148,7 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
         (
             "[http]\nprot = 1",
-            r"unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, address_file, max_silence_s.",
+            "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, address_file, max_silence_s",
         ),
         ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (string), allowed: "uniform" or "fifo"'),
         ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
