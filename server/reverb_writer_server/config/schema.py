@@ -126,6 +126,9 @@ KEYS: Mapping[str, Key] = {
     "tables.*.stride_length": Key(
         count(1, _MAX_COUNT), 1, "number of steps between the starts of two items; for the memory estimate"
     ),
+    "tables.*.episode_length": Key(
+        count(1, _MAX_COUNT), None, "number of steps of an episode, for the memory estimate; long ones if it is not set"
+    ),
     "tables.*.signature": Key(
         Kind('a table of leaves such as obs = "uint8[84, 84, 4]"', (dict, list, str)),
         None,
@@ -142,6 +145,7 @@ class ServedTable:
         config: the table.
         sequence_length: number of steps of an item; None if unknown.
         stride_length: number of steps between the starts of two items.
+        episode_length: number of steps of an episode; None for long ones.
         advice: warnings about its rules, a sentence each.
     """
 
@@ -149,6 +153,7 @@ class ServedTable:
     sequence_length: int | None = None
     stride_length: int = 1
     advice: tuple[str, ...] = ()
+    episode_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -269,7 +274,7 @@ def _table(settings: Settings, name: str) -> ServedTable:
     except SpecError as error:
         raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
     advice = (*(str(warning.message) for warning in caught), *rate_limiter_checks.advice(config))
-    return ServedTable(config, length, value("stride_length"), advice)
+    return ServedTable(config, length, value("stride_length"), advice, value("episode_length"))
 
 
 def _table_config(settings: Settings, name: str, signature: Any, value: _Values) -> TableConfig:

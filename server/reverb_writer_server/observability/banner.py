@@ -9,7 +9,7 @@ from importlib import metadata
 
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
-from reverb_writer_server.observability.memory import Estimate, available_bytes, estimate, used_bytes
+from reverb_writer_server.observability.memory import PROCESS_BYTES, Estimate, available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.state import ServiceState
 
 __all__ = ["figures_line", "memory_lines", "table_lines", "versions", "versions_line"]
@@ -44,13 +44,19 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     estimates = [estimate(table) for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
-    total = sum(one.total_bytes or 0 for one in estimates)
+    saving = sum(one.save_bytes or 0 for one in estimates) if config.checkpoints.directory else 0
+    total = PROCESS_BYTES + saving + sum(one.total_bytes or 0 for one in estimates)
     excess = total > available
     if not any(one.total_bytes for one in estimates):
         return [*lines, f"total memory: unknown, available: {format_bytes(available)}"], False
     which = "" if _all_known(estimates) else " for the tables with an estimate"
     verdict = ": more than is available. Lower max_size or raise the limit" if excess else ""
-    lines.append(f"total memory: about {format_bytes(total)}{which}, available: {format_bytes(available)}{verdict}")
+    parts = f"{format_bytes(PROCESS_BYTES)} for the processes"
+    if saving:
+        parts += f", {format_bytes(saving)} while a checkpoint is written"
+    lines.append(
+        f"total memory: about {format_bytes(total)}{which} ({parts}), available: {format_bytes(available)}{verdict}"
+    )
     return lines, excess
 
 
@@ -75,9 +81,7 @@ def _describe_estimate(one: Estimate) -> str:
         return f"unknown, set its {missing}"
     without_overlap = ""
     if one.total_bytes_without_overlap != one.total_bytes and one.total_bytes_without_overlap is not None:
-        without_overlap = (
-            f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap, as with short episodes"
-        )
+        without_overlap = f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap"
     size = f"{one.steps:,} steps of {one.step_bytes:,} bytes before compression"
     return f"about {format_bytes(one.total_bytes)} ({size}){without_overlap}"
 
