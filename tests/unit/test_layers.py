@@ -55,6 +55,7 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
+    "limits",
     "log_setup",
     "signals",
 ]
