@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from reverb_writer.flags import Flag
 
-__all__ = ["Outcome", "in_background", "may_be_interrupted", "start_thread"]
+__all__ = ["LateThread", "Outcome", "in_background", "may_be_interrupted", "start_thread"]
 
 _IDLE_S = 1.0
 
@@ -97,25 +97,32 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
     return outcome
 
 
-def start_thread(target: Callable[[], None], name: str, *, end: Callable[[], None] | None = None) -> threading.Thread:
-    """Start a daemon thread.
-
-    Args:
-        target: what it does.
-        name: of the thread.
-        end: called if this is interrupted, for the thread may start all the same; it has `target` return.
-    """
-    try:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        if may_be_interrupted():
-            in_background(thread.start).result()
-        else:
-            thread.start()
-    except BaseException:
-        if end is not None:
-            end()
-        raise
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread. If this is interrupted, the thread may start all the same."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    if may_be_interrupted():
+        in_background(thread.start).result()
+    else:
+        thread.start()
     return thread
+
+
+class LateThread:
+    """A daemon thread that begins when it is first needed. Thread-safe."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        """Take what it does, and its name."""
+        self._target, self._name = target, name
+        self._has_begun = threading.Lock()  # taken by the thread, and never released
+
+    def start(self) -> None:
+        """Start it, if it does not run yet; an interrupt of this may be followed by another call."""
+        if not self._has_begun.locked():
+            start_thread(self._run, self._name)
+
+    def _run(self) -> None:
+        if self._has_begun.acquire(blocking=False):
+            self._target()
 
 
 def _begin(jobs: _Jobs) -> None:

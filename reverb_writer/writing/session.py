@@ -161,6 +161,7 @@ class WriteSession:
             if session is not None:
                 session.send()
 
+        stream.write(None)  # starts its thread: from here on the finalizer ends it, whatever interrupts this
         start_clock(stream, options.max_delay_s / 2, send)
         self._stream = stream
         due_windows.add(self)

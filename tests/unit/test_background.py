@@ -9,7 +9,7 @@ import time
 import pytest
 
 from reverb_writer import background
-from reverb_writer.background import in_background, start_thread
+from reverb_writer.background import LateThread, in_background, start_thread
 
 END_WITHIN_S = 30.0
 
@@ -67,3 +67,23 @@ def test_started_thread_is_one_that_threading_knows() -> None:
     assert found.get(timeout=END_WITHIN_S) is thread
     assert (thread.name, thread.daemon) == ("named", True)
     thread.join()
+
+
+def test_late_thread_begins_once() -> None:
+    begun: list[int] = []
+    release: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def run() -> None:
+        begun.append(threading.get_ident())
+        release.get()
+
+    thread = LateThread(run, "late")
+    for _ in range(20):
+        thread.start()
+    end = time.monotonic() + END_WITHIN_S
+    while sum(one.name == "late" for one in threading.enumerate()) != 1:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    thread.start()
+    release.put(None)
+    assert len(begun) == 1
