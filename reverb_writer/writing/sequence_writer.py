@@ -65,6 +65,7 @@ class SequenceWriter:
         chunk_length: int | None = None,
         request_items: int = REQUEST_ITEMS,
         spans_episodes: bool = False,
+        wait_for_room: Callable[[], None] | None = None,
     ) -> None:
         """Make a writer; nothing is sent yet.
 
@@ -79,6 +80,7 @@ class SequenceWriter:
             request_items: complete windows at which a request is encoded; one with fewer may be sent for its bytes or
                 age.
             spans_episodes: whether windows go on after the last step of an episode, which only sends complete windows.
+            wait_for_room: called before a step if the stream is blocked; None to append it unless the stream is closed.
 
         Raises:
             SpecError: there are no targets, or `chunk_length` is not in 1..16383.
@@ -93,6 +95,7 @@ class SequenceWriter:
         self._windows = WindowScheduler(targets, padding_step, pack)
         self._request_steps = request_items / self._windows.items_per_step
         self._spans_episodes, self._num_columns = spans_episodes, len(dtypes)
+        self._wait_for_room = wait_for_room or stream.check
         self._lock = threading.RLock()
         self.is_pending = False
         self._begin_episode(0, 0, collections.Counter())
@@ -111,7 +114,7 @@ class SequenceWriter:
         return self._windows.priorities is not None
 
     def append(self, leaves: Sequence[Any], *, last: bool = False) -> dict[str, int]:
-        """Add a step to the episode; its leaves are copied. Never waits.
+        """Add a step to the episode; its leaves are copied. Waits only in `wait_for_room`.
 
         Args:
             leaves: one for each dtype, of that dtype and shape.
@@ -126,7 +129,7 @@ class SequenceWriter:
             ClosedError: the stream is closed, or this is a forked child.
         """
         if self.stream.blocked:
-            self.stream.check()
+            self._wait_for_room()
         if len(leaves) != self._num_columns:
             raise StructureError(f"a step has {len(leaves)} leaves, expected {self._num_columns}, one for each dtype.")
         with self._lock:

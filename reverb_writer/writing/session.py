@@ -8,7 +8,7 @@ import operator
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from reverb_writer.arguments import check_timeout
@@ -271,19 +271,10 @@ class WriteSession:
         now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
         # In a forked child a writer's lock may be held for ever, by a thread that is not there.
         num_unsent_items = 0 if self.is_forked else sum(writer.num_unsent_items for writer in list(self._writers))
+        now = replace(now, items=now.items + num_unsent_items, pending_items=now.pending_items + num_unsent_items)
         counts = self._counts()
         return ObserverStats(
-            steps=counts.steps,
-            episodes=counts.episodes,
-            items=now.items + num_unsent_items,
-            acknowledged_items=now.acknowledged_items,
-            pending_items=now.pending_items + num_unsent_items,
-            pending_bytes=now.pending_bytes,
-            dropped_items=now.dropped_items,
-            dropped_steps=dict(counts.dropped),
-            blocked_s=now.blocked_s,
-            reconnects=now.reconnects,
-            server_restarts=now.server_restarts,
+            steps=counts.steps, episodes=counts.episodes, dropped_steps=dict(counts.dropped), **asdict(now)
         )
 
 
