@@ -68,45 +68,27 @@ def parse_trajectory(flat_trajectory: bytes) -> tuple[ItemLayout, Sequence[Seque
     return _parse_uniform(flat_trajectory) or _parse_any(flat_trajectory)
 
 
-def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:  # noqa: PLR0911  # many other forms
+def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
     """Parse a trajectory whose columns differ only in the index, as those of our writers do; None if they do not.
 
     Only the first column is parsed. The bytes that the other columns must have are then computed and compared, which is
     ten times as fast as parsing them.
     """
-    if len(flat) < 3 or flat[0] != 0x0A:  # noqa: PLR2004  # a tag and a length of up to two bytes
+    if len(flat) < 4 or flat[0] != 0x0A:  # noqa: PLR2004  # a tag and a length of up to two bytes
         return None
     size, start = (flat[1], 2) if flat[1] < 0x80 else (flat[1] - 0x80 + flat[2] * 0x80, 3)  # noqa: PLR2004
     stop = start + size
     # The first column names tensor 0. Its slices lack an index (protobuf's canonical form), or all end in an explicit 0
-    # (as our writers send them). Split the column where the index stands or would stand.
+    # (as our writers send them).
     first_stop = start + 2 + flat[start + 1] if start + 1 < len(flat) else 0
-    explicit = flat[first_stop - 2 : first_stop] == _ZERO_INDEX
-    added = 0 if explicit else 2  # bytes by which a slice of another column is longer
-    if stop + 1 < len(flat) and flat[stop + 1] < min(size + added, 0x80):  # noqa: PLR2004  # no room for an index
+    index_bytes = 2 if flat[first_stop - 2 : first_stop] == _ZERO_INDEX else 0
+    added = 2 - index_bytes  # bytes by which a slice of another column is longer
+    if stop + 1 < len(flat) and flat[stop + 1] < min(size + added, 0x80):  # the next column has no room for an index
         return None
-    slices: list[Slice] = []
-    pieces = []
-    at = start
-    try:
-        while at < stop and flat[at] == 0x0A:  # noqa: PLR2004
-            length = flat[at + 1]
-            body = flat[at + 2 : at + 2 + length]
-            read = messages.FlatTrajectory.ChunkSlice.FromString(body)
-            if read.index or read.offset < 0 or read.length < 1:
-                return None
-            if explicit and body[-2:] != _ZERO_INDEX:
-                return None
-            slices.append((read.chunk_key, read.offset, read.length))
-            pieces.append(b"".join((_FIELD, _INDICES[length + added], body[:-2] if explicit else body, _INDEX)))
-            at += 2 + length
-    except (IndexError, DecodeError):
+    column = _split_column(flat[start:stop], index_bytes) if stop <= len(flat) else None
+    if column is None:
         return None
-    squeeze = flat[at:stop]
-    if not slices or stop > len(flat) or squeeze not in (b"", _SQUEEZE):
-        return None
-    if squeeze and sum(length for _, _, length in slices) != 1:
-        return None
+    slices, pieces, squeeze = column
     size += added * len(slices)
     head = _FIELD + varint(size)
     others, rest = divmod(len(flat) - stop, len(head) + size)
@@ -117,6 +99,33 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None: 
     if others and flat[stop:] != b"".join([index.join(pieces) for index in _INDICES[1 : others + 1]]):
         return None
     return _uniform_layout(others + 1, bool(squeeze)), [slices]
+
+
+def _split_column(column: bytes, index_bytes: int) -> tuple[list[Slice], list[bytes], bytes] | None:
+    """Return a column's slices, its bytes split where the index stands or would stand, and its mark as a scalar.
+
+    None if it does not name tensor 0 alone, or is damaged.
+    """
+    slices: list[Slice] = []
+    pieces = []
+    at = 0
+    try:
+        while at < len(column) and column[at] == 0x0A:  # noqa: PLR2004
+            length = column[at + 1]
+            body = column[at + 2 : at + 2 + length]
+            read = messages.FlatTrajectory.ChunkSlice.FromString(body)
+            if read.index or read.offset < 0 or read.length < 1 or (index_bytes and body[-2:] != _ZERO_INDEX):
+                return None
+            slices.append((read.chunk_key, read.offset, read.length))
+            body = body[: len(body) - index_bytes]
+            pieces.append(b"".join((_FIELD, _INDICES[len(body) + 2], body, _INDEX)))
+            at += 2 + length
+    except (IndexError, DecodeError):
+        return None
+    squeeze = column[at:]
+    if not slices or squeeze not in (b"", _SQUEEZE) or (squeeze and sum([part[2] for part in slices]) != 1):
+        return None
+    return slices, pieces, squeeze
 
 
 @functools.lru_cache(maxsize=64)
