@@ -39,7 +39,7 @@ from reverb_writer.transport.insert_call import insert_items
 
 __all__ = ["keeps_spec", "spec_of", "store_specs", "stored_specs"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _MAX_ROUNDS = 200
 _DRAWS_A_SPEC = 4

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reverb_writer.scalars import Scalars
+
 __all__ = ["DatasetStats", "FetchStats"]
 
 
 @dataclass
-class FetchStats:
+class FetchStats(Scalars):
     """Counters of fetching, since the start except for the first three.
 
     Attributes:

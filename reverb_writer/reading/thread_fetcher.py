@@ -42,7 +42,7 @@ __all__ = ["Fetched", "ThreadFetcher"]
 Fetched = tuple[Any, BatchInfo]
 """What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1

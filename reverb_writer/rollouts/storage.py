@@ -124,6 +124,11 @@ class RolloutStorage:
         for name, column in self._zeros(self.num_transitions_per_env).items():
             setattr(self, name, column)
 
+    def __repr__(self) -> str:
+        """Return class, size and how many rows are filled."""
+        size = f"{self.num_transitions_per_env} steps of {self.num_envs} environments"
+        return f"<{type(self).__name__} of {size}: {self.step} steps>"
+
     # ---------------------------------------------------------------------------------------------- writing
 
     def add_transitions(self, transition: storage_records.Transition) -> None:

@@ -41,6 +41,7 @@ CLIENT = [
     "flags",
     "closing",
     "arguments",
+    "scalars",
     "array_api",
     "extras",
     "lazy",
