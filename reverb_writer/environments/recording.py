@@ -27,8 +27,8 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`.
 
     Raises:
-        SpecError: `env` is no environment; it has a space that cannot be written (names the part, and the reason); or
-            the observer does not take its steps.
+        SpecError: `env` is not an environment; it has a space that cannot be written (names the part, and the reason);
+            or the observer does not take its steps.
 
     Example:
         with rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20) as observer:

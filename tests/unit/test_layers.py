@@ -37,7 +37,9 @@ CLIENT = [
     "leaves",
     "nests",
     "deadline",
+    "background",
     "flags",
+    "closing",
     "arguments",
     "array_api",
     "extras",
@@ -53,6 +55,7 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
+    "limits",
     "log_setup",
     "signals",
 ]
