@@ -197,7 +197,7 @@ def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: 
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [2, 3])
     with (
-        rw.ContiguousDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=0.5) as dataset,
+        rw.ContiguousDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset,
         pytest.raises(rw.IncompleteError, match="no trajectory is long enough"),
     ):
         next(dataset)
