@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
@@ -23,7 +23,7 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
-from reverb_writer.reading.thread_fetcher import Fetched
+from reverb_writer.reading.thread_fetcher import Fetched, Part
 from reverb_writer.reading.waiting import unchained
 
 __all__ = ["TableReader"]
@@ -50,7 +50,7 @@ class TableReader:
         timeout_s: float,
         *,
         num_steps: int | None = None,
-        finish: Callable[[BatchAssembler, Any], Fetched] | None = None,
+        finish: Callable[[BatchAssembler, Any], Sequence[Part]] | None = None,
     ) -> None:
         """Find the table and prepare to fetch; `start` begins.
 
@@ -61,8 +61,7 @@ class TableReader:
             options: of the dataset.
             timeout_s: time-out of finding the table, in seconds.
             num_steps: as that of `ReplayDataset`.
-            finish: makes, in the thread that fetches, of the samples of a batch what `next` returns; gets `pack`, too.
-                For a client of one server. None to return samples.
+            finish: see `ThreadFetcher`; it gets `pack`, too. For a client of one server.
         """
         infos = request_infos(client, table, timeout_s)
         check_end(table, options, infos)
