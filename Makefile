@@ -28,7 +28,7 @@ CLIENT_TESTS := tests/unit tests/properties tests/integration
 # Where dm-reverb cannot be installed, demo and tests run on the server in pure Python that the client brings.
 PYTHON_ANY ?= $(shell scripts/find-python 3.14 3.13 3.12 3.11 3.10)
 HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)))
-SERVER_TESTS := tests/integration/test_{server,service,status_page}.py tests/conformance tests/docker
+SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_page}.py tests/conformance tests/docker
 
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
 	tests/unit/test_minari.py tests/integration/test_{views,contiguous_views}.py
@@ -67,9 +67,10 @@ format: .venv/.made  ## let ruff format and mend what it can
 	.venv/bin/ruff check --fix .
 
 .PHONY: fuzz
-fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, and weights of 1 GB
+fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
 	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py
 	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
+	REVERB_WRITER_CHECKPOINT_MIB=2000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
 
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn

@@ -160,7 +160,13 @@ class ServerConnection:
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
-        return checkpoint_path(self._call(messages.CHECKPOINT, messages.CheckpointRequest(), deadline))
+        try:
+            return checkpoint_path(self.channel.call_once(messages.CHECKPOINT, b"", deadline.left_s()))
+        except ServerUnavailableError as error:
+            raise ServerUnavailableError(
+                f"{error} If it had begun to write the checkpoint, it may finish it: look at its checkpoints before "
+                "you ask again."
+            ) from error
 
     def close(self) -> None:
         """Close the connection. Idempotent; does nothing in a forked child."""

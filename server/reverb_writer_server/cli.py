@@ -51,6 +51,11 @@ def commands() -> None:
     type=click.Choice(["refuse", "checkpoint", "config"]),
     help="Whose tables to serve if checkpoint and configuration differ.",
 )
+@click.option(
+    "--on-damage",
+    type=click.Choice(["older", "stop"]),
+    help="What to do if the newest checkpoint is damaged: restore an older one, or stop.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
 def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_size: int | None, **given: Any) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
@@ -72,6 +77,7 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         "checkpoints": ("checkpoints", "directory"),
         "restore": ("checkpoints", "restore"),
         "on_mismatch": ("checkpoints", "on_mismatch"),
+        "on_damage": ("checkpoints", "on_damage"),
         "log_format": ("log", "format"),
     }
     flags: dict[tuple[str, ...], Any] = {
@@ -83,9 +89,13 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
     for name in names or (("replay",) if max_size is not None or min_size is not None else ()):
         flags["tables", name, "max_size"] = 1_000_000 if max_size is None else max_size
         flags["tables", name, "min_size"] = 1 if min_size is None else min_size
-    loaded = configuration.load(config, os.environ, flags)
+
+    def load() -> configuration.ServerConfig:
+        return configuration.load(config, os.environ, flags)
+
+    loaded = load()
     log_setup.set_up(loaded.log_format, loaded.log_level)
-    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
+    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), load)
     sys.exit(service.run())
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from forwarder import Forwarder
 from misbehaving import MisbehavingServer, server_info
 from reading import eventually
 
@@ -104,6 +105,23 @@ def test_answer_to_a_checkpoint_that_is_none_is_named(server: MisbehavingServer)
     server.checkpoint = b"\xff\xff"
     with rw.Client(server.address) as client, pytest.raises(rw.FormatError, match="no CheckpointResponse"):
         client.checkpoint()
+
+
+def test_checkpoint_whose_connection_is_lost_is_not_asked_for_again(server: MisbehavingServer) -> None:
+    asked: list[int] = []
+    with Forwarder(int(server.address.rpartition(":")[2])) as between:
+
+        def lose() -> bytes:
+            asked.append(1)
+            between.cut()
+            return b""
+
+        server.checkpoint = lose
+        with rw.Client(between.address, timeout_s=10) as client:
+            with pytest.raises(rw.ServerUnavailableError, match="look at its checkpoints before you ask again"):
+                client.checkpoint()
+            assert client.server_info()  # other calls find the server again
+    assert asked == [1]
 
 
 @pytest.mark.parametrize("num_asked", [0, 2])

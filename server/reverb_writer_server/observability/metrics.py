@@ -78,6 +78,13 @@ class _Collector(Collector):
         )
         yield GaugeMetricFamily("reverb_checkpoints_kept", "complete checkpoints on disk", log.kept)
         yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", log.failures)
+        yield GaugeMetricFamily(
+            "reverb_checkpoints_damaged", "checkpoints that could not be restored at this start", len(state.damaged)
+        )
+        failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
+        for job in ("checkpoint", "keep", "hook", "figures", "reload"):
+            failed.add_metric([job], state.failures[job])
+        yield failed
         age = log.age_s()
         if age is not None:
             yield GaugeMetricFamily("reverb_checkpoint_age_seconds", "age of the newest complete checkpoint", age)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,13 +44,15 @@ class ServiceState:
     """The state of the service, written by it alone. Thread-safe for readers: each attribute is replaced as a whole.
 
     Attributes:
-        phase: "starting", "restoring", "serving", "draining" or "stopped".
+        phase: "starting", "restoring", "serving", "draining", "stopped", or "failed" if it cannot start.
         detail: more about the phase, such as the progress of a restore.
         monitor: None before the server runs.
         checkpoints: the checkpoints so far.
         keeps_checkpoints: whether there is a checkpoint folder.
         starts: number of starts of a server with that folder; 1 without one.
         process_ids: ids of the processes of the server.
+        damaged: names of the checkpoints that could not be restored.
+        failures: how often each job has failed.
     """
 
     def __init__(self) -> None:
@@ -62,7 +65,10 @@ class ServiceState:
         self.keeps_checkpoints = False
         self.starts = 1
         self.started_at = time.time()
+        self._began_at = time.monotonic()
         self.process_ids: tuple[int | str, ...] = ("self",)
+        self.damaged: tuple[str, ...] = ()
+        self.failures: Counter[str] = Counter()
         self.estimates: dict[str, int | None] = {}
         self._lock = threading.Lock()
 
@@ -81,7 +87,7 @@ class ServiceState:
             "phase": self.phase,
             "detail": self.detail,
             "address": self.address,
-            "uptime_s": time.time() - self.started_at,
+            "uptime_s": time.monotonic() - self._began_at,
             "starts": self.starts,
             "memory": {
                 "used_bytes": used_bytes(self.process_ids),
@@ -98,6 +104,8 @@ class ServiceState:
                 "took_s": log.took_s,
                 "failures": log.failures,
                 "on_disk": self.keeps_checkpoints,
+                "damaged": self.damaged,
             },
+            "job_failures": dict(self.failures),
             "tables": self.monitor.snapshot() if self.monitor is not None else [],
         }

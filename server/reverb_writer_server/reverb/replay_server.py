@@ -18,6 +18,7 @@ with warnings.catch_warnings():
 from reverb_writer.arguments import integer
 from reverb_writer.protocol.table_specs import SPECS_CONFIG, SPECS_TABLE
 from reverb_writer.tables import TableConfig, check_tables
+from reverb_writer_server.reverb.errors import UnrestorableError
 from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
 from reverb_writer_server.reverb.reverb_tables import reverb_table
 
@@ -77,7 +78,9 @@ class ReplayServer:
                     server = reverb.Server(reverb_tables, self.port, checkpointer)
                 except ValueError as error:
                     if "BuildAndStart" not in str(error):
-                        raise RuntimeError(f"the checkpoint {restore or folder} cannot be restored: {error}") from error
+                        raise UnrestorableError(
+                            f"the checkpoint {restore or folder} cannot be restored: {error}"
+                        ) from error
                     # Reverb writes the reason to its log only; there is no other reason.
                     raise port_in_use(self.port) from error
             undo.callback(server.stop)
