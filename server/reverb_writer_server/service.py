@@ -28,7 +28,9 @@ from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import CheckpointConfig, ServerConfig
 from reverb_writer_server.jobs import Jobs
+from reverb_writer_server.limits import raise_descriptor_limit
 from reverb_writer_server.observability import banner
+from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.memory import estimate
 from reverb_writer_server.observability.monitor import Monitor
@@ -92,6 +94,7 @@ class Service:
         work.start()
         died_at = None
         while work.is_alive():
+            self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
             with contextlib.suppress(queue.Empty):
                 self._start_process(self._wanted.get_nowait())
@@ -142,24 +145,15 @@ class Service:
 
     def _live(self, resources: contextlib.ExitStack) -> int:
         """Go through all phases; return the exit code."""
-        config, state = self._config, self._state
-        _logger.info("%s", banner.versions_line())
-        for line in banner.table_lines(config.tables):
-            _logger.info("%s", line)
-        lines, excess = banner.memory_lines(config)
-        for line in lines:
-            _logger.log(logging.WARNING if excess else logging.INFO, "%s", line)
-        check_memory(config)
-        state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
-        if config.http_port:
-            status_server = StatusServer(config.http_host, config.http_port, state)
-            resources.callback(status_server.close)
-            _logger.info("status page, /metrics, /livez and /readyz at http://%s/", status_server.address)
+        config = self._config
+        self._begin(resources)
         self._open_checkpoint_folder(resources)
+        watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
+        resources.callback(watch.close)
         while True:
             try:
                 with contextlib.ExitStack() as undo:
-                    started = start(self._config, self._folder, state, self._new_process, undo)
+                    started = start(self._config, self._folder, self._state, self._new_process, undo)
                     resources.push(undo.pop_all())
                 break
             except (rw.ReverbWriterError, OSError) as error:
@@ -175,6 +169,28 @@ class Service:
             self._folder.owner.update(failure="", failures=0)
         return self._serve(resources, started)
 
+    def _begin(self, resources: contextlib.ExitStack) -> None:
+        """Say what is going to be served, and serve the status page."""
+        config, state = self._config, self._state
+        _logger.info("%s", banner.versions_line())
+        _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
+        for line in banner.table_lines(config.tables):
+            _logger.info("%s", line)
+        lines, excess = banner.memory_lines(config)
+        for line in lines:
+            _logger.log(logging.WARNING if excess else logging.INFO, "%s", line)
+        check_memory(config)
+        state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
+        state.max_silence_s = config.http_max_silence_s
+        if config.http_port:
+            status_server = StatusServer(config.http_host, config.http_port, state)
+            resources.callback(status_server.close)
+            if config.http_address_file is not None:
+                resources.enter_context(status_server.address_in(config.http_address_file))
+            everywhere = "" if status_server.host == config.http_host else ", and at this machine's other addresses"
+            address = f"http://{status_server.address}/"
+            _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
+
     def _open_checkpoint_folder(self, resources: contextlib.ExitStack) -> None:
         wanted, state = self._config.checkpoints, self._state
         if wanted.directory is None:
@@ -182,6 +198,7 @@ class Service:
             return
         self._folder = folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
         state.keeps_checkpoints = True
+        state.checkpoint_every_s = wanted.every_s
         state.starts = folder.starts
         latest = folder.latest()
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
@@ -191,7 +208,7 @@ class Service:
         self._wanted.put(wanted)
         signals.wake()
         process = wanted.result()
-        self._state.process_ids = ("self", process.pid)
+        self._state.reverb_pid = process.pid
         return process
 
     def _fails_again(self, code: int, error: Exception) -> bool:
@@ -244,8 +261,11 @@ class Service:
         return self._died(process)
 
     def _died(self, process: ReverbProcess) -> int:
-        _logger.error("the Reverb process has died; its last log lines:\n%s", process.last_log_lines())
+        _logger.error("%s", process.describe_end())
         return DIED
+
+    def _keep_disk_facts(self, facts: DiskFacts) -> None:
+        self._state.disk = facts
 
     def _checkpoint_config(self) -> CheckpointConfig:
         return self._config.checkpoints
@@ -295,6 +315,7 @@ class Service:
             _logger.info("SIGHUP: the configuration is read again, and the start is tried once more")
             return
         self._config, taken, refused = reloaded(self._config, wanted)
+        self._state.checkpoint_every_s = self._config.checkpoints.every_s
         log_setup.set_level(self._config.log_level)
         _logger.info("SIGHUP: %s", "; ".join(taken) or "nothing to change")
         for line in refused:

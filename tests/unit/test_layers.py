@@ -56,6 +56,7 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
+    "limits",
     "log_setup",
     "signals",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import resource
 import signal
 import socket
@@ -20,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer_server.limits import num_oom_kills
 from reverb_writer_server.reverb.allocator import with_jemalloc
 from reverb_writer_server.reverb.child import StartRequest
+from reverb_writer_server.reverb.child_log import level_of
 from reverb_writer_server.reverb.draining import Endpoint
 
 __all__ = ["ReverbProcess", "ReverbProcessError"]
@@ -31,8 +32,6 @@ _POLL_S = 0.2
 _PAUSE_S = 0.02
 _ANSWER_TIMEOUT_S = 60.0
 _NUM_LAST_LINES = 20
-_INFO = re.compile(r"\[reverb/cc/\S+\]|I\d{4} |WARNING: All log messages before absl")
-_EXPECTED_WHEN_DRAINING = "Failed accept4"  # gRPC logs it when its listener is shut down, as draining does
 
 
 class ReverbProcessError(ReverbWriterError):
@@ -70,6 +69,8 @@ class ReverbProcess:
         self._connection = Connection(ours.detach())
         self._pause = threading.Event()  # never set: `Event.wait` needs no wall clock, as some systems' `sleep` does
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._drains = False
+        self._num_oom_kills = num_oom_kills()
         self._listener = threading.Thread(target=self._listen, name="reverb-log", daemon=True)
         self._listener.start()
 
@@ -147,6 +148,7 @@ class ReverbProcess:
 
     def drain(self, keep: Collection[Endpoint]) -> int:
         """End all connections but those from `keep`, refuse new ones; return how many were ended."""
+        self._drains = True
         self._send(("drain", frozenset(keep)))
         return int(self._receive(_ANSWER_TIMEOUT_S))
 
@@ -164,9 +166,18 @@ class ReverbProcess:
         self._connection.close()
         self._listener.join(_ANSWER_TIMEOUT_S)
 
-    def last_log_lines(self) -> str:
-        """Return the last lines that the process has logged."""
-        return "\n".join(self._last_lines)
+    def describe_end(self) -> str:
+        """Say how the process has ended, with the last lines that it has logged."""
+        self._wait(_POLL_S)
+        self._listener.join(_POLL_S)
+        code = self._process.poll()
+        how = f"has ended with code {code}" if code is None or code >= 0 else f"has died of {_signal_name(-code)}"
+        if code == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills:
+            how += (
+                ": the kernel has ended it for want of memory. Lower max_size of its tables, or give it more; "
+                "docs/server.md has the sizes"
+            )
+        return f"the Reverb process {how}. Its last log lines:\n" + "\n".join(self._last_lines)
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for the end of the process, `timeout_s` seconds at most."""
@@ -207,19 +218,20 @@ class ReverbProcess:
         return value
 
     def _ended_error(self) -> ReverbProcessError:
-        self._wait(_POLL_S)
-        self._listener.join(_POLL_S)
-        code = self._process.poll()
-        return ReverbProcessError(
-            f"the Reverb process has ended with code {code}. Its last log lines:\n{self.last_log_lines()}", code
-        )
+        return ReverbProcessError(self.describe_end(), self._process.poll())
 
     def _listen(self) -> None:
-        """Forward the log of the process: Reverb's info lines at level debug, the rest as warnings."""
+        """Forward the log of the process: information at level debug, errors as errors, the rest as warnings."""
         assert self._process.stderr is not None  # noqa: S101  # a pipe was asked for
         with self._process.stderr as log:
             for raw in log:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
-                quiet = _INFO.match(line) or _EXPECTED_WHEN_DRAINING in line
-                _logger.log(logging.DEBUG if quiet else logging.WARNING, "%s", line)
+                _logger.log(level_of(line, drains=self._drains), "%s", line)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
