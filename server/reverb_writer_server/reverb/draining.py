@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Drain", "Endpoint", "connections_to"]
+__all__ = ["Drain", "Endpoint", "connections_to", "tcp_sockets"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _NUM_SPARE = 16  # a listing of descriptors, a save's files, and some that a client may snatch
@@ -38,7 +38,7 @@ class Drain:
     def __init__(self, port: int) -> None:
         """Note the listening sockets of `port`, and reserve descriptors."""
         self._port = port
-        self._listeners = [one for one, local, remote in _sockets() if local.port == port and remote is None]
+        self._listeners = [one for one, local, remote in tcp_sockets() if local.port == port and remote is None]
         self._spare = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_NUM_SPARE)]
 
     def end_connections(self, keep: Collection[Endpoint]) -> int:
@@ -48,7 +48,7 @@ class Drain:
         while self._spare:
             os.close(self._spare.pop())
         ended = 0
-        for one, local, remote in list(_sockets()):
+        for one, local, remote in list(tcp_sockets()):
             if local.port == self._port and remote not in keep:
                 _shut_down(one)
                 ended += remote is not None
@@ -57,7 +57,7 @@ class Drain:
 
 def connections_to(port: int) -> set[Endpoint]:
     """Return this process's ends of its connections to `port`."""
-    return {local for _, local, remote in _sockets() if remote is not None and remote.port == port}
+    return {local for _, local, remote in tcp_sockets() if remote is not None and remote.port == port}
 
 
 def _shut_down(descriptor: int) -> None:
@@ -70,7 +70,7 @@ def _shut_down(descriptor: int) -> None:
             borrowed.detach()
 
 
-def _sockets() -> Iterator[tuple[int, Endpoint, Endpoint | None]]:
+def tcp_sockets() -> Iterator[tuple[int, Endpoint, Endpoint | None]]:
     """Yield descriptor, local and remote end (None for a listener) of each TCP socket of this process."""
     for entry in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):
