@@ -122,12 +122,11 @@ lock:  ## write constraints/ anew from what the registry has today
 	scripts/make-venv .venv-lock '$(PYTHON311)' /dev/null $(TF_AGENTS)
 	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/tf-agents.txt
 	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON311)' constraints/dev.txt ./server . hatchling
-	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer --exclude reverb-writer-server > constraints/server.txt
-	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON_NEWEST)' /dev/null '.[cli]' gymnasium hatchling
-	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer > constraints/client.txt
-	rm -rf .venv-lock
+	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
+
+.PHONY: audit
+audit:  ## compare the packages of the images with known vulnerabilities
+	scripts/audit '$(PYTHON_ANY)'
 
 .PHONY: clean
 clean:  ## remove environments, caches and builds

@@ -100,6 +100,8 @@ class Service:
     def _start(self, resources: contextlib.ExitStack) -> ReverbProcess:
         config, state = self._config, self._state
         _logger.info("%s", banner.versions_line())
+        for line in banner.exposure_lines(config):
+            _logger.warning("%s", line)
         for line in banner.table_lines(config.tables):
             _logger.info("%s", line)
         lines, excess = banner.memory_lines(config)
@@ -123,6 +125,7 @@ class Service:
             self._folder.incoming if self._folder else None,
             restore.path if restore else None,
             convert,
+            config.bind,
         )
         try:
             self._port, left_out = process.start(request, self._progress(restore))

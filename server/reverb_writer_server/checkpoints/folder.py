@@ -198,7 +198,10 @@ def check_directory(directory: Path) -> None:
 
 
 def _unusable(directory: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{directory}: cannot be used ({error}). Check its owner and permissions.")
+    return CheckpointError(
+        f"{directory}: cannot be used ({error}). This process runs as user {os.getuid()}: make the folder, or the one "
+        f"that it is in, writable for that user, as `chown {os.getuid()}` does."
+    )
 
 
 def _refuse_other_files(directory: Path) -> None:

@@ -19,6 +19,7 @@ from reverb_writer.tables import (
     TableConfig,
 )
 from reverb_writer_server.config import rate_limiter_checks, textproto
+from reverb_writer_server.config.bind import ALL, LOOPBACK
 from reverb_writer_server.config.signature_syntax import read_signature
 from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
 
@@ -48,12 +49,18 @@ class Key:
 
 KEYS: Mapping[str, Key] = {
     "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one"),
+    "bind": Key(
+        choice(LOOPBACK, ALL),
+        LOOPBACK,
+        "address that this port accepts connections on; `0.0.0.0` for all, which asks for a gateway or a firewall",
+    ),
     "http.port": Key(_PORT, 0, "port of health checks, metrics and status page; 0 for none"),
     "http.host": Key(
         text("an address of this machine"),
         "127.0.0.1",
         "address that this port listens on; `0.0.0.0` for all interfaces",
     ),
+    "gateway.certificate": Key(text("a path"), None, "PEM file with the gateway's certificate, whose end is a metric"),
     "checkpoints.directory": Key(
         text("a path"),
         None,
@@ -159,8 +166,10 @@ class ServerConfig:
     """All keys of `KEYS`, with `_` in place of `.`."""
 
     port: int
+    bind: str
     http_host: str
     http_port: int
+    gateway_certificate: Path | None
     checkpoints: CheckpointConfig
     memory_on_excess: str
     log_format: str
@@ -210,13 +219,14 @@ def load(
     def value(key: str) -> Any:
         return settings.get(*key.split("."), default=KEYS[key].default)
 
-    directory = value("checkpoints.directory")
     return ServerConfig(
         port=value("port"),
+        bind=value("bind"),
         http_host=value("http.host"),
         http_port=value("http.port"),
+        gateway_certificate=_path(value("gateway.certificate")),
         checkpoints=CheckpointConfig(
-            Path(directory) if directory else None,
+            _path(value("checkpoints.directory")),
             *(value(f"checkpoints.{name}") for name in ("every_s", "keep", "on_exit", "restore", "on_mismatch")),
         ),
         memory_on_excess=value("memory.on_excess"),
@@ -225,6 +235,10 @@ def load(
         log_figures_every_s=value("log.figures_every_s"),
         tables=given + named or (ServedTable(TableConfig("replay")),),
     )
+
+
+def _path(value: str | None) -> Path | None:
+    return Path(value) if value else None
 
 
 def _table(settings: Settings, name: str) -> ServedTable:

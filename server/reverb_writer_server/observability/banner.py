@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
+from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
 from reverb_writer_server.observability.memory import Estimate, available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.state import ServiceState
 
-__all__ = ["figures_line", "memory_lines", "table_lines", "versions_line"]
+__all__ = ["exposure_lines", "figures_line", "memory_lines", "table_lines", "versions_line"]
 
 
 def versions_line() -> str:
@@ -44,6 +45,15 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     verdict = ": more than is available. Lower max_size or raise the limit" if excess else ""
     lines.append(f"total memory: about {format_bytes(total)}{which}, available: {format_bytes(available)}{verdict}")
     return lines, excess
+
+
+def exposure_lines(config: ServerConfig) -> Iterator[str]:
+    """Yield a warning if machines without a certificate can reach the server."""
+    if config.bind == ALL and config.gateway_certificate is None:
+        yield (
+            f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
+            "gateway or a firewall decide who does (SECURITY.md)"
+        )
 
 
 def figures_line(state: ServiceState, since_s: float) -> str:

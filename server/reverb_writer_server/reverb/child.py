@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import shutil
 import sys
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class StartRequest:
         checkpoints: the folder that Reverb writes to; None for a temporary one.
         restore: a complete checkpoint to restore; None to begin empty.
         convert: whether to convert the checkpoint to the tables first.
+        bind: the address to accept connections on, as `ReplayServer` takes it.
     """
 
     tables: tuple[TableConfig, ...]
@@ -39,6 +41,7 @@ class StartRequest:
     checkpoints: Path | None
     restore: Path | None
     convert: bool
+    bind: str
 
 
 def main(connection: Connection) -> None:
@@ -64,14 +67,15 @@ def main(connection: Connection) -> None:
 
 def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
     """Return the running server, and how many items of each table its checkpoint had to leave out."""
+    serve = functools.partial(server, request.tables, request.port, checkpoints=request.checkpoints, bind=request.bind)
     if not request.convert or request.restore is None or request.checkpoints is None:
-        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=request.restore), {}
+        return serve(restore=request.restore), {}
     from reverb_writer_server.checkpoints.convert import convert_checkpoint  # noqa: PLC0415  # rarely needed
 
     converted = request.checkpoints / ".converted"
     try:
         left_out = convert_checkpoint(request.restore, converted, request.tables)
-        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=converted), left_out
+        return serve(restore=converted), left_out
     finally:
         shutil.rmtree(converted, ignore_errors=True)
 

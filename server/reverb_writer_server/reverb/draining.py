@@ -14,14 +14,14 @@ import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-__all__ = ["connections_to", "end_connections"]
+__all__ = ["connections_to", "end_connections", "tcp_sockets"]
 
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
 def connections_to(port: int) -> set[int]:
     """Return the local ports of this process's connections to `port`."""
-    return {local for _, local, remote in _sockets() if remote == port}
+    return {local for _, local, remote in tcp_sockets() if remote == port}
 
 
 def end_connections(port: int, keep: Collection[int]) -> int:
@@ -31,7 +31,7 @@ def end_connections(port: int, keep: Collection[int]) -> int:
         port: a port that this process listens on.
         keep: remote ports of connections to keep.
     """
-    ours = [(one, remote) for one, local, remote in _sockets() if local == port]
+    ours = [(one, remote) for one, local, remote in tcp_sockets() if local == port]
     ended = 0
     for one, remote in sorted(
         ours, key=lambda pair: pair[1] is not None
@@ -43,7 +43,7 @@ def end_connections(port: int, keep: Collection[int]) -> int:
     return ended
 
 
-def _sockets() -> Iterator[tuple[int, int, int | None]]:
+def tcp_sockets() -> Iterator[tuple[int, int, int | None]]:
     """Yield descriptor, local port and remote port (None for a listener) of each TCP socket of this process."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
