@@ -83,7 +83,7 @@ class SampleStream:
             StructureError: there is no such table.
             PermissionDeniedError: a gateway does not permit it.
             ServerUnavailableError: the connection is lost, or cancelled.
-            FormatError: a message is no response of Reverb's, or has more than was requested. The stream has ended.
+            FormatError: a message is not a response of Reverb's, or has more than was requested. The stream has ended.
         """
         try:
             message = next(self._call)

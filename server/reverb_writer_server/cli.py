@@ -87,10 +87,10 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         if value is not None
     }
     check_unique_names(names)
-    for name in names or (("replay",) if max_size is not None or min_size is not None else ()):
-        flags["tables", name, "max_size"] = 1_000_000 if max_size is None else max_size
-        flags["tables", name, "min_size"] = 1 if min_size is None else min_size
-    loaded = configuration.load(config, os.environ, flags)
+    sizes = {key: value for key, value in (("max_size", max_size), ("min_size", min_size)) if value is not None}
+    tables = names or (("replay",) if sizes else ())
+    flags |= {("tables", name, key): value for name in tables for key, value in sizes.items()}
+    loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log_format, loaded.log_level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
     sys.exit(service.run())
