@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import signal
+import time
 
 import numpy as np
-from q_network import Adam, Array, QNetwork
+from q_network import Adam, QNetwork
 
 import reverb_writer as rw
 
@@ -22,6 +24,7 @@ DISCOUNT = 0.99
 TRACE_DECAY = 0.95  # lambda: 0 looks one step ahead, 1 to the end of the window
 TARGET_RATE = 0.01  # how fast the target network follows
 LEARNING_RATE = 1e-3
+LINE_S = 10.0  # how often a line says how it goes
 
 
 def learn(client: rw.Client, seed: int | None) -> None:
@@ -29,48 +32,34 @@ def learn(client: rw.Client, seed: int | None) -> None:
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
-    with rw.Variables(client, "variables") as variables, rw.ReplayDataset(client, "replay", BATCH_SIZE) as batches:
+    with rw.Variables(client, "variables") as variables, rw.ReplayDataset(client, "cartpole", BATCH_SIZE) as batches:
         variables.publish(online.weights)
+        next_line_at = time.monotonic()
         for update, batch in enumerate(batches, start=1):
-            observations, actions, rewards, terminated = batch.data  # each [B, T, ...]
-
-            best = online(observations).argmax(axis=-1, keepdims=True)
-            values = np.take_along_axis(target(observations), best, axis=-1)[
-                ..., 0
-            ]  # double Q: one chooses, one judges
-            returns = lambda_returns(rewards, terminated, values)
-
-            # The last step of a window is there for what it observes: its action is another window's, or none.
-            gradients = online.gradient(
-                np.concatenate(observations[:, :-1]), np.concatenate(actions[:, :-1]), np.concatenate(returns)
-            )
+            observations, transitions = batch.data["observation"], rw.to_transitions(batch)
+            best = online(observations).argmax(axis=-1, keepdims=True)  # double Q: one chooses, one judges
+            values = np.take_along_axis(target(observations), best, axis=-1)[..., 0]
+            returns = rw.returns.lambda_returns(transitions, values, gamma=DISCOUNT, lam=TRACE_DECAY)
+            real = transitions.mask
+            gradients = online.gradient(transitions.observation[real], transitions.action[real], returns[real])
             optimizer.descend(online.weights, gradients)
             for slow, fast in zip(target.weights, online.weights, strict=True):
                 slow[:] += TARGET_RATE * (fast - slow)
             if update % PUBLISH_UPDATES == 0:
                 variables.publish(online.weights)
-
-
-def lambda_returns(rewards: Array, terminated: Array, values: Array) -> Array:
-    """Return the targets for the actions of a window, [B, T - 1], given the values of its observations, [B, T].
-
-    A terminated episode is worth nothing more. One that a time limit truncated goes on in the value of its last
-    observation, as does a window that ends in the middle.
-    """
-    discounts = DISCOUNT * ~terminated
-    returns = np.empty_like(values[:, :-1])
-    ahead = values[:, -1]
-    for t in reversed(range(returns.shape[1])):
-        ahead = rewards[:, t] + discounts[:, t] * ((1 - TRACE_DECAY) * values[:, t + 1] + TRACE_DECAY * ahead)
-        returns[:, t] = ahead
-    return returns
+            if time.monotonic() >= next_line_at:
+                next_line_at = time.monotonic() + LINE_S
+                print(f"{update:,} updates; mean value of a state {values.mean():.1f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a Q-network for the actors of a replay server, until Ctrl-C.")
+    parser = argparse.ArgumentParser(
+        description="Train a Q-network for the actors of a replay server, until Ctrl-C or SIGTERM."
+    )
     parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
     parser.add_argument("--seed", type=int, help="without it, each run is different")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; the first process of a container needs it
     with contextlib.suppress(KeyboardInterrupt), rw.Client(arguments.server) as client:
         learn(client, arguments.seed)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,7 +24,8 @@ from reverb_writer.decoding.chunk_schema import DtypesAndShapes
 from reverb_writer.decoding.column_builder import ColumnBuilder
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.samples import BatchInfo, Column
+from reverb_writer.decoding.row_ranges import JoinedRanges
+from reverb_writer.decoding.samples import BatchInfo, ChooseRows, Column, copy_chosen_rows
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
 
@@ -85,6 +85,11 @@ class BatchAssembler:
         return len(self._infos)
 
     @property
+    def num_columns(self) -> int:
+        """Return how many columns the samples have that were added last."""
+        return len(self._builders)
+
+    @property
     def cache_bytes(self) -> int:
         """Return the size of all decoded chunks in the cache."""
         return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
@@ -122,19 +127,61 @@ class BatchAssembler:
         self._copy_rows()
         is_scalar = self._current.layout.is_scalar if self._current else ()
         columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
-        info = BatchInfo(
+        lengths = functools.reduce(
+            np.maximum, [column.lengths for column in columns], np.zeros(len(self._items), np.int64)
+        )
+        info = self._info(lengths)
+        if self._num_buffers:
+            self._used.append(self._builders)
+        self._begin_batch()
+        return columns, info
+
+    def take_rows(self, indices: Sequence[int], choose: ChooseRows) -> tuple[list[npt.NDArray[Any]], BatchInfo]:
+        """Return some rows of the samples added since the last call, and their info; begin the next batch.
+
+        Rows that are not chosen are copied only if the batch's samples did not fit in the cache together.
+
+        Args:
+            indices: of the columns that `choose` gets.
+            choose: see `ChooseRows`.
+
+        Returns:
+            [N, ...] of each column.
+
+        Raises:
+            StructureError: see `copy_chosen_rows`; or what `choose` raises. The samples are gone.
+        """
+        cache = self._current
+        joined = []
+        if cache and all(builder.largest_array is None for builder in self._builders):
+            joined = [JoinedRanges([of[number] for of in self._ranges]) for number in range(len(cache.partitions))]
+        if cache is None or not joined or any((one.lengths != joined[0].lengths).any() for one in joined):
+            return copy_chosen_rows(*self.take(), indices, choose)
+        try:
+            sources = [
+                (column, source, ranges)
+                for partition, ranges in zip(cache.partitions, joined, strict=True)
+                for column, source in zip(partition.columns, partition.ring.columns, strict=True)
+            ]
+            info = self._info(joined[0].lengths)
+            whole = {column: ranges.copy(source) for column, source, ranges in sources if column in indices}
+            rows = choose([whole[index] for index in indices], info)
+            rows_of = {id(ranges): ranges.rows(rows) for ranges in joined}
+            taken = {column: source.take(rows_of[id(ranges)], axis=0) for column, source, ranges in sources}
+            return [taken[index] for index in range(len(taken))], info
+        finally:
+            self._begin_batch()
+
+    def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
+        return BatchInfo(
             np.array([item.key for item in self._items], np.uint64),
             np.array([item.priority for item in self._items], np.float64),
             np.array([info.probability for info in self._infos], np.float64),
             np.array([info.table_size for info in self._infos], np.int64),
             np.array([item.times_sampled for item in self._items], np.int32),
-            functools.reduce(np.maximum, [column.lengths for column in columns], np.zeros(len(self._items), np.int64)),
+            lengths,
             self._received_at,
         )
-        if self._num_buffers:
-            self._used.append(self._builders)
-        self._begin_batch()
-        return columns, info
 
     def _begin_batch(self) -> None:
         num_columns = len(self._current.layout.is_scalar) if self._current else 0
@@ -160,9 +207,10 @@ class BatchAssembler:
         ranges = [ranges_of[number] for ranges_of in self._ranges[self._num_copied[number] :]]
         if self._current and ranges:
             partition = self._current.partitions[number]
-            rows, lengths = _expand(ranges)
+            joined = JoinedRanges(ranges)
+            rows = joined.all_rows()
             for column, source in zip(partition.columns, partition.ring.columns, strict=True):
-                self._builders[column].append_rows(source, rows, lengths, self._batch_size)
+                self._builders[column].append_rows(source, rows, joined.lengths, self._batch_size)
             self._num_copied[number] = len(self._ranges)
 
     def _find_or_load(self, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges:
@@ -215,7 +263,7 @@ class BatchAssembler:
             if ranges:
                 return ranges
             # A chunk of this item was evicted for another chunk of it, and must be decoded again. If that evicts a
-            # third one, the rings are too small for this item beside others, and are reset.
+            # third one, the rings are too small for this item together with others, and are reset.
             missing = cache.missing_chunks(slices_of, chunks)
         raise FormatError("the chunks of an item changed while they were decoded.")
 
@@ -281,13 +329,3 @@ def _small_columns(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:
     small = np.empty(len(sizes), bool)
     small[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _SMALL_SHARE
     return small & (sizes > 0)
-
-
-def _expand(ranges: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return the indices of all rows in the row ranges of samples, and how many rows each sample has."""
-    num_slices = np.fromiter(map(len, ranges), np.intp, len(ranges)) // 2
-    numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.intp, 2 * int(num_slices.sum()))
-    starts, lengths = numbers[::2], numbers[1::2]
-    stops = lengths.cumsum()
-    rows = np.arange(stops[-1]) + (starts - stops + lengths).repeat(lengths)
-    return rows, np.add.reduceat(lengths, num_slices.cumsum() - num_slices)

@@ -27,8 +27,8 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`.
 
     Raises:
-        SpecError: `env` is no environment; it has a space that cannot be written (names the part, and the reason); or
-            the observer does not take its steps.
+        SpecError: `env` is not an environment; it has a space that cannot be written (names the part, and the reason);
+            or the observer does not take its steps.
 
     Example:
         with rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20) as observer:
@@ -39,11 +39,14 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
     """
     # If a package was never imported, no environment of it exists.
     gymnasium, dm_env = sys.modules.get("gymnasium"), sys.modules.get("dm_env")
-    if gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv):
-        if isinstance(observer, NStepTransform):
-            raise SpecError(
-                "an `NStepTransform` takes steps of one environment: use one, with an observer, for each environment."
-            )
+    is_vector = gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv)
+    if isinstance(observer, NStepTransform) and observer.num_envs != (env.num_envs if is_vector else None):
+        raise SpecError(
+            f"the `NStepTransform` is for {_count(observer.num_envs)}, and `env` has "
+            f"{_count(env.num_envs if is_vector else None)}. Put it in front of a `VectorObserver` of as many "
+            "environments, or pass it `num_envs`."
+        )
+    if is_vector:
         from reverb_writer.environments.vector_recorder import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
         return VectorRecorder(env, observer, seeds=seeds)
@@ -59,3 +62,7 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
         return RecordedEnvironment(env, observer)
     kind = type(env).__name__
     raise SpecError(f"`env` must be a gymnasium.Env, a gymnasium.vector.VectorEnv or a dm_env.Environment, got {kind}.")
+
+
+def _count(num_envs: int | None) -> str:
+    return "a single environment" if num_envs is None else f"{num_envs} environments that step together"

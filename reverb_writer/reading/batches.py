@@ -31,20 +31,24 @@ class Batch:
         info: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a `ContiguousDataset`,
             [S], of the item that each slice is of.
         markers: `SliceMarkers` [N] of a batch from a `ContiguousDataset`; else None.
+        next: from a `ContiguousDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
+            trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
     """
 
     data: Any
     info: BatchInfo
     markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
+    next: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
         return iter((self.data, self.info))
 
     def map_arrays(self, convert: Callable[[Array], Any]) -> Batch:
-        """Return the batch with each array of data and markers converted, as for a framework; the info stays."""
+        """Return the batch with each array of data, markers and `next` converted; the info stays."""
         markers = None if self.markers is None else self.markers.map_arrays(convert)
-        return Batch(tree.map_structure(convert, self.data), self.info, markers)
+        after = None if self.next is None else tree.map_structure(convert, self.next)
+        return Batch(tree.map_structure(convert, self.data), self.info, markers, after)
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""

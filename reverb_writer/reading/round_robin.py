@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from reverb_writer.client.due_windows import send_due
-from reverb_writer.decoding.samples import Samples
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.flags import Flag
-from reverb_writer.reading.thread_fetcher import ThreadFetcher
+from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 
 __all__ = ["RoundRobin"]
@@ -26,23 +25,23 @@ class RoundRobin:
     """
 
     def __init__(
-        self, table: str, batch_size: int, start: Callable[[Callable[[], None]], Sequence[ThreadFetcher]]
+        self, table: str, batch_size: int, make: Callable[[Callable[[], None]], Sequence[ThreadFetcher]]
     ) -> None:
-        """Start to fetch.
+        """Make the fetchers; the owner starts them.
 
         Args:
             table: its name, for messages.
             batch_size: samples in a batch, for messages.
-            start: starts the fetchers and returns them; gets the function that each calls when a batch is ready.
+            make: makes the fetchers; gets the function that each calls when a batch is ready.
         """
         self.latest = 0
         self._table, self._batch_size = table, batch_size
         self._turn = 0
         self._late: set[int] = set()
         self._ready = Flag()
-        self.fetchers = start(self._ready.set)
+        self.fetchers = make(self._ready.set)
 
-    def next(self, start: float, timeout_s: float) -> Samples | None:
+    def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch; None if no more will come.
 
         Args:
@@ -51,7 +50,7 @@ class RoundRobin:
 
         Raises:
             ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.
-            ServerUnavailableError: likewise, and all servers are gone.
+            ServerUnavailableError: none came in time, and no server can be reached.
             ReverbWriterError: instead of a sample that could not be decoded.
         """
         deadline = start + timeout_s
@@ -83,18 +82,18 @@ class RoundRobin:
         """Whether no fetcher will get more samples; batches may still be ready."""
         return all(fetcher.has_ended for fetcher in self.fetchers)
 
-    def rest(self) -> Samples | None:
+    def rest(self) -> Fetched | None:
         """Return a batch of the samples that have arrived, full or not; None if there are none."""
         return self._take(len(self.fetchers), partial=True)
 
-    def rest_of(self, number: int) -> Samples | None:
+    def rest_of(self, number: int) -> Fetched | None:
         """Return a batch of the samples that have arrived from one server, full or not; None if there are none."""
         fetched = self.fetchers[number].take(partial=True)
         if fetched is not None:
             self.latest = number
         return fetched
 
-    def _take(self, num_servers: int, *, partial: bool = False) -> Samples | None:
+    def _take(self, num_servers: int, *, partial: bool = False) -> Fetched | None:
         """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
         for ahead in range(num_servers):
             number = (self._turn + ahead) % len(self.fetchers)

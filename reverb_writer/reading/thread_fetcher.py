@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from reverb_writer.background import start_thread
 from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import Samples
+from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -36,7 +37,10 @@ from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
-__all__ = ["ThreadFetcher"]
+__all__ = ["Fetched", "ThreadFetcher"]
+
+Fetched = tuple[Any, BatchInfo]
+"""What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -61,8 +65,10 @@ class ThreadFetcher:
         options: ReadOptions,
         *,
         wake: Callable[[], None],
+        prepare: Callable[[float], object] | None = None,
+        finish: Callable[[BatchAssembler], Fetched] = BatchAssembler.take,
     ) -> None:
-        """Start to fetch.
+        """Prepare to fetch; `start` begins.
 
         Args:
             channel: the connection; not closed by this.
@@ -71,11 +77,15 @@ class ThreadFetcher:
             batch_size: samples in a batch.
             options: of the dataset.
             wake: called from the thread whenever a batch or an error is ready.
+            prepare: called from the thread before the first samples are assembled, until it raises no time-out; gets
+                its time-out in seconds. None if there is nothing to prepare.
+            finish: makes a batch of the samples that were assembled.
         """
         self.disconnected_at: float | None = None
         self.address = channel.address
         self._channel, self._table, self._info = channel, table, info
         self._batch_size, self._skip_unsafe, self._wake = batch_size, options.skip_unsafe, wake
+        self._prepare, self._finish = prepare, finish
         self._assembler = BatchAssembler(
             options.max_cache_bytes,
             options.max_sample_bytes,
@@ -100,17 +110,20 @@ class ThreadFetcher:
         self._assembling = threading.Lock()  # guards the assembler
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._heard_at = time.monotonic()
-        self._ready: collections.deque[Samples | ReverbWriterError] = collections.deque()
+        self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
         self._stats = FetchStats()
         self._closed = Flag()
         self._ended = False
         self._outage: ConnectionLoss | None = None  # while there is no connection
-        self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to fetch. After an interrupt of this `stop` ends the thread, if it has begun."""
+        self._thread = start_thread(self._run, "reverb-writer-prefetch")
 
     # ------------------------------------------------------------------------------------- for the reader
 
-    def take(self, *, partial: bool = False) -> Samples | None:
+    def take(self, *, partial: bool = False) -> Fetched | None:
         """Return the next batch if it is ready; with `partial`, otherwise the samples that have arrived for it.
 
         Raises:
@@ -156,7 +169,7 @@ class ThreadFetcher:
         return outage is not None and outage.is_silence
 
     def why_waiting(self, probe: ServerProbe | None) -> str:
-        """Say what keeps samples from coming, as far as a probe tells; None if there was no time for one."""
+        """Say what keeps samples from coming, as far as a probe found out; None if there was no time for one."""
         outage, since = self._outage, self.disconnected_at
         if outage is not None and since is not None:
             return outage.explain(self._channel, time.monotonic() - since)
@@ -190,12 +203,6 @@ class ThreadFetcher:
             if silence_s >= max_silence_s or self._closed.wait(min(max_silence_s - silence_s, max_silence_s) + 0.001):
                 break
 
-    def stop_unless_reading(self) -> None:
-        """Ask for no more samples, and `stop` unless samples are in flight whose items were removed."""
-        self.stop_asking()
-        if not (self._fetcher.removes_items and self._fetcher.num_in_flight):
-            self.stop()
-
     def stop(self) -> None:
         """Have the thread end, without waiting for it; batches that are ready can still be taken. Idempotent."""
         self._closed.set()
@@ -204,7 +211,8 @@ class ThreadFetcher:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended, and ends by itself."""
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
         self._ended = True
 
     # ----------------------------------------------------------------------------------------- the thread
@@ -240,10 +248,20 @@ class ThreadFetcher:
                     samples = self._fetcher.read()
                     self._heard_at = time.monotonic()
                     self._stats.received_samples += len(samples)
+                    self._make_ready()
                     while samples:
                         samples = self._add(samples)
         finally:
             self._stats.lost_samples += self._fetcher.end()
+
+    def _make_ready(self) -> None:
+        """Call `prepare` until it succeeds, or until the end."""
+        while self._prepare is not None and not self._closed.is_set():
+            try:
+                self._prepare(_PROBE_TIMEOUT_S)
+                self._prepare = None
+            except (ReplayTimeoutError, ServerUnavailableError):
+                self._closed.wait(_RETRY_S)
 
     def _wait_for_change(self, pause_s: float | None) -> None:
         self._changed.wait(pause_s)
@@ -268,7 +286,10 @@ class ThreadFetcher:
 
     def _finish_batch(self) -> None:
         with self._lock:
-            self._ready.append(self._assembler.take())
+            try:
+                self._ready.append(self._finish(self._assembler))
+            except ReverbWriterError as error:
+                self._ready.append(error)
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""

@@ -13,6 +13,7 @@ import click
 from reverb_writer.cli.server_options import new_client, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server import __version__
+from reverb_writer_server.config.bind import ALL, LOOPBACK
 
 __all__ = ["main"]
 
@@ -38,6 +39,11 @@ def commands() -> None:
 @commands.command()
 @click.option("--config", type=_PATH, envvar="REVERB_WRITER_CONFIG", help="TOML file, or Reverb's textproto.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 for a free one.")
+@click.option(
+    "--bind",
+    type=click.Choice([LOOPBACK, ALL]),
+    help=f"Address to accept connections on; {LOOPBACK} by default, {ALL} for all interfaces.",
+)
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Port of the status page, metrics and health checks.")
 @click.option("--table", "names", multiple=True, metavar="NAME", help="A table; repeat it for more.")
 @click.option("--max-size", type=int, metavar="N", help="Maximum number of items of each --table.")
@@ -73,6 +79,7 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
 
     keys = {
         "port": ("port",),
+        "bind": ("bind",),
         "http_port": ("http", "port"),
         "checkpoints": ("checkpoints", "directory"),
         "restore": ("checkpoints", "restore"),

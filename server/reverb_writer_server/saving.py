@@ -16,7 +16,7 @@ from pathlib import Path
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import checkpoint_path
+from reverb_writer.protocol.responses import parse
 from reverb_writer.transport.channel import Channel
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.config.schema import CheckpointConfig
@@ -170,7 +170,7 @@ class Saver:
         try:
             if not self._wait(reply.done, is_stopping):
                 return True
-            path = Path(checkpoint_path(reply.result()))
+            path = Path(parse("CheckpointResponse", messages.CheckpointResponse, reply.result()).checkpoint_path)
         except ReverbProcessError:
             raise
         except rw.ReverbWriterError as error:

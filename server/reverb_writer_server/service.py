@@ -35,6 +35,7 @@ from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.memory import estimate
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
+from reverb_writer_server.observability.systemd import notifying
 from reverb_writer_server.reload import reloaded
 from reverb_writer_server.reverb.draining import connections_to
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
@@ -146,6 +147,7 @@ class Service:
     def _live(self, resources: contextlib.ExitStack) -> int:
         """Go through all phases; return the exit code."""
         config = self._config
+        resources.enter_context(notifying(self._state))
         self._begin(resources)
         self._open_checkpoint_folder(resources)
         watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
@@ -173,6 +175,8 @@ class Service:
         """Say what is going to be served, and serve the status page."""
         config, state = self._config, self._state
         _logger.info("%s", banner.versions_line())
+        for line in banner.exposure_lines(config):
+            _logger.warning("%s", line)
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
         for line in banner.table_lines(config.tables):
             _logger.info("%s", line)

@@ -148,6 +148,7 @@ def _start_with(
         folder.incoming if folder else None,
         restore.path if restore else None,
         folder.fitted if folder and restore and config.checkpoints.on_mismatch == "config" else None,
+        config.bind,
     )
     try:
         port, left_out = process.start(request, _progress(state, restore))

@@ -317,7 +317,10 @@ def _remove(path: Path) -> None:
 
 
 def _unusable(directory: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{directory}: cannot be used ({error}). Check its owner and permissions.")
+    return CheckpointError(
+        f"{directory}: cannot be used ({error}). This process runs as user {os.getuid()}: make the folder, or the one "
+        f"that it is in, writable for that user, as `chown {os.getuid()}` does."
+    )
 
 
 def _sync(path: Path) -> None:

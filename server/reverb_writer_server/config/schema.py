@@ -19,6 +19,7 @@ from reverb_writer.tables import (
     TableConfig,
 )
 from reverb_writer_server.config import rate_limiter_checks, textproto
+from reverb_writer_server.config.bind import ALL, LOOPBACK
 from reverb_writer_server.config.signature_syntax import read_signature
 from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
 
@@ -49,6 +50,11 @@ class Key:
 
 KEYS: Mapping[str, Key] = {
     "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one"),
+    "bind": Key(
+        choice(LOOPBACK, ALL),
+        LOOPBACK,
+        "address that this port accepts connections on; `0.0.0.0` for all, which asks for a gateway or a firewall",
+    ),
     "http.port": Key(_PORT, 0, "port of health checks, metrics and status page; 0 for none"),
     "http.host": Key(
         text("an address of this machine"),
@@ -188,6 +194,7 @@ class ServerConfig:
     """All keys of `KEYS`, with `_` in place of `.`."""
 
     port: int
+    bind: str
     http_host: str
     http_port: int
     http_address_file: Path | None
@@ -250,6 +257,7 @@ def load(
 
     return ServerConfig(
         port=value("port"),
+        bind=value("bind"),
         http_host=value("http.host"),
         http_port=value("http.port"),
         http_address_file=_path(value("http.address_file")),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import os
 import shutil
 import signal
@@ -39,6 +40,7 @@ class StartRequest:
         restore: a complete checkpoint to restore; None to begin empty.
         fitted: where to write a copy of the checkpoint for the tables, which is restored in its place; None to restore
             the checkpoint with its own tables.
+        bind: the address to accept connections on, as `ReplayServer` takes it.
     """
 
     tables: tuple[TableConfig, ...]
@@ -46,6 +48,7 @@ class StartRequest:
     checkpoints: Path | None
     restore: Path | None
     fitted: Path | None
+    bind: str
 
 
 def main(connection: Connection) -> None:
@@ -72,14 +75,15 @@ def main(connection: Connection) -> None:
 
 def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
     """Return the running server, and how many items of each table its checkpoint had to leave out."""
+    serve = functools.partial(server, request.tables, request.port, checkpoints=request.checkpoints, bind=request.bind)
     if request.fitted is None or request.restore is None:
-        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=request.restore), {}
+        return serve(restore=request.restore), {}
     from reverb_writer_server.checkpoints.convert import convert_checkpoint  # noqa: PLC0415  # rarely needed
 
     shutil.rmtree(request.fitted, ignore_errors=True)
     try:
         left_out = convert_checkpoint(request.restore, request.fitted, request.tables)
-        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=request.fitted), left_out
+        return serve(restore=request.fitted), left_out
     finally:
         shutil.rmtree(request.fitted, ignore_errors=True)
 
