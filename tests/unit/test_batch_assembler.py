@@ -331,5 +331,5 @@ def test_sample_larger_than_the_limit_is_unsafe() -> None:
 
 
 def test_bytes_that_are_not_a_response_are_refused() -> None:
-    with pytest.raises(FormatError, match="no SampleStreamResponse"):
+    with pytest.raises(FormatError, match="not a SampleStreamResponse"):
         samples_of(b"\xff\xff\xff")
