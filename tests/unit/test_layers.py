@@ -50,6 +50,11 @@ CLIENT = [
 SERVER = [
     "cli",
     "service",
+    "reload",
+    "starting",
+    "saving",
+    "hook",
+    "jobs",
     "checks",
     "certs",
     "observability",
