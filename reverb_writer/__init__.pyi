@@ -24,6 +24,7 @@ from reverb_writer.reading.batches import Batch as Batch
 from reverb_writer.reading.read_options import ReadOptions as ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
 from reverb_writer.reading.slice_dataset import ContiguousDataset as ContiguousDataset
+from reverb_writer.schedules import LinearSchedule as LinearSchedule
 from reverb_writer.steps import Trajectory as Trajectory
 from reverb_writer.tables import MinSize as MinSize
 from reverb_writer.tables import Prioritized as Prioritized

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from reverb_writer.nests import shapes_text
 
 __all__ = ["BatchInfo", "Column", "SampleInfo", "Samples", "split_samples"]
 
@@ -59,9 +61,12 @@ class SampleInfo(NamedTuple):
     times_sampled: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BatchInfo:
     """What is known of the B samples of a batch: the fields of `SampleInfo` as arrays, and more.
+
+    Printed, it shows shapes instead of numbers. From `as_torch`, the arrays are tensors on its device: keys int64 with
+    the same bits, numbers float32.
 
     Attributes:
         keys: [B] uint64, of the items, for `update_priorities`.
@@ -89,6 +94,10 @@ class BatchInfo:
         """Return the number of samples, B."""
         return len(self.keys)
 
+    def __repr__(self) -> str:
+        """Return dtypes and shapes."""
+        return shapes_text(self)
+
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
         """Return [B] weights that make up for sampling by priority, the largest of them 1.
 
@@ -96,13 +105,21 @@ class BatchInfo:
         one server only, and do not make up for this: servers with fewer items give as many batches as others.
 
         Args:
-            exponent: beta, 0 for none of it to 1 for all.
+            exponent: beta, 0 for none of it to 1 for all. A `LinearSchedule` gives one that grows.
+
+        Returns:
+            An array; from `as_torch`, a tensor on its device.
 
         Source: Schaul et al. 2016, Prioritized Experience Replay, section 3.4.
         """
-        weights: npt.NDArray[np.float64] = (self.table_sizes * self.probabilities) ** -exponent
-        weights /= weights.max()
+        unscaled = (self.table_sizes * self.probabilities) ** -exponent
+        weights: npt.NDArray[np.float64] = unscaled / unscaled.max()
         return weights
+
+    def map_arrays(self, convert: Callable[[Any], Any]) -> BatchInfo:
+        """Return the same with each array converted, as for a framework."""
+        arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
+        return dataclasses.replace(self, **{name: convert(array) for name, array in arrays.items()})
 
     def choose(self, index: Any) -> BatchInfo:
         """Return the information about some of the samples; `index` is any NumPy index of the first dimension."""

@@ -13,6 +13,7 @@ import tree
 
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import StructureError
+from reverb_writer.nests import shapes_text
 from reverb_writer.slices import SliceMarkers
 
 __all__ = ["Batch", "Collate", "collate"]
@@ -21,9 +22,9 @@ Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
-    """A batch of samples; `data, info = batch` works too.
+    """A batch of samples; `data, info = batch` works too. Printed, it shows shapes instead of numbers.
 
     Attributes:
         data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]; other `collate`s differ, see there. From a
@@ -41,14 +42,19 @@ class Batch:
         """Iterate over the data and the info."""
         return iter((self.data, self.info))
 
-    def map_arrays(self, convert: Callable[[Array], Any]) -> Batch:
-        """Return the batch with each array of data and markers converted, as for a framework; the info stays."""
+    def __repr__(self) -> str:
+        """Return dtypes and shapes."""
+        return shapes_text(self)
+
+    def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
+        """Return the batch with each array of data and markers converted, as for a framework; and those of the info."""
         markers = None if self.markers is None else self.markers.map_arrays(convert)
-        return Batch(tree.map_structure(convert, self.data), self.info, markers)
+        info = self.info if convert_info is None else self.info.map_arrays(convert_info)
+        return Batch(tree.map_structure(convert, self.data), info, markers)
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
-        return self.map_arrays(_pinned)
+        return self.map_arrays(_pinned, _pinned)
 
     def numbers(self) -> dict[str, Array]:
         """Return the arrays of `info` and of `markers` by name."""

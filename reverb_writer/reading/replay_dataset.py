@@ -64,7 +64,7 @@ class ReplayDataset:
         with rw.ReplayDataset("localhost:8000", "replay", batch_size=256) as dataset:
             for batch in dataset:
                 errors = train(batch.data, batch.info.importance_weights(0.6))
-                dataset.update_priorities(batch.info.keys, errors)
+                dataset.update_priorities(batch, errors)
     """
 
     def __init__(  # noqa: D417  # `ReadOptions` documents the others
@@ -253,18 +253,20 @@ class ReplayDataset:
 
     # ----------------------------------------------------------------------------------------- everything else
 
-    def update_priorities(self, keys: Any, priorities: Any) -> None:
+    def update_priorities(self, batch_or_keys: Any, priorities: Any) -> None:
         """Set priorities of items, soon: the learner does not wait for the server.
 
         Args:
-            keys: [n] integers, as `batch.info.keys`; the server ignores keys of items that it has removed.
-            priorities: [n], finite and >= 0. Of several for one key the last one counts.
+            batch_or_keys: a batch, of any view; its info; or [n] integers, as `batch.info.keys`. The server ignores
+                keys of items that it has removed.
+            priorities: [n], finite and >= 0, of any framework: tensors may have gradients and be on any device. Of
+                several for one key the last one counts.
 
         Raises:
             SpecError: a priority cannot be one, or there are not as many as keys. Nothing changed.
             ClosedError: after `close()`.
         """
-        self._updates.put(keys, priorities)
+        self._updates.put(batch_or_keys, priorities)
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
         """Return when all priorities given so far are set, or counted in `stats().failed_priority_updates`.

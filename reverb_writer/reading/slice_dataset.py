@@ -27,8 +27,10 @@ from reverb_writer.client.client import as_client
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
+from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.fetchers import picklable_client
+from reverb_writer.reading.priority_updates import keys_of
 from reverb_writer.reading.read_options import MAX_CACHE_BYTES, OnTimeout, ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.reading.slice_pools import SliceOptions, SlicePools
@@ -219,22 +221,20 @@ class ContiguousDataset:
 
         Args:
             batch: from this dataset.
-            priorities: [S], one a slice, finite and >= 0.
+            priorities: [S], one a slice, finite and >= 0; of any framework.
 
         Raises:
             SpecError: a priority cannot be one, or there are not as many as slices.
         """
-        priorities = np.asarray(priorities, np.float64)
-        if priorities.shape != batch.info.keys.shape:
-            raise SpecError(
-                f"`priorities` has shape {priorities.shape}, expected {batch.info.keys.shape}: one a slice."
-            )
+        keys, priorities = keys_of(batch), host_array(priorities)
+        if priorities.shape != keys.shape:
+            raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a slice.")
         markers = batch.markers
         of_slices = 0 if markers.members is None else markers.members[markers.slices.first_rows]
         for number, member in enumerate(self._members):
             chosen = np.broadcast_to(of_slices == number, priorities.shape)
             if chosen.any():
-                member.dataset.update_priorities(batch.info.keys[chosen], priorities[chosen])
+                member.dataset.update_priorities(keys[chosen], priorities[chosen])
 
     def as_torch(self, device: Any = None) -> Any:
         """Return an `IterableDataset` of batches whose data and markers are tensors; see `ReplayDataset.as_torch`.

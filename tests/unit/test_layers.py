@@ -37,6 +37,7 @@ CLIENT = [
     "nests",
     "deadline",
     "flags",
+    "schedules",
     "arguments",
     "extras",
     "lazy",
