@@ -42,6 +42,7 @@ from reverb_writer.writing.observers import TrajectoryObserver as TrajectoryObse
 from reverb_writer.writing.sequence_writer import SequenceWriter as SequenceWriter
 from reverb_writer.writing.session import ObserverStats as ObserverStats
 from reverb_writer.writing.vector import VectorObserver as VectorObserver
+from reverb_writer.writing.vector import VectorSequenceObserver as VectorSequenceObserver
 from reverb_writer.writing.window_targets import WindowTarget as WindowTarget
 
 __version__: str

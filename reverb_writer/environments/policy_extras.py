@@ -1,4 +1,4 @@
-"""Data of the acting policy beside its actions: log-probabilities, values, hidden states, the version of its weights."""
+"""Data of the acting policy: log-probabilities, values, hidden states, the version of its weights."""
 
 from __future__ import annotations
 

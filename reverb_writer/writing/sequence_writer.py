@@ -15,12 +15,14 @@ that was interrupted.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from reverb_writer.client.spec_table import largest_priority
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import zeros
 from reverb_writer.steps import step_bytes
@@ -89,7 +91,8 @@ class SequenceWriter:
         self.chunks = ChunkBuilder(dtypes, shapes, [target.spec for target in targets], length, padding_step)
         self.total_steps = self.num_episodes = self.num_items = 0
         self.dropped: collections.Counter[str] = collections.Counter()
-        self._windows = WindowScheduler(targets, padding_step, pack)
+        largest = functools.partial(largest_priority, stream.channel)
+        self._windows = WindowScheduler(targets, padding_step, pack, largest)
         self._request_steps = request_items / self._windows.items_per_step
         self._spans_episodes = spans_episodes
         self._lock = threading.RLock()
