@@ -177,6 +177,6 @@ def test_actor_in_another_process_learns_of_the_largest_priority(place: Place) -
             actor.kill()
     with subprocess.Popen(command, env=os.environ) as actor:
         try:
-            assert eventually(lambda: (found := priorities_of(place)) and set(found) == {9.0})
+            assert eventually(lambda: set(priorities_of(place)) == {9.0})
         finally:
             actor.kill()
