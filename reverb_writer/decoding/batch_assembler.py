@@ -215,7 +215,7 @@ class BatchAssembler:
             if ranges:
                 return ranges
             # A chunk of this item was evicted for another chunk of it, and must be decoded again. If that evicts a
-            # third one, the rings are too small for this item beside others, and are reset.
+            # third one, the rings are too small for this item together with others, and are reset.
             missing = cache.missing_chunks(slices_of, chunks)
         raise FormatError("the chunks of an item changed while they were decoded.")
 

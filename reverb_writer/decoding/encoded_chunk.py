@@ -108,7 +108,7 @@ class EncodedChunk:
         if self.is_raw:
             for content, as_bytes in zip(self._contents, columns_as_bytes, strict=True):
                 decompress_into(content, as_bytes[start:stop])
-            for number in self.schema.boolean_columns:  # 0 or 1, whatever byte is stored
+            for number in self.schema.boolean_columns:  # any stored byte becomes 0 or 1
                 rows = columns_as_bytes[number][start:stop]
                 np.not_equal(rows, 0, out=rows.view(np.bool_))
             return

@@ -5,21 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
-__all__ = ["check_end", "picklable_client", "request_infos", "shut_down", "start_fetchers", "stop_fetchers"]
+__all__ = ["LEAST_S", "check_end", "request_infos", "start_fetchers", "stop_fetchers"]
+
+LEAST_S = 0.05
+"""Time for a question to a server, in seconds, even if the time-out has been spent on others."""
 
 _STOP_S = 3.0
-_LEAST_S = 0.05  # each server has a chance to answer, even if the time-out has been spent on others
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
@@ -69,7 +69,7 @@ def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerIn
 
     with logged(lambda: f"table `{table}`: waiting for the server at {waited_for()}"), unchained():
         for shard in client.shards:
-            infos.append(shard.request_info(max(deadline - time.monotonic(), _LEAST_S)))
+            infos.append(shard.request_info(max(deadline - time.monotonic(), LEAST_S)))
             check_tables_exist([table], infos[-1], shard.address)
     return infos
 
@@ -118,18 +118,3 @@ def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0,
         fetcher.stop()
     for fetcher in fetchers:
         fetcher.join(max(deadline - time.monotonic(), 0.0))
-
-
-def shut_down(fetchers: Sequence[ThreadFetcher], updates: PriorityUpdates, client: Client | None) -> None:
-    """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child."""
-    if any(fetcher.is_forked for fetcher in fetchers):
-        return
-    stop_fetchers(fetchers)
-    updates.close(1.0)
-    if client is not None:
-        client.close()
-
-
-def picklable_client(client: Any) -> Any:
-    """Return a picklable argument from which another process can make the same client."""
-    return client if isinstance(client, Client) else getattr(client, "server_address", client)

@@ -106,7 +106,7 @@ class PriorityUpdates:
             if time.monotonic() >= deadline:
                 raise ReplayTimeoutError(
                     f"table `{self._table}`: {len(self._pending)} priorities not set within {timeout_s:.1f} s. The "
-                    "server is slow or gone; `stats()` of the dataset tells."
+                    "server is slow or gone; see `stats()` of the dataset."
                 )
             self._sent.clear()
             if self._pending or self._sending:

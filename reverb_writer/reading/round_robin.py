@@ -51,7 +51,7 @@ class RoundRobin:
 
         Raises:
             ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.
-            ServerUnavailableError: likewise, and all servers are gone.
+            ServerUnavailableError: none came in time, and no server can be reached.
             ReverbWriterError: instead of a sample that could not be decoded.
         """
         deadline = start + timeout_s

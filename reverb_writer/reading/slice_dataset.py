@@ -12,29 +12,28 @@ Source: TorchRL, `SliceSampler` and its relatives; docs/compatibility.md lists t
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import time
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.arguments import check_timeout, integer
-from reverb_writer.client.client import as_client
+from reverb_writer.arguments import integer
+from reverb_writer.client.client import Client
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.fetchers import picklable_client
+from reverb_writer.reading.dataset import Dataset
+from reverb_writer.reading.fetchers import LEAST_S
 from reverb_writer.reading.priority_updates import keys_of
 from reverb_writer.reading.read_options import MAX_CACHE_BYTES, OnTimeout, ReadOptions
-from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.reading.slice_pools import SliceOptions, SlicePools
 from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.reading.table_reader import TableReader
 from reverb_writer.slices import (
     By,
     Short,
@@ -46,19 +45,22 @@ from reverb_writer.slices import (
 
 __all__ = ["ContiguousDataset"]
 
-_LEAST_S = 0.05  # for a question to a server, even if the time-out has been spent on others
 
-
-class ContiguousDataset:
+class ContiguousDataset(Dataset):
     """An endless iterator over flat batches of slices.
 
     Iterated by one thread at a time. A context manager. Not usable in a forked child.
+
+    Attributes:
+        timeout_s: time-out of a batch, in seconds.
 
     Example:
         with rw.ContiguousDataset("localhost:8000", "episodes", num_slices=32, slice_len=16) as dataset:
             for batch in dataset:
                 values = network(batch.data["observation"], reset=batch.markers.is_init)  # [N, ...], N <= 32 x 16
     """
+
+    _num_open_sizes = 1
 
     def __init__(  # noqa: D417  # `ReadOptions` documents the others
         self,
@@ -126,23 +128,6 @@ class ContiguousDataset:
             max_cache_bytes=max_cache_bytes,
             max_sample_bytes=max_sample_bytes,
         )
-        self._open_again = functools.partial(
-            ContiguousDataset,
-            picklable_client(client),
-            table,
-            num_slices,
-            slice_len,
-            by=by,
-            short=short,
-            span=span,
-            replacement=replacement,
-            row_priority_fn=row_priority_fn,
-            emit_init=emit_init,
-            weights=weights,
-            pool_size=pool_size,
-            seed=seed,
-            **vars(options),
-        )
         self._sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
         if row_priority_fn is not None and self._sampler.by is not By.ROW:
             raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
@@ -151,46 +136,35 @@ class ContiguousDataset:
         if not tables or not all(isinstance(name, str) for name in tables):
             raise SpecError(f"`table` must be the name of a table, or several, got {table!r}.")
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
-        self._client, self._owns_client = as_client(client, options.timeout_s)
-        self._timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
-        num_members = len(tables) * len(self._client.shards)
+        self._weights: list[float] = []
         self._members: list[SlicePools] = []
-        self._stopped = self._closed = False  # the first by a time-out, until it is iterated again
+        self._stopped = False  # by a time-out, until it is iterated again
         self._missing: list[int] = []  # slices of each member that the unfinished batch lacks
         # The unfinished batch: member, slices and numbers of their items. It is kept after a time-out.
         self._parts: list[tuple[int, Batch, npt.NDArray[np.int64]]] = []
-        try:
-            self._weights = _checked_weights(weights, num_members)
-            how = SliceOptions(self._sampler, self._rng, replacement, row_priority_fn, emit_init)
-            deadline = time.monotonic() + self._timeout_s
-            for number, (one, name) in enumerate(itertools.product(self._client.each(), tables)):
-                left_s = max(deadline - time.monotonic(), _LEAST_S)  # one time-out for all tables
-                given = vars(dataclasses.replace(options, timeout_s=left_s))
-                dataset = ReplayDataset(one, name, pool_size, collate="flat", **given)
-                dataset.timeout_s = self._timeout_s
-                self._members.append(SlicePools(dataset, how, number=number, num_members=num_members))
-        except BaseException:
-            self.close()
-            raise
+
+        def make_readers(client: Client, deadline: float) -> Iterator[TableReader]:
+            self._weights = _checked_weights(weights, len(tables) * len(client.shards))
+            for one, name in itertools.product(client.each(), tables):
+                left_s = max(deadline - time.monotonic(), LEAST_S)  # one time-out for all tables
+                yield TableReader(one, name, pool_size, options, left_s)
+
+        self._open(client, options, make_readers)
+        how = SliceOptions(self._sampler, self._rng, replacement, row_priority_fn, emit_init)
+        for number, reader in enumerate(self._readers):
+            self._members.append(SlicePools(reader, how, number=number, num_members=len(self._readers)))
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
-        for member in self._members:
-            iter(member.dataset)
         self._stopped = False
-        return self
+        return super().__iter__()
 
-    def __next__(self) -> Batch:
+    def _next_batch(self, start: float) -> Batch | None:
         """Return the next batch; the last one of a single pass may be smaller.
 
         A single pass ends when all tables are read: once a table has ended, the others give its share. One time-out
         covers all tables of a batch.
-
-        Raises:
-            IncompleteError: all trajectories that arrived within the time-out are too short, or of priority 0.
-            ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
         """
-        start = time.monotonic()
         num_missing = sum(self._missing) or self._sampler.num_slices
         while num_missing and not self._stopped:
             if not self._missing:
@@ -199,14 +173,14 @@ class ContiguousDataset:
                     break
                 self._missing = allot(num_missing, weights, self._rng).tolist()
             for number, share in enumerate(self._missing):
-                for batch, items in self._members[number].take(share, start):
+                for batch, items in self._members[number].take(share, start, self.timeout_s):
                     self._parts.append((number, batch, items))
                     self._missing[number] -= len(batch.info)
                 self._stopped = self._stopped or (self._missing[number] > 0 and not self._members[number].is_exhausted)
             num_missing, self._missing = sum(self._missing), []
         parts, self._parts = self._parts, []
         if not parts:
-            raise StopIteration
+            return None
         numbers, batches, _ = zip(*parts, strict=True)
         data, markers = concatenate_batches([SliceBatch(batch.data, batch.markers) for batch in batches], numbers)
         if len(self._members) == 1:
@@ -234,70 +208,16 @@ class ContiguousDataset:
         for number, member in enumerate(self._members):
             chosen = np.broadcast_to(of_slices == number, priorities.shape)
             if chosen.any():
-                member.dataset.update_priorities(keys[chosen], priorities[chosen])
-
-    def as_torch(self, device: Any = None) -> Any:
-        """Return an `IterableDataset` of batches whose data and markers are tensors; see `ReplayDataset.as_torch`.
-
-        Args:
-            device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
-        """
-        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
-
-        return replay_view(self, device)
-
-    def as_jax(self, device: Any = None) -> Iterator[Batch]:
-        """Return an iterator over batches whose data and markers are JAX arrays on `device`; None for the default."""
-        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
-
-        return jax_batches(self, device)
-
-    def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs: data, and a dict of markers and info; waits for the first batch."""
-        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
-
-        return tf_dataset(self, num_open=1)
+                member.reader.updates.put(keys[chosen], priorities[chosen])
 
     def stats(self) -> list[DatasetStats]:
         """Return the counters of each member, in the order of `weights`."""
-        all_stats = [member.dataset.stats() for member in self._members]
-        if self._closed:
+        all_stats = [member.reader.stats() for member in self._members]
+        if not self._finalizer.alive:
             for number, (member, stats) in enumerate(zip(self._members, all_stats, strict=True)):
                 items = [items for owner, _, items in self._parts if owner == number]
                 stats.undelivered_samples += len(np.unique(np.concatenate([*items, member.items_left()])))
         return all_stats
-
-    def close(self, timeout_s: float | None = None) -> None:
-        """Stop fetching, and set the priorities that are on their way. Idempotent.
-
-        The samples that have arrived can still be iterated over; `stats()` counts as `undelivered_samples` the items
-        that are not.
-
-        Args:
-            timeout_s: time-out of the whole call, in seconds; None for the dataset's.
-        """
-        self._closed = True
-        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else check_timeout(timeout_s))
-        for member in self._members:
-            member.dataset.stop()
-        for member in self._members:
-            member.dataset.close(max(deadline - time.monotonic(), _LEAST_S))
-        if self._owns_client:
-            self._client.close()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
-        return self._open_again, ()
-
-    def __enter__(self) -> ContiguousDataset:
-        """Return the dataset itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def _checked_weights(weights: Sequence[float] | None, num_members: int) -> list[float]:

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError
-from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.replay_dataset import ReplayDataset
+from reverb_writer.reading.batches import Batch, collate
+from reverb_writer.reading.table_reader import TableReader
 from reverb_writer.slices import (
     By,
     Markers,
@@ -56,16 +56,16 @@ class SliceOptions:
 class SlicePools:
     """One table of one server: its pools one after the other, and the slices drawn of them."""
 
-    def __init__(self, dataset: ReplayDataset, options: SliceOptions, *, number: int, num_members: int) -> None:
+    def __init__(self, reader: TableReader, options: SliceOptions, *, number: int, num_members: int) -> None:
         """Start without a pool.
 
         Args:
-            dataset: whose batches are the pools.
+            reader: whose samples, as many as it returns together, are a pool.
             options: how slices are drawn.
             number: of this table and server among the members of a `ContiguousDataset`.
             num_members: how many members there are, so that ids of trajectories differ.
         """
-        self.dataset = dataset
+        self.reader = reader
         self._options, self._number, self._num_members = options, number, num_members
         self._num_trajectories = self._num_items = 0  # of former pools
         self._pool_trajectories = 0
@@ -86,16 +86,17 @@ class SlicePools:
     @property
     def is_exhausted(self) -> bool:
         """Whether all slices are taken and no more items will come."""
-        return self.dataset.is_exhausted and not len(self.items_left())
+        return self.reader.is_exhausted and not len(self.items_left())
 
-    def take(self, num_slices: int, start: float) -> Iterator[tuple[Batch, ItemNumbers]]:
+    def take(self, num_slices: int, start: float, timeout_s: float) -> Iterator[tuple[Batch, ItemNumbers]]:
         """Yield the next slices, in one batch or in several, each with the number of the item of each slice.
 
         Args:
             num_slices: how many slices, fewer at the end.
-            start: when the wait began, see `ReplayDataset.next_since`.
+            start: when the wait began, of `time.monotonic()`.
+            timeout_s: time-out in seconds, from `start`.
         """
-        while num_slices and (drawn := self._slices_left(start)):
+        while num_slices and (drawn := self._slices_left(start, timeout_s)):
             pool, slices = drawn
             first, stop = self._next, min(self._next + num_slices, len(slices.lengths))
             self._next = stop
@@ -108,21 +109,21 @@ class SlicePools:
             items = self._item_of[part.trajectories]
             yield Batch(data, pool.info.choose(items), markers), self._num_items + items
 
-    def _slices_left(self, start: float) -> tuple[Batch, Slices] | None:
+    def _slices_left(self, start: float, timeout_s: float) -> tuple[Batch, Slices] | None:
         """Return the pool and its slices, or the next pool if all slices are taken; None at the end."""
         too_short: IncompleteError | None = None
         while self._pool is None or self._slices is None or self._next == len(self._slices.lengths):
             try:
-                pool = self.dataset.next_since(start)
+                samples = self.reader.next(start, timeout_s)
             except ReplayTimeoutError as error:
                 raise too_short or error from None
-            if pool is None:
+            if samples is None:
                 return None
             try:
-                self._begin(pool)
+                self._begin(collate(*samples, self.reader.pack, "flat", self.reader.server))
             except IncompleteError as error:
                 too_short = error
-                if time.monotonic() > start + self.dataset.timeout_s:
+                if time.monotonic() > start + timeout_s:
                     raise
         return self._pool, self._slices
 

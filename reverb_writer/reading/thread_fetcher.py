@@ -156,7 +156,7 @@ class ThreadFetcher:
         return outage is not None and outage.is_silence
 
     def why_waiting(self, probe: ServerProbe | None) -> str:
-        """Say what keeps samples from coming, as far as a probe tells; None if there was no time for one."""
+        """Say what keeps samples from coming, as far as a probe found out; None if there was no time for one."""
         outage, since = self._outage, self.disconnected_at
         if outage is not None and since is not None:
             return outage.explain(self._channel, time.monotonic() - since)
@@ -189,12 +189,6 @@ class ThreadFetcher:
             silence_s = time.monotonic() - self._heard_at
             if silence_s >= max_silence_s or self._closed.wait(min(max_silence_s - silence_s, max_silence_s) + 0.001):
                 break
-
-    def stop_unless_reading(self) -> None:
-        """Ask for no more samples, and `stop` unless samples are in flight whose items were removed."""
-        self.stop_asking()
-        if not (self._fetcher.removes_items and self._fetcher.num_in_flight):
-            self.stop()
 
     def stop(self) -> None:
         """Have the thread end, without waiting for it; batches that are ready can still be taken. Idempotent."""

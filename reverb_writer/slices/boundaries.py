@@ -1,7 +1,7 @@
 """Where trajectories begin and end, recovered from markers: integers only.
 
 A storage is a ring of T time steps for each of its environments: [T, B, ...] of B environments, [N] of one. One rule
-finds the ends, whatever the markers are:
+finds the ends from any kind of marker:
 
     row t is the last of its trajectory if it is marked as an end, or row t + 1 as a start, or row t + 1 has another id
 
@@ -45,7 +45,7 @@ class Trajectories:
         """Return trajectories of these lengths that lie end to end, as in a batch of whole episodes.
 
         Raises:
-            StructureError: there is no length, or one is no integer >= 1.
+            StructureError: the list is empty, or a length is not an integer >= 1.
 
         >>> Trajectories.from_lengths([3, 6, 2]).starts.tolist()
         [0, 3, 9]
@@ -132,7 +132,7 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
         one trajectory that begins at row 0.
 
     Raises:
-        SpecError: the cursor is no row, or the ring is not full.
+        SpecError: the cursor is out of range, or the ring is not full.
         StructureError: the markers have no boundaries.
         IncompleteError: there are no rows.
 

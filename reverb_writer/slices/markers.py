@@ -8,8 +8,8 @@
     done         next/done, done, is_last, step_type == LAST                             the last
     traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory so numbered
 
-The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags beside
-it belong to the step before and are ignored. In trajectories of TF-Agents the last row is the boundary step; it is
+The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags next
+to it belong to the step before and are ignored. In trajectories of TF-Agents the last row is the boundary step; it is
 terminated if the discount of the transition into it, in the row before, is 0. If an item starts with a boundary step,
 that discount is not known, and the step is not terminated.
 """
@@ -56,7 +56,7 @@ class Markers:
         """Convert flags to bool, and check that all markers have one shape.
 
         Raises:
-            StructureError: the shapes differ, or ids are no integers.
+            StructureError: the shapes differ, or ids are not integers.
         """
         shapes = {}
         for name in (field.name for field in fields(self)):
@@ -72,7 +72,7 @@ class Markers:
 
     @property
     def ends(self) -> Flags | None:
-        """Last rows, whatever the reason: the union of `done`, `terminated` and `truncated`; None if all are None."""
+        """Last rows, for any reason: the union of `done`, `terminated` and `truncated`; None if all are None."""
         return _union(self.done, self.terminated, self.truncated)
 
 

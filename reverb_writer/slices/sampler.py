@@ -198,7 +198,7 @@ class SliceSampler:
             options: as those of `SliceSampler`.
 
         Raises:
-            SpecError: none or both are given, or `batch_size` is no multiple of the number.
+            SpecError: none or both are given, or `batch_size` is not a multiple of the number.
 
         >>> SliceSampler.from_batch_size(256, slice_len=32).num_slices
         8

@@ -72,7 +72,7 @@ def pad_trajectories(trajectories: Sequence[Any], length: int | None = None) -> 
 
     Raises:
         SpecError: a trajectory is longer than `length`.
-        StructureError: there is no trajectory; they differ in structure, dtype or shape; or leaves differ in length.
+        StructureError: the list is empty; trajectories differ in structure, dtype or shape; or leaves differ in length.
 
     >>> padded = pad_trajectories([np.array([1, 2, 3]), np.array([4])])
     >>> padded.data.tolist(), padded.mask.tolist()
@@ -100,7 +100,7 @@ def split_padded_trajectories(padded: Any, mask: npt.ArrayLike) -> list[Any]:
         n nests of leaves [length, ...], copies.
 
     Raises:
-        StructureError: a leaf or the mask has another shape, or a row that is no padding comes after padding.
+        StructureError: a leaf or the mask has another shape, or a real row comes after padding.
 
     >>> [part.tolist() for part in split_padded_trajectories(np.array([[1, 2], [3, 0]]), [[1, 1], [1, 0]])]
     [[1, 2], [3]]
@@ -126,7 +126,7 @@ def concatenate_trajectories(trajectories: Sequence[Any]) -> Any:
         A nest of leaves [N, ...]; `Trajectories.from_lengths` gives the rows of each.
 
     Raises:
-        StructureError: there is no trajectory; they differ in structure, dtype or shape; or leaves differ in length.
+        StructureError: the list is empty; trajectories differ in structure, dtype or shape; or leaves differ in length.
 
     >>> concatenate_trajectories([np.array([1, 2]), np.array([3])]).tolist()
     [1, 2, 3]
@@ -139,7 +139,7 @@ class TrajectoryAssembler:
     """Assemble whole trajectories from chunks of rows in which several are interleaved.
 
     Rows with one id belong together, in the order in which they are added. A trajectory is complete with its first row
-    that is marked as an end, for whatever reason; a later row with the same id begins another one. Memory holds all
+    that is marked as an end, for any reason; a later row with the same id begins another one. Memory holds all
     rows of the incomplete trajectories, without a limit.
 
     Not thread-safe: give each producer its own, or a lock.

@@ -14,9 +14,9 @@ __all__ = ["jax_batches"]
 
 
 def jax_batches(dataset: Any, device: Any) -> Iterator[Any]:
-    """Yield batches whose leaves are JAX arrays on `device`; strings, which JAX has not, stay NumPy arrays.
+    """Yield batches whose leaves are JAX arrays on `device`; strings stay NumPy arrays.
 
-    64-bit numbers become 32-bit ones unless `jax_enable_x64` is set, as everywhere in JAX.
+    JAX makes 64-bit numbers 32-bit ones unless `jax_enable_x64` is set.
     """
 
     def put(array: Any) -> Any:

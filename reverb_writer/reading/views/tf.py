@@ -19,11 +19,11 @@ __all__ = ["reverb_dataset", "tf_dataset"]
 
 
 def tf_dataset(dataset: Any, num_open: int = 2) -> Any:
-    """Return a `tf.data.Dataset` of pairs: the nest of a batch, and a dict of the numbers of its info.
+    """Return a `tf.data.Dataset` of pairs: the nest of a batch, and a dict of the arrays of its info and markers.
 
-    The element spec is taken from the first batch, which is then the first element. The first `num_open` sizes are left
-    open, B and T, for a last batch may be smaller; all others are known. As everywhere in `tf.data`, lists become
-    tuples.
+    This waits for the first batch, takes the element spec from it, and returns it as the first element. The first
+    `num_open` sizes of each shape are None in the spec, because a last batch may be smaller. Lists become tuples, as
+    `tf.data` requires.
     """
     first = next(dataset)
     head = _element(first)
@@ -45,16 +45,16 @@ def tf_dataset(dataset: Any, num_open: int = 2) -> Any:
 def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch_size: int, max_in_flight: int) -> Any:
     """Return `reverb.TrajectoryDataset` batched, as pairs: the nest of a batch, and a dict of the numbers of its info.
 
-    It runs in TensorFlow's own threads, and decodes whatever a writer has stored, VARIANT tensors too: for servers
-    whose writers are trusted.
+    It runs in TensorFlow's own threads. It decodes everything that a writer has stored, VARIANT tensors included: use
+    it only if you trust all writers.
 
     Args:
         address: of the server.
         table: its name.
         spec: nest of `ArraySpec` of the table's items.
-        has_time: whether their shapes have the time dimension.
+        has_time: whether the shapes in `spec` have the time dimension.
         batch_size: samples in a batch; of one length.
-        max_in_flight: bound on samples ahead.
+        max_in_flight: limit of samples fetched ahead.
 
     Raises:
         MissingExtraError: dm-reverb is not installed.

@@ -1,0 +1,184 @@
+"""The life cycle of every dataset of replay tables: open, iterate, convert, count, close, pickle.
+
+A dataset owns a client and a `TableReader` for each of its tables, and makes batches of their samples.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import inspect
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from reverb_writer.arguments import check_timeout
+from reverb_writer.client.client import Client, as_client
+from reverb_writer.errors import SpecError
+from reverb_writer.reading.batches import Batch
+from reverb_writer.reading.fetchers import stop_fetchers
+from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.table_reader import TableReader
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Dataset"]
+
+_MAX_SILENCE_S = 0.25
+
+
+class Dataset(abc.ABC):
+    """An endless iterator over batches. Iterated by one thread at a time; the rest is thread-safe.
+
+    Attributes:
+        timeout_s: time-out of a batch, in seconds.
+    """
+
+    timeout_s: float
+    _arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    _num_open_sizes = 2  # leading dimensions of leaves that may differ from batch to batch: B and T
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Remember the arguments: where the dataset is unpickled, they open another one."""
+        dataset = super().__new__(cls)
+        dataset._arguments = args, kwargs
+        return dataset
+
+    def _open(
+        self, client: Any, options: ReadOptions, make_readers: Callable[[Client, float], Iterable[TableReader]]
+    ) -> None:
+        """Connect to the servers and start to fetch. If that fails, all that has started is stopped.
+
+        Args:
+            client: as that of a dataset.
+            options: of the dataset.
+            make_readers: yields the readers; gets the client, and the deadline of `time.monotonic()`.
+        """
+        self._options = options
+        self._client, self._owns_client = as_client(client, options.timeout_s)
+        self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
+        self._readers: list[TableReader] = []
+        # A dataset that is not closed must not hang the interpreter's end.
+        owned_client = self._client if self._owns_client else None
+        self._finalizer = weakref.finalize(self, _shut_down, self._readers, owned_client)
+        try:
+            self._readers.extend(make_readers(self._client, time.monotonic() + self.timeout_s))
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
+        for reader in self._readers:
+            reader.restart()
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch; after `close()` or a single pass, a last batch of the remaining samples, then stop.
+
+        Raises:
+            ReplayTimeoutError: no batch within the time-out; names the cause with its numbers. No sample is lost.
+            ServerUnavailableError: no batch within the time-out, and no server can be reached.
+            UnsafeDataError, FormatError: a sample must not or cannot be decoded; it is skipped, the next call goes on.
+            StructureError: samples differ in length or shape, which the dataset does not allow; or the table is gone.
+            IncompleteError: all trajectories that arrived within the time-out are too short for a slice.
+            ClosedError: in a forked child.
+        """
+        batch = self._next_batch(time.monotonic())
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    @abc.abstractmethod
+    def _next_batch(self, start: float) -> Batch | None:
+        """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`."""
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch`.
+
+        Args:
+            device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
+
+        With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
+        worker process opens a dataset like this one, with a client of the same servers, certificates and token. This
+        dataset should be closed then: it fetches as well.
+        """
+        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
+
+        return replay_view(self, device)
+
+    def as_jax(self, device: Any = None) -> Iterator[Batch]:
+        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default.
+
+        Raises:
+            SpecError: with `reuse_buffers`: JAX's arrays on a CPU may be the batch's own memory, and change with it.
+        """
+        if self._options.reuse_buffers:
+            raise SpecError("`reuse_buffers` must be False for as_jax, got True: JAX's arrays may share those buffers.")
+        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
+
+        return jax_batches(self, device)
+
+    def as_tf(self) -> Any:
+        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch."""
+        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
+
+        return tf_dataset(self, self._num_open_sizes)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Stop fetching, and set the priorities that are on their way. Idempotent.
+
+        The samples that have arrived can still be iterated over, in a last, smaller batch if need be;
+        `undelivered_samples` of `stats()` counts those that are not. If sampling removes items from a table, the
+        samples in flight are read first.
+
+        Args:
+            timeout_s: time-out of the whole call, in seconds; most of it is for priorities that are not set yet. None
+                for the dataset's.
+        """
+        timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
+        fetchers = [fetcher for reader in self._readers for fetcher in reader.fetchers]
+        if not self._finalizer.detach() or any(fetcher.is_forked for fetcher in fetchers):
+            return
+        deadline = time.monotonic() + timeout_s
+        stop_fetchers(fetchers, _MAX_SILENCE_S, timeout_s)
+        for reader in self._readers:
+            reader.finish(deadline)
+        if self._owns_client:
+            self._client.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
+        args, kwargs = self._arguments
+        given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
+        return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
+
+    def __enter__(self) -> Self:
+        """Return the dataset itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def _shut_down(readers: Sequence[TableReader], client: Client | None) -> None:
+    """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child."""
+    fetchers = [fetcher for reader in readers for fetcher in reader.fetchers]
+    if any(fetcher.is_forked for fetcher in fetchers):
+        return
+    stop_fetchers(fetchers)
+    for reader in readers:
+        reader.updates.close(1.0)
+    if client is not None:
+        client.close()
+
+
+def _picklable(client: Any) -> Any:
+    """Return a picklable argument from which another process can make the same client."""
+    return client if isinstance(client, Client) else getattr(client, "server_address", client)

@@ -1,0 +1,184 @@
+r"""Samples of one table, of one server or of several, and new priorities for its items.
+
+server a -> ThreadFetcher \
+    server b -> ThreadFetcher  > RoundRobin -> SubsequenceCutter (with `num_steps`) -> Samples
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from typing import Any
+
+from reverb_writer.client.client import Client
+from reverb_writer.decoding.samples import Samples
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.protocol.table_specs import packer
+from reverb_writer.reading.fetchers import LEAST_S, check_end, request_infos, start_fetchers
+from reverb_writer.reading.priority_updates import PriorityUpdates
+from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.round_robin import RoundRobin
+from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.reading.subsequences import SubsequenceCutter
+from reverb_writer.reading.waiting import unchained
+
+__all__ = ["TableReader"]
+
+
+class TableReader:
+    """Samples of one table. Read by one thread at a time; the rest is thread-safe.
+
+    Attributes:
+        table: its name.
+        fetchers: one for each server.
+        pack: makes the table's nest of a list of leaves; known once `next` has returned samples.
+        updates: new priorities on their way to the servers.
+        is_exhausted: whether an iteration has ended because no more samples will come: after a single pass or when the
+            dataset was closed, not after a time-out.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        table: str,
+        batch_size: int,
+        options: ReadOptions,
+        timeout_s: float,
+        *,
+        num_steps: int | None = None,
+    ) -> None:
+        """Find the table and start to fetch.
+
+        Args:
+            client: of the servers; not closed by this.
+            table: its name.
+            batch_size: samples that `next` returns together; subsequences of samples with `num_steps`.
+            options: of the dataset.
+            timeout_s: time-out of finding the table, in seconds.
+            num_steps: as that of `ReplayDataset`.
+        """
+        infos = request_infos(client, table, timeout_s)
+        check_end(table, options, infos)
+        self.table = table
+        self.pack: Any = None  # Any: callers that have samples need not check for None
+        self.is_exhausted = False
+        self._client, self._batch_size, self._options = client, batch_size, options
+        self._has_ended = False
+        self._cutter = None if num_steps is None else SubsequenceCutter(num_steps)
+        self._unpacked: Samples | None = None
+        self._stopping: list[int] | None = None  # servers whose last batch is due, after a time-out ended an iteration
+        self._stats = DatasetStats()
+        start = functools.partial(start_fetchers, client, infos, table, batch_size, options)
+        self._round_robin = RoundRobin(table, batch_size, start)
+        self.fetchers = self._round_robin.fetchers
+        self.updates = PriorityUpdates(client, infos[0].tables[table])
+
+    @property
+    def server(self) -> str:
+        """Address of the server that the last samples came from."""
+        return self._client.shards[self._round_robin.latest].address
+
+    def restart(self) -> None:
+        """Continue where an iteration ended, also after a time-out."""
+        self._stopping = None
+
+    def next(self, start: float, timeout_s: float) -> Samples | None:
+        """Return the next samples, as many as a batch has; fewer at the end, then None.
+
+        Args:
+            start: when the wait began, of `time.monotonic()`: one time-out may cover several readers.
+            timeout_s: time-out in seconds, from `start`.
+
+        Raises:
+            ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
+        """
+        called_at = time.monotonic()
+        for fetcher in self.fetchers:
+            fetcher.check_usable()
+        if self._cutter is None:
+            samples = self._next_samples(start, timeout_s)
+        else:
+            samples = self._next_subsequences(self._cutter, start, timeout_s)
+        if samples is None:
+            self.is_exhausted = self._stopping is None
+            return None
+        now = time.monotonic()
+        self._stats.batches += 1
+        self._stats.samples += len(samples[1])
+        self._stats.wait_s += now - called_at
+        self._stats.last_age_s = now - samples[1].received_at
+        return samples
+
+    def spec(self, timeout_s: float) -> Any:
+        """Return the nest of `ArraySpec` of the table's items, stored on the server of the last samples."""
+        return self._client.shards[self._round_robin.latest].spec_of(self.table, timeout_s)
+
+    def stats(self) -> DatasetStats:
+        """Return the counters so far."""
+        stats = DatasetStats(**vars(self._stats))
+        for fetcher in self.fetchers:
+            stats.add(fetcher.stats())
+        stats.priority_updates, stats.failed_priority_updates = self.updates.num_sent, self.updates.num_failed
+        if self._has_ended:
+            unpacked = len(self._unpacked[1]) if self._unpacked else 0
+            stats.undelivered_samples = stats.ready_samples + unpacked
+            stats.undelivered_samples += self._cutter.num_samples if self._cutter else 0
+        return stats
+
+    def finish(self, deadline: float) -> None:
+        """Set the priorities that are on their way; fetching has stopped. What has arrived can still be read.
+
+        Args:
+            deadline: of `time.monotonic()`.
+        """
+        self._has_ended = True
+        self.updates.close(max(deadline - time.monotonic(), 0.0))
+        left_s = deadline - time.monotonic()
+        if self.pack is None:
+            self.pack = packer(None)
+            if left_s > 0 and (self._unpacked or self.stats().ready_samples):
+                with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+                    self._find_pack(left_s)
+
+    def _find_pack(self, timeout_s: float) -> None:
+        """Ask for the table's structure. Only a table with items is sure to have it stored."""
+        with unchained():
+            self.pack = packer(self.spec(timeout_s))
+
+    def _next_samples(self, start: float, timeout_s: float) -> Samples | None:
+        """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""
+        samples = self._unpacked or self._take(start, timeout_s)
+        if samples is not None:
+            self.updates.remember_owner(samples[1].keys, self._round_robin.latest)
+            if self.pack is None:
+                self._unpacked = samples  # for the next call, if the server does not tell the structure now
+                self._find_pack(max(start + timeout_s - time.monotonic(), LEAST_S))
+        self._unpacked = None
+        return samples
+
+    def _take(self, start: float, timeout_s: float) -> Samples | None:
+        """Take the next batch, or the samples left at the end of the iteration; None when it is over."""
+        if self._stopping is None:
+            try:
+                return self._round_robin.next(start, timeout_s) or self._round_robin.rest()
+            except (ReplayTimeoutError, ServerUnavailableError):
+                if self._options.on_timeout == "raise":
+                    raise
+            self._stopping = list(range(len(self.fetchers)))
+        while self._stopping:
+            samples = self._round_robin.rest_of(self._stopping.pop())
+            if samples is not None:
+                return samples
+        return None
+
+    def _next_subsequences(self, cutter: SubsequenceCutter, start: float, timeout_s: float) -> Samples | None:
+        """Return the next batch of subsequences of samples, or the last one; None at the end."""
+        while cutter.num_pieces < self._batch_size:
+            samples = self._next_samples(start, timeout_s)
+            if samples is None:
+                if not cutter.num_pieces:
+                    return None
+                break
+            cutter.add(*samples)
+        return cutter.take(self._batch_size)
