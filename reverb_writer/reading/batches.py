@@ -12,11 +12,11 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.decoding.samples import BatchInfo, Column
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import shapes_text
 from reverb_writer.slices import SliceMarkers
 
-__all__ = ["Batch", "Collate", "collate"]
+__all__ = ["Batch", "Collate", "collate", "transformed"]
 
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
@@ -101,6 +101,21 @@ def collate(
         else:
             data = pack([_stacked(column, number) for number, column in enumerate(columns)])
     return Batch(data, dataclasses.replace(info, mask=mask, server=server))
+
+
+def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:
+    """Return what the learner's function makes of a batch.
+
+    Raises:
+        SpecError: that is no batch.
+    """
+    found = transform(batch)
+    if not isinstance(found, Batch):
+        raise SpecError(
+            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
+            f"{type(found).__name__}."
+        )
+    return found
 
 
 def _stacked(column: Column, number: int) -> Array:

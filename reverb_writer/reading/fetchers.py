@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.waiting_log import logged
+from reverb_writer.decoding.samples import Samples
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
@@ -81,6 +84,7 @@ def start_fetchers(
     batch_size: int,
     options: ReadOptions,
     wake: Callable[[], None],
+    finish: Callable[[int, Samples], Any] | None = None,
 ) -> list[ThreadFetcher]:
     """Start a fetcher for each server. If one cannot start, the others are stopped.
 
@@ -91,11 +95,13 @@ def start_fetchers(
         batch_size: samples in a batch.
         options: of the dataset.
         wake: called whenever a batch or an error is ready.
+        finish: as that of `ThreadFetcher`; also gets the number of the server.
     """
     with contextlib.ExitStack() as started:
         fetchers = []
-        for shard, info in zip(client.shards, infos, strict=True):
-            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake))
+        for number, (shard, info) in enumerate(zip(client.shards, infos, strict=True)):
+            of_server = None if finish is None else functools.partial(finish, number)
+            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake, finish=of_server))
             started.callback(stop_fetchers, fetchers[-1:])
         started.pop_all()
     return fetchers

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from reverb_writer.client.due_windows import send_due
-from reverb_writer.decoding.samples import Samples
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.flags import Flag
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
@@ -42,7 +42,7 @@ class RoundRobin:
         self._ready = Flag()
         self.fetchers = start(self._ready.set)
 
-    def next(self, start: float, timeout_s: float) -> Samples | None:
+    def next(self, start: float, timeout_s: float) -> Any:
         """Return the next batch; None if no more will come.
 
         Args:
@@ -83,18 +83,18 @@ class RoundRobin:
         """Whether no fetcher will get more samples; batches may still be ready."""
         return all(fetcher.has_ended for fetcher in self.fetchers)
 
-    def rest(self) -> Samples | None:
+    def rest(self) -> Any:
         """Return a batch of the samples that have arrived, full or not; None if there are none."""
         return self._take(len(self.fetchers), partial=True)
 
-    def rest_of(self, number: int) -> Samples | None:
+    def rest_of(self, number: int) -> Any:
         """Return a batch of the samples that have arrived from one server, full or not; None if there are none."""
         fetched = self.fetchers[number].take(partial=True)
         if fetched is not None:
             self.latest = number
         return fetched
 
-    def _take(self, num_servers: int, *, partial: bool = False) -> Samples | None:
+    def _take(self, num_servers: int, *, partial: bool = False) -> Any:
         """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
         for ahead in range(num_servers):
             number = (self._turn + ahead) % len(self.fetchers)

@@ -26,7 +26,7 @@ from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.reading.batches import Batch
+from reverb_writer.reading.batches import Batch, transformed
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.fetchers import LEAST_S
 from reverb_writer.reading.priority_updates import keys_of
@@ -80,6 +80,7 @@ class ContiguousDataset(Dataset):
         seed: int | None = None,
         max_in_flight_batches: int = 2,
         timeout_s: float | None = None,
+        connect_timeout_s: float | None = None,
         on_timeout: OnTimeout = "raise",
         single_pass: bool = False,
         max_samples: int | None = None,
@@ -87,11 +88,12 @@ class ContiguousDataset(Dataset):
         reuse_buffers: bool = False,
         max_cache_bytes: int = MAX_CACHE_BYTES,
         max_sample_bytes: int = MAX_SAMPLE_BYTES,
+        transform: Callable[[Batch], Batch] | None = None,
     ) -> None:
         """Find the tables and start to fetch.
 
         `ReadOptions` documents the keywords that are not listed here; a batch is a pool, and `max_samples` counts the
-        items of each member.
+        items of each member. `transform` gets the batches of slices, in the thread that iterates.
 
         Args:
             client: a `Client`, an address or several, or a `reverb.Client`.
@@ -120,6 +122,7 @@ class ContiguousDataset(Dataset):
         options = ReadOptions(
             max_in_flight_batches=max_in_flight_batches,
             timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
             on_timeout=on_timeout,
             single_pass=single_pass,
             max_samples=max_samples,
@@ -127,6 +130,7 @@ class ContiguousDataset(Dataset):
             reuse_buffers=reuse_buffers,
             max_cache_bytes=max_cache_bytes,
             max_sample_bytes=max_sample_bytes,
+            transform=transform,
         )
         self._sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
         if row_priority_fn is not None and self._sampler.by is not By.ROW:
@@ -185,7 +189,8 @@ class ContiguousDataset(Dataset):
         data, markers = concatenate_batches([SliceBatch(batch.data, batch.markers) for batch in batches], numbers)
         if len(self._members) == 1:
             markers = dataclasses.replace(markers, members=None)
-        return Batch(data, BatchInfo.concatenate([batch.info for batch in batches]), markers)
+        batch = Batch(data, BatchInfo.concatenate([batch.info for batch in batches]), markers)
+        return batch if self._options.transform is None else transformed(batch, self._options.transform)
 
     def _weighted(self) -> Iterator[tuple[SlicePools, float]]:
         return zip(self._members, self._weights, strict=True)

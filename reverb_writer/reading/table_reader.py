@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.decoding.samples import Samples
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.decoding.samples import BatchInfo, Column, Samples
+from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer
+from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.fetchers import LEAST_S, check_end, request_infos, start_fetchers
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
@@ -23,7 +25,12 @@ from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
 from reverb_writer.reading.waiting import unchained
 
-__all__ = ["TableReader"]
+__all__ = ["MakeBatch", "TableReader"]
+
+_SPEC_TIMEOUT_S = 2.0
+
+MakeBatch = Callable[[Sequence[Column], BatchInfo, Callable[[Sequence[Any]], Any], str], Batch]
+"""Makes a batch of the columns and the info of samples, the function that packs leaves, and the server's address."""
 
 
 class TableReader:
@@ -47,6 +54,7 @@ class TableReader:
         timeout_s: float,
         *,
         num_steps: int | None = None,
+        make_batch: MakeBatch | None = None,
     ) -> None:
         """Find the table and start to fetch.
 
@@ -57,6 +65,7 @@ class TableReader:
             options: of the dataset.
             timeout_s: time-out of finding the table, in seconds.
             num_steps: as that of `ReplayDataset`.
+            make_batch: called by the threads that fetch, so that `next` returns batches; None for samples.
         """
         infos = request_infos(client, table, timeout_s)
         check_end(table, options, infos)
@@ -69,7 +78,9 @@ class TableReader:
         self._unpacked: Samples | None = None
         self._stopping: list[int] | None = None  # servers whose last batch is due, after a time-out ended an iteration
         self._stats = DatasetStats()
-        start = functools.partial(start_fetchers, client, infos, table, batch_size, options)
+        self._make_batch = make_batch
+        finish = None if make_batch is None or num_steps is not None else self._finish_batch
+        start = functools.partial(start_fetchers, client, infos, table, batch_size, options, finish=finish)
         self._round_robin = RoundRobin(table, batch_size, start)
         self.fetchers = self._round_robin.fetchers
         self.updates = PriorityUpdates(client, infos[0].tables[table])
@@ -85,6 +96,9 @@ class TableReader:
 
     def next(self, start: float, timeout_s: float) -> Samples | None:
         """Return the next samples, as many as a batch has; fewer at the end, then None.
+
+        They are `Samples`, columns and info; with `make_batch`, a `Batch` and the info, if the thread that fetches has
+        made one.
 
         Args:
             start: when the wait began, of `time.monotonic()`: one time-out may cover several readers.
@@ -103,6 +117,23 @@ class TableReader:
         if samples is None:
             self.is_exhausted = self._stopping is None
             return None
+        counted: Samples = self._counted(samples, called_at)
+        return counted
+
+    def take(self, start: float, timeout_s: float) -> Any:
+        """Return a batch if one is ready within a time-out, also of 0; then the samples that have arrived, or None."""
+        for fetcher in self.fetchers:
+            fetcher.check_usable()
+        samples = self._unpacked
+        with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+            if samples is None and timeout_s > 0:
+                samples = self._round_robin.next(start, timeout_s)
+        with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+            samples = self._ready(samples or self._round_robin.rest(), LEAST_S)
+            return None if samples is None else self._counted(samples, start)
+        return None
+
+    def _counted(self, samples: Any, called_at: float) -> Any:
         now = time.monotonic()
         self._stats.batches += 1
         self._stats.samples += len(samples[1])
@@ -146,18 +177,33 @@ class TableReader:
         with unchained():
             self.pack = packer(self.spec(timeout_s))
 
-    def _next_samples(self, start: float, timeout_s: float) -> Samples | None:
+    def _next_samples(self, start: float, timeout_s: float) -> Any:
         """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""
         samples = self._unpacked or self._take(start, timeout_s)
+        return self._ready(samples, max(start + timeout_s - time.monotonic(), LEAST_S))
+
+    def _ready(self, samples: Any, timeout_s: float) -> Any:
+        """Return samples once `pack` is known; keep them for the next call if it cannot be found in time."""
         if samples is not None:
             self.updates.remember_owner(samples[1].keys, self._round_robin.latest)
-            if self.pack is None:
-                self._unpacked = samples  # for the next call, if the server does not tell the structure now
-                self._find_pack(max(start + timeout_s - time.monotonic(), LEAST_S))
+            if self.pack is None and not isinstance(samples[0], Batch):
+                self._unpacked = samples
+                self._find_pack(timeout_s)
         self._unpacked = None
         return samples
 
-    def _take(self, start: float, timeout_s: float) -> Samples | None:
+    def _finish_batch(self, number: int, samples: Samples) -> Any:
+        """Make a batch of samples of a server in the thread that fetches; the samples if that does not answer now."""
+        assert self._make_batch is not None  # noqa: S101  # else this is not called
+        shard = self._client.shards[number]
+        try:
+            pack = self.pack or packer(shard.spec_of(self.table, _SPEC_TIMEOUT_S))
+        except ReverbWriterError:
+            return samples
+        self.pack = pack
+        return self._make_batch(*samples, pack, shard.address), samples[1]
+
+    def _take(self, start: float, timeout_s: float) -> Any:
         """Take the next batch, or the samples left at the end of the iteration; None when it is over."""
         if self._stopping is None:
             try:
@@ -172,7 +218,7 @@ class TableReader:
                 return samples
         return None
 
-    def _next_subsequences(self, cutter: SubsequenceCutter, start: float, timeout_s: float) -> Samples | None:
+    def _next_subsequences(self, cutter: SubsequenceCutter, start: float, timeout_s: float) -> Any:
         """Return the next batch of subsequences of samples, or the last one; None at the end."""
         while cutter.num_pieces < self._batch_size:
             samples = self._next_samples(start, timeout_s)

@@ -61,6 +61,7 @@ class ThreadFetcher:
         options: ReadOptions,
         *,
         wake: Callable[[], None],
+        finish: Callable[[Samples], Any] | None = None,
     ) -> None:
         """Start to fetch.
 
@@ -71,10 +72,12 @@ class ThreadFetcher:
             batch_size: samples in a batch.
             options: of the dataset.
             wake: called from the thread whenever a batch or an error is ready.
+            finish: called in the thread with the samples of each batch; returns what `take` returns for them, a pair
+                with their info. None for the samples themselves.
         """
         self.disconnected_at: float | None = None
         self.address = channel.address
-        self._channel, self._table, self._info = channel, table, info
+        self._channel, self._table, self._info, self._finish = channel, table, info, finish
         self._batch_size, self._skip_unsafe, self._wake = batch_size, options.skip_unsafe, wake
         self._assembler = BatchAssembler(
             options.max_cache_bytes,
@@ -100,7 +103,8 @@ class ThreadFetcher:
         self._assembling = threading.Lock()  # guards the assembler
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._heard_at = time.monotonic()
-        self._ready: collections.deque[Samples | ReverbWriterError] = collections.deque()
+        self._ready: collections.deque[Any] = collections.deque()  # batches, and errors instead of them
+        self._num_finishing = 0  # samples that `finish` has in hand
         self._stats = FetchStats()
         self._closed = Flag()
         self._ended = False
@@ -110,11 +114,12 @@ class ThreadFetcher:
 
     # ------------------------------------------------------------------------------------- for the reader
 
-    def take(self, *, partial: bool = False) -> Samples | None:
+    def take(self, *, partial: bool = False) -> Any:
         """Return the next batch if it is ready; with `partial`, otherwise the samples that have arrived for it.
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
+            Exception: whatever `finish` has raised.
         """
         if partial:
             with self._assembling:
@@ -126,7 +131,7 @@ class ThreadFetcher:
                 item = self._ready.popleft()
         self._fetcher.fill()  # also if there was nothing: an earlier call may have been interrupted before this
         self._changed.set()
-        if isinstance(item, ReverbWriterError):
+        if isinstance(item, Exception):
             raise item
         return item
 
@@ -168,7 +173,7 @@ class ThreadFetcher:
             return FetchStats(**vars(self._stats))
         with self._lock:
             stats = FetchStats(**vars(self._stats))
-            stats.ready_samples = self._assembler.num_samples + self._num_ready()[0]
+            stats.ready_samples = self._assembler.num_samples + self._num_finishing + self._num_ready()[0]
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
         stats.in_flight_samples = self._fetcher.num_in_flight
@@ -262,17 +267,27 @@ class ThreadFetcher:
 
     def _finish_batch(self) -> None:
         with self._lock:
-            self._ready.append(self._assembler.take())
+            samples = self._assembler.take()
+            self._num_finishing = len(samples[1])
+        item: Any = samples
+        if self._finish is not None:
+            try:
+                item = self._finish(samples)
+            except Exception as error:  # noqa: BLE001  # of the caller's function; its reader raises it
+                item = error
+        with self._lock:
+            self._num_finishing = 0
+            self._ready.append(item)
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""
         with self._lock:
-            return self._assembler.num_samples + sum(self._num_ready())
+            return self._assembler.num_samples + self._num_finishing + sum(self._num_ready())
 
     def _num_ready(self) -> tuple[int, int]:
         """Return how many samples are in batches that are ready, and how many errors are."""
         ready = self._ready.copy()
-        sizes = [len(item[1]) for item in ready if not isinstance(item, ReverbWriterError)]
+        sizes = [len(item[1]) for item in ready if not isinstance(item, Exception)]
         return sum(sizes), len(ready) - len(sizes)
 
     def _report(self, error: ReverbWriterError) -> None:
