@@ -1,7 +1,9 @@
 # The public names of this package, once: type checkers read them here, and so does `reverb_writer.lazy`.
 
 from reverb_writer import environments as environments
+from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
+from reverb_writer import slices as slices
 from reverb_writer.client.client import Client as Client
 from reverb_writer.client.client import Sample as Sample
 from reverb_writer.client.variables import Variables as Variables
@@ -35,6 +37,10 @@ from reverb_writer.tables import Queue as Queue
 from reverb_writer.tables import SampleToInsertRatio as SampleToInsertRatio
 from reverb_writer.tables import Stack as Stack
 from reverb_writer.tables import TableConfig as TableConfig
+from reverb_writer.transitions import NStepTransitions as NStepTransitions
+from reverb_writer.transitions import Transitions as Transitions
+from reverb_writer.transitions import n_step as n_step
+from reverb_writer.transitions import to_transitions as to_transitions
 from reverb_writer.transport.channel import TLS as TLS
 from reverb_writer.windows import EndOfEpisode as EndOfEpisode
 from reverb_writer.windows import WindowSpec as WindowSpec

@@ -1,54 +1,58 @@
 """Returns, advantages and targets. One backward recursion makes nearly all of them: x_t = a_t + b_t x_{t+1}.
 
-    function            a_t                              b_t            x is
-    ------------------  -------------------------------  -------------  -----------------------------------------
-    discounted_returns  r_t                              gamma          the return
-    lambda_returns      r_t + gamma (1 - lam) v'_t       gamma lam      the lambda-return, the target of TD(lambda)
-    gae                 r_t + gamma v'_t - v_t           gamma lam      the advantage; x + v is the lambda-return
-    vtrace              rho_t (r_t + gamma v'_t - v_t)   gamma lam c_t  the correction of v
+    function            a_t                                b_t                x is
+    ------------------  ---------------------------------  -----------------  -----------------------------------------
+    discounted_returns  r_t                                gamma d_t          the return
+    lambda_returns      r_t + gamma d_t (1 - lam) v'_t     gamma d_t lam      the lambda-return, target of TD(lambda)
+    gae                 r_t + gamma d_t v'_t - v_t         gamma d_t lam      the advantage; x + v is the lambda-return
+    vtrace              rho_t (r_t + gamma d_t v'_t - v_t) gamma d_t lam c_t  the correction of v
 
-v'_t is the value of what follows row t. Where an episode ends, x_{t+1} is replaced by v'_t in the first two and by 0 in
-the others, and v'_t depends on how it ends:
+v_t is the value of the observation of row t, and v'_t that of the observation that followed its action. d_t is 0 if the
+action terminated the episode. At the end of a run of rows x_{t+1} is replaced by v'_t in the first two and by 0 in
+the others: where the episode ended, where it was truncated, or where the rows are cut.
 
-    row t                            v'_t
-    -------------------------------  ----------------------------------------------------------------------------
-    terminated                       0: nothing follows
-    truncated (and not terminated)   final_values[t], the value of the final observation, which an environment that
-                                     resets itself does not show in row t + 1
-    the last row of all              last_value
-    any other                        values[t + 1]
+The first argument is `Transitions`, or rewards:
 
-`terminated` and `truncated` belong on the row of the action that ended the episode. What `environments.record`,
-`Episode.steps`, RLDS and TF-Agents write has them one row later, on the boundary step, which holds the final
-observation and no action: move them up by a row, and leave that step out of the training data (docs/contiguous.md).
-Otherwise the return of the last action would include the value of the final observation. Discounts by row reveal this
-mistake, and it is then refused; flags alone do not tell on which row they belong.
+    advantages, returns = gae(rw.to_transitions(batch), values, gamma=0.99, lam=0.95)   # values of all rows, [B, T]
+    advantages, returns = gae(rewards, values, gamma=0.99, lam=0.95)                    # [B, T], [B, T + 1]
 
-If the final observations are not known, pass `final_values=values`: the approximation V(s_t) of legged-robot training,
-which writes `rewards += gamma * values * time_outs`. `truncated` without `final_values` is refused.
+Arrays are batch-major: [B, T, ...]. With `time_axis=0` they are [T, ...] or [T, B, ...]. `Transitions` of slices are
+[N - 1, ...]; their values are [N]. Where `Transitions.mask` is False, results are 0.
 
 Arguments that the functions share:
 
-    rewards       [T, ...] with T >= 1, mostly [T] or [T, B]
-    values        [T, ...], the value of the observation in each row
-    last_value    [...] or a number, the value of the observation after the last row
-    gamma         the discount: a number in [0, 1], or [T, ...]
+    rewards       [B, T, ...] with T >= 1, or `Transitions`
+    values        [B, T + 1, ...], the values of the observations of all rows and of the one after the last. With
+                  `next_values`: [B, T, ...]
+    gamma         the agent's discount, a number in [0, 1]
     lam           a number in [0, 1]
-    terminated, truncated, final_values
-                  [T, ...] or None, as in the table above; flags are booleans, or numbers that are not 0 where set
+    discounts     [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, else mostly
+                  1. All layouts store `discount` beside the action. Not with `Transitions`, which have it
+    continues     [B, T, ...] or None, flags: False where the next row is not the next step of the same episode, because
+                  the episode ended or the rows are cut. None if all rows are one run. Needs `next_values`. Not with
+                  `Transitions`, which have it
+    next_values   [B, T, ...] or None, v'_t of all rows. None to take those of the next rows from `values`
+    time_axis     1, or 0
 
-Arrays by row may lack trailing axes of the rewards, or have size 1 there: flags [T, B] and [T, B, 1] both suit rewards
-[T, B, R]. All functions raise SpecError if a number is out of range or `truncated` comes without `final_values`, and
+There is no argument for flags of ends. `terminated` stands on the boundary step in the steps that recorders write, and
+on the row of the action in loops over transitions, and an array does not tell which. `to_transitions` knows the
+row, and refuses what is ambiguous; docs/steps.md draws it. Boundary steps are no rows for these functions: `values`
+that are not one longer than the rewards are refused.
+
+If the final observations are not known, pass the values of the last observations in their place as `next_values`: the
+approximation V(s_t) of legged-robot training, which writes `rewards += gamma * values * time_outs`.
+
+Arrays by row may lack trailing axes of the rewards, or have size 1 there: discounts [B, T] and [B, T, 1] both suit
+rewards [B, T, R]. All functions raise SpecError if a number is out of range or arguments do not go together, and
 StructureError if shapes do not match or arrays are of different libraries.
 
-Arguments are not changed. Results are new arrays in the dtype of the rewards (float64 for integers), or in a wider one
-if the values have it. All functions are pure, so any thread may call them. They take NumPy arrays, and with
+Arguments are not changed. Results are new arrays in the shape and dtype of the rewards (float64 for integers), or in a
+wider one if the values have it. All functions are pure, so any thread may call them. They take NumPy arrays, and with
 array-api-compat installed those of any library that it supports, such as PyTorch's, on any device and with gradients.
 """
 
 from __future__ import annotations
 
-from reverb_writer.returns.n_step import NStepTransitions, n_step_returns, n_step_transitions
 from reverb_writer.returns.td_priorities import sequence_priorities
 from reverb_writer.returns.value_targets import (
     Advantages,
@@ -56,19 +60,18 @@ from reverb_writer.returns.value_targets import (
     discounted_returns,
     gae,
     lambda_returns,
+    n_step_returns,
     normalize,
     vtrace,
 )
 
 __all__ = [
     "Advantages",
-    "NStepTransitions",
     "VTrace",
     "discounted_returns",
     "gae",
     "lambda_returns",
     "n_step_returns",
-    "n_step_transitions",
     "normalize",
     "sequence_priorities",
     "vtrace",

@@ -1,96 +1,120 @@
-"""The checked inputs of a return, the backward recursion over them, and the library of the arrays."""
+"""The checked inputs of a return, and the backward recursion over them."""
 
 from __future__ import annotations
 
-import importlib
-from types import NoneType
 from typing import Any
 
-import numpy as np
+import tree
 
 from reverb_writer.arguments import check_fraction
+from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, as_float, concatenated, with_axes
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.extras import needs
+from reverb_writer.transitions import NStepTransitions, Transitions
 
-__all__ = ["Array", "ReturnInputs", "array_namespace", "as_array", "as_float", "next_rows"]
-
-Array = Any
-"""An array of NumPy, or of another library that array-api-compat knows."""
+__all__ = ["ReturnInputs", "check_time_axis"]
 
 
 class ReturnInputs:
-    """Rewards, values and ends of episodes, checked and broadcast to one shape; see the package's docstring.
+    """Rewards, values and discounts, checked, with time as the first axis; see the package's docstring.
 
     Attributes:
         xp: the library of the arrays.
-        rewards: [T, ...].
-        gamma: a number, or [T, ...] in the rewards' shape.
+        rewards: [T, ...], 0 where there is no transition.
+        discounts: [T, ...], gamma times the discounts of the environment.
+        continues: [T, ...] bool, False in the last row; None if all others continue.
         values: [T, ...], 0 if there are none.
-        last_value: [...], the value of what follows the last row.
-        end_values: 0, or [T, ...]: the value of what follows where an episode ends, 0 elsewhere.
+        next_values: [T, ...] v'_t, the value of what follows each row.
     """
 
     def __init__(
         self,
-        rewards: Array,
+        rewards: Array | Transitions,
         values: Array,
-        last_value: Array,
-        gamma: Array,
-        terminated: Array,
-        truncated: Array,
-        final_values: Array,
+        gamma: float,
+        discounts: Array,
+        continues: Array,
+        next_values: Array,
+        time_axis: int,
     ) -> None:
         """Check all arguments.
 
         Raises:
-            SpecError: `gamma` out of range, or `truncated` without `final_values`.
-            StructureError: the shapes do not match, the arrays are of different libraries, or `terminated` is set one
-                row after those where the discounts are 0.
+            SpecError: a number is out of range, `continues` comes without `next_values`, or arguments repeat what
+                `Transitions` hold.
+            StructureError: the shapes do not match, or the arrays are of different libraries.
         """
-        if truncated is not None and final_values is None:
+        self._axis = check_time_axis(time_axis)
+        gamma = check_fraction("gamma", gamma)
+        mask = None
+        if isinstance(rewards, Transitions):
+            if discounts is not None or continues is not None:
+                raise SpecError("`discounts` and `continues` are in the transitions already. Leave them out.")
+            mask = rewards.mask
+            self._axis = min(self._axis, mask.ndim - 1)  # [N] of slices
+            rewards, discounts, continues = _arrays_of(rewards)
+        elif continues is not None and next_values is None:
             raise SpecError(
-                "`truncated` needs `final_values`, the values of the final observations. Pass those, or "
-                "`final_values=values` to approximate them by the values of the last observations in the rows."
+                "`continues` needs `next_values`, the values of the observations that followed: where a run of rows "
+                "ends, the next row does not have it."
             )
-        self.xp = array_namespace(rewards, values, last_value, gamma, terminated, truncated, final_values)
-        self.rewards = as_float(self.xp, rewards)
-        if self.rewards.ndim == 0 or not self.rewards.shape[0]:
-            raise StructureError(f"`rewards` must be [T, ...] with T >= 1, got shape {tuple(self.rewards.shape)}.")
-        self.values = self.xp.zeros_like(self.rewards) if values is None else self.broadcast_like("values", values)
-        self.last_value = self.broadcast_like("last_value", last_value, self.rewards[0, ...])
-        self.gamma = (
-            check_fraction("gamma", gamma) if isinstance(gamma, int | float) else self.broadcast_like("gamma", gamma)
-        )
-        ended = None if terminated is None else self._flags("terminated", terminated)
-        if ended is not None and not isinstance(self.gamma, float):
-            self._check_not_on_boundary_steps(ended)
-        self.end_values: Array = 0.0
-        self._ended = ended
-        if truncated is not None:
-            cut = self._flags("truncated", truncated)
-            self._ended = cut if ended is None else cut | ended
-            is_cut = cut if ended is None else cut & ~ended
-            self.end_values = self.xp.where(is_cut, self.broadcast_like("final_values", final_values), 0.0)
-
-    @property
-    def next_values(self) -> Array:
-        """[T, ...] v'_t, the value of what follows each row; see the table in the package's docstring."""
-        return self.following(self.values)
+        xp = self.xp = array_namespace(rewards, values, discounts, continues, next_values, mask)
+        rewards = as_float(xp, rewards)
+        if rewards.ndim <= self._axis or not rewards.shape[self._axis]:
+            shape = ("[B, T, ...]", "[T, ...]")[1 - self._axis]
+            raise StructureError(
+                f"`rewards` must be {shape} with T >= 1, got shape {tuple(rewards.shape)}. Time is axis {self._axis}: "
+                "`time_axis` is 1 by default, and 0 for [T, ...] or [T, B, ...]."
+            )
+        self.rewards = xp.moveaxis(rewards, self._axis, 0)
+        if discounts is None:
+            self.discounts: Array = gamma
+        else:
+            discounts = as_array(xp, discounts)
+            if as_float(xp, discounts) is not discounts:  # flags
+                discounts = xp.asarray(discounts, dtype=self.rewards.dtype)
+            self.discounts = gamma * self.broadcast_like("discounts", discounts)
+        self.continues = None
+        if continues is not None:
+            flags = self._flags("continues", continues)
+            self.continues = concatenated(xp, [flags[:-1, ...], xp.zeros_like(flags[-1:, ...])], 0)
+        self._mask = None if mask is None else self._flags("mask", mask)
+        num_rows = self.rewards.shape[0]
+        if values is None:
+            self.values = xp.zeros_like(self.rewards)
+            after = self.values if next_values is None else self.broadcast_like("next_values", next_values)
+        elif next_values is None:
+            rows = self.broadcast_like("values", values, num_rows + 1)
+            self.values, after = rows[:-1, ...], rows[1:, ...]
+        else:
+            self.values = self.broadcast_like("values", values)
+            after = self.broadcast_like("next_values", next_values)
+        self.values, self.rewards = self.masked(self.values), self.masked(self.rewards)
+        # Nothing follows where the discount is 0: not even 0 times a value that is not finite.
+        self.next_values = self._where_nonzero(self.masked(after))
 
     @property
     def td_errors(self) -> Array:
-        """[T, ...] delta_t = r_t + gamma v'_t - v_t."""
-        return self.rewards + self.gamma * self.next_values - self.values
+        """[T, ...] delta_t = r_t + gamma d_t v'_t - v_t."""
+        return self.rewards + self.discounts * self.next_values - self.values
 
     def following(self, x: Array) -> Array:
-        """Return the value of what follows each row, if x [T, ...] are the values of the rows."""
-        following = next_rows(self.xp, x, self.last_value)
-        return following if self._ended is None else self.xp.where(self._ended, self.end_values, following)
+        """Return x of the next row of the same run, and v'_t where the run ends; x is [T, ...]."""
+        after = concatenated(self.xp, [x[1:, ...], self.next_values[-1:, ...]], 0)
+        if self.continues is None:
+            return self._where_nonzero(after)
+        return self.xp.where(self.continues, after, self.next_values)
 
     def zero_at_ends(self, x: Array) -> Array:
-        """Return x, a number or [T, ...], as [T, ...] with 0 where an episode ends."""
+        """Return x, a number or [T, ...], as [T, ...] with 0 in the last row of each run."""
         x = self.xp.full_like(self.rewards, x) if isinstance(x, float) else x
-        return x if self._ended is None else self.xp.where(self._ended, 0.0, x)
+        if self.continues is None:
+            return concatenated(self.xp, [x[:-1, ...], self.xp.zeros_like(x[-1:, ...])], 0)
+        return self.xp.where(self.continues, x, self.xp.zeros_like(x))
+
+    def lambda_return_terms(self, lam: float) -> tuple[Array, Array]:
+        """Return a_t and b_t of the lambda-return x_t = a_t + b_t x_{t+1}; lam = 1 is the discounted return."""
+        weight = self.zero_at_ends(self.discounts * lam)
+        return self.rewards + (self.discounts - weight) * self.next_values, weight
 
     def clip_above(self, name: str, x: Array, bound: float) -> Array:
         """Return x with `bound` in place of what is greater."""
@@ -98,76 +122,77 @@ class ReturnInputs:
             raise SpecError(f"`{name}` must be > 0, got {bound!r}.")
         return self.xp.where(x > bound, self.xp.full_like(x, bound), x)
 
-    def scan_backwards(self, start: Array, weight: Array, last: Array) -> Array:
-        """Return x with x_t = start_t + weight_t x_{t+1} and x_T = last."""
-        rows = []
-        for t in reversed(range(start.shape[0])):
+    def scan_backwards(self, start: Array, weight: Array) -> Array:
+        """Return x with x_t = start_t + weight_t x_{t+1}, where the last weight is 0."""
+        rows, last = [start[-1, ...]], start[-1, ...]
+        for t in reversed(range(start.shape[0] - 1)):
             last = start[t, ...] + weight[t, ...] * last
             rows.append(last)
         return self.xp.stack(rows[::-1])
 
-    def _check_not_on_boundary_steps(self, ended: Array) -> None:
-        """Refuse flags that are set one row after a discount of 0, unless discounts are also 0 in other places."""
-        is_zero = (self.gamma == 0) & ~ended
-        before = next_rows(self.xp, ended, ended[0, ...] & ~ended[0, ...])
-        try:
-            num_late, is_elsewhere = int((is_zero & before).sum()), bool((is_zero & ~before).any())
-        except TypeError:  # JAX traces the function: there are no numbers yet
-            return
-        if num_late and not is_elsewhere:
+    def result(self, x: Array) -> Array:
+        """Return x with the axes of the arguments, and 0 where there is no transition."""
+        return self.xp.moveaxis(self.masked(x), 0, self._axis)
+
+    def masked(self, x: Array) -> Array:
+        """Return x with 0 where there is no transition."""
+        return x if self._mask is None else self.xp.where(self._mask, x, self.xp.zeros_like(x))
+
+    def broadcast_like(self, name: str, x: Array, num_rows: int | None = None) -> Array:
+        """Return x with time first, in the shape of the rewards but for the number of rows."""
+        x = as_array(self.xp, x)
+        if x.ndim > self._axis:
+            x = self.xp.moveaxis(x, self._axis, 0)
+        sizes = (self.rewards.shape[0] if num_rows is None else num_rows, *self.rewards.shape[1:])
+        shaped = with_axes(x, len(sizes))
+        fits = shaped.ndim == len(sizes) and all(a in (1, b) for a, b in zip(shaped.shape, sizes, strict=True))
+        if not fits or x.ndim <= self._axis or x.shape[0] != sizes[0]:
+            extra = ""
+            if num_rows is not None:
+                extra = (
+                    " `values` are those of T + 1 observations: of each row, and of the one after the last. Recorded "
+                    "steps are T + 1 rows, boundary step included: pass `rw.to_transitions(steps)` in place of "
+                    "their rewards."
+                )
             raise StructureError(
-                f"`terminated` is set on {num_late} rows that follow a row with a discount of 0: on boundary steps, "
-                "which only hold the final observation. It belongs on the row of the action that ended the episode, "
-                "one row before. Move each flag up by a row, `np.append(terminated[1:], False)`, within its episode. "
-                "Leave boundary steps out of the training data; docs/contiguous.md shows how."
+                f"`{name}`: shape {self._outside(x.shape)} does not match rewards {self._outside(self.rewards.shape)}: "
+                f"expected {self._outside(sizes)}, or that shape with trailing axes left out or of size 1.{extra}"
             )
+        return self.xp.broadcast_to(shaped, sizes)
+
+    def _outside(self, shape: Any) -> tuple[int, ...]:
+        """Return a shape with the axes of the arguments."""
+        time, *others = shape or (0,)
+        return (*others[: self._axis], time, *others[self._axis :]) if shape else ()
 
     def _flags(self, name: str, x: Array) -> Array:
-        flags = self.broadcast_like(name, x)
-        return flags if flags.dtype == (np.bool_ if self.xp is np else self.xp.bool) else flags != 0
+        return as_bool(self.xp, self.broadcast_like(name, x))
 
-    def broadcast_like(self, name: str, x: Array, like: Array = None) -> Array:
-        """Return x in the shape of the rewards, or of `like`; trailing axes that x lacks are added."""
-        is_row, like = like is not None, self.rewards if like is None else like
-        if isinstance(x, int | float):
-            return self.xp.full_like(like, x)
-        x = as_array(self.xp, x)
-        sizes = (*x.shape, *(1,) * (like.ndim - x.ndim))
-        fits = len(sizes) == like.ndim and all(a in (1, b) for a, b in zip(sizes, like.shape, strict=True))
-        if not fits or not (is_row or x.ndim == 0 or sizes[0] == like.shape[0]):
-            raise StructureError(
-                f"`{name}`: shape {tuple(x.shape)} does not match rewards {tuple(self.rewards.shape)}: expected "
-                f"{tuple(like.shape)}, or that shape with trailing axes left out or of size 1."
-            )
-        return self.xp.broadcast_to(x.reshape(sizes), like.shape)
+    def _where_nonzero(self, x: Array) -> Array:
+        if isinstance(self.discounts, float):
+            return x if self.discounts else self.xp.zeros_like(x)
+        return self.xp.where(self.discounts == 0, self.xp.zeros_like(x), x)
 
 
-def next_rows(xp: Any, x: Array, last: Array) -> Array:
-    """Return in each row the next row of x, and `last` in the last one."""
-    concat = xp.concatenate if xp is np else xp.concat  # NumPy 1.26 has no `concat`
-    return concat([x[1:, ...], last[None, ...]])
+def check_time_axis(time_axis: int) -> int:
+    """Return the axis of time.
+
+    Raises:
+        SpecError: it is neither 1 nor 0.
+    """
+    if time_axis not in (0, 1):
+        raise SpecError(f"`time_axis` must be 1 for [B, T, ...] or 0 for [T, ...], got {time_axis!r}.")
+    return int(time_axis)
 
 
-def as_array(xp: Any, x: Any) -> Array:
-    """Return an array as it is, and a list as an array."""
-    return x if hasattr(x, "ndim") else xp.asarray(x)  # `torch.asarray` would cut off the gradients of a tensor
-
-
-def as_float(xp: Any, x: Any) -> Array:
-    """Return an array of a floating dtype: the same array if it has one already."""
-    x = as_array(xp, x)
-    return x if xp.result_type(x.dtype, xp.float32) == x.dtype else x * 1.0
-
-
-def array_namespace(*arrays: Any) -> Any:
-    """Return the library of the arrays: NumPy, unless one of them is of another library."""
-    own = (np.ndarray, np.generic, int, float, list, tuple, type(None))
-    if all(isinstance(array, own) for array in arrays):
-        return np
-    kinds = ", ".join(sorted({type(array).__name__ for array in arrays if not isinstance(array, own)}))
-    with needs(f"Arrays of other libraries than NumPy ({kinds})", "reverb-writer[arrays]"):
-        compat = importlib.import_module("array_api_compat")
-    try:
-        return compat.array_namespace(*(array for array in arrays if not isinstance(array, int | float | NoneType)))
-    except TypeError as error:
-        raise StructureError(f"all arrays must be of one library: {error}") from None
+def _arrays_of(transitions: Transitions) -> tuple[Array, Array, Array]:
+    if isinstance(transitions, NStepTransitions):
+        raise StructureError(
+            "transitions over n steps overlap, and have one target: `reward + gamma * discount * value` of their "
+            "`next_observation`. Pass those of `to_transitions` to `rw.returns`."
+        )
+    if tree.is_nested(transitions.reward) or tree.is_nested(transitions.discount):
+        raise StructureError(
+            "`reward` or `discount` is a nest. Choose one of its leaves first: `transitions._replace(reward=...)`."
+        )
+    return transitions.reward, transitions.discount, transitions.continues

@@ -8,95 +8,126 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from reverb_writer.arguments import check_fraction
+from reverb_writer.arguments import check_fraction, integer
+from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.returns.recursion import Array, ReturnInputs, array_namespace, as_float
+from reverb_writer.returns.recursion import ReturnInputs
+from reverb_writer.transitions import Transitions
 
-__all__ = ["Advantages", "VTrace", "discounted_returns", "gae", "lambda_returns", "normalize", "vtrace"]
+__all__ = [
+    "Advantages",
+    "VTrace",
+    "discounted_returns",
+    "gae",
+    "lambda_returns",
+    "n_step_returns",
+    "normalize",
+    "vtrace",
+]
 
 
 class Advantages(NamedTuple):
-    """What `gae` returns; both [T, ...]."""
+    """What `gae` returns; both in the shape of the rewards."""
 
     advantages: Array
     returns: Array
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` returns; both [T, ...]."""
+    """What `vtrace` returns; both in the shape of the rewards."""
 
     values: Array
     advantages: Array
 
 
 def discounted_returns(
-    rewards: Array,
-    gamma: Array,
-    last_value: Array = 0.0,
+    rewards: Array | Transitions,
+    values: Array = None,
     *,
-    terminated: Array = None,
-    truncated: Array = None,
-    final_values: Array = None,
+    gamma: float,
+    discounts: Array = None,
+    continues: Array = None,
+    next_values: Array = None,
+    time_axis: int = 1,
 ) -> Array:
-    """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma G_{t+1}.
+    """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
-    Arguments and errors: as in the package's docstring. `gamma` by row are discounts as dm_env has them.
+    Arguments and errors: as in the package's docstring. Of the values, only those at the ends of runs matter; None
+    counts what follows them as 0, also where the episode goes on.
 
-    Returns:
-        [T, ...].
-
-    >>> discounted_returns([1.0, 1.0, 1.0], 0.5, 4.0).tolist()
-    [2.25, 2.5, 3.0]
-    >>> discounted_returns([1.0, 1.0, 1.0], 0.5, 4.0, terminated=[0, 1, 0]).tolist()
-    [1.5, 1.0, 3.0]
+    >>> discounted_returns([[1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 4.0]], gamma=0.5).tolist()
+    [[2.25, 2.5, 3.0]]
+    >>> discounted_returns([[1.0, 1.0, 1.0]], gamma=0.5, discounts=[[1, 0, 1]]).tolist()
+    [[1.5, 1.0, 1.0]]
     """
-    inputs = ReturnInputs(rewards, None, last_value, gamma, terminated, truncated, final_values)
-    return inputs.scan_backwards(
-        inputs.rewards + inputs.gamma * inputs.end_values, inputs.zero_at_ends(inputs.gamma), inputs.last_value
-    )
+    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(1.0)))
 
 
 def lambda_returns(
-    rewards: Array,
+    rewards: Array | Transitions,
     values: Array,
-    last_value: Array,
     *,
-    gamma: Array,
+    gamma: float,
     lam: float,
-    terminated: Array = None,
-    truncated: Array = None,
-    final_values: Array = None,
+    discounts: Array = None,
+    continues: Array = None,
+    next_values: Array = None,
+    time_axis: int = 1,
 ) -> Array:
     """Mix the n-step returns of all n, weighted by (1 - lam) lam^(n-1); also known as the target of TD(lambda).
 
     Arguments and errors: as in the package's docstring. `lam` is 0 for one-step targets, 1 for discounted returns.
 
-    Returns:
-        [T, ...].
-
-    >>> lambda_returns([1.0, 1.0], [2.0, 2.0], 4.0, gamma=0.5, lam=0.5).tolist()
-    [2.25, 3.0]
+    >>> lambda_returns([[1.0, 1.0]], [[2.0, 2.0, 4.0]], gamma=0.5, lam=0.5).tolist()
+    [[2.25, 3.0]]
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, last_value, gamma, terminated, truncated, final_values)
-    weight = inputs.zero_at_ends(inputs.gamma * lam)
-    return inputs.scan_backwards(
-        inputs.rewards + (inputs.gamma - weight) * inputs.next_values, weight, inputs.last_value
-    )
+    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(lam)))
+
+
+def n_step_returns(
+    rewards: Array | Transitions,
+    values: Array,
+    n: int,
+    *,
+    gamma: float,
+    discounts: Array = None,
+    continues: Array = None,
+    next_values: Array = None,
+    time_axis: int = 1,
+) -> Array:
+    """Return the discounted sum of the next n rewards of each row and of the value of what follows them.
+
+    Where a run of rows ends earlier, the sum has fewer rewards and the value of what follows that end.
+
+    Arguments and errors: as in the package's docstring. `n` is the number of rewards in a sum, >= 1. Work:
+    O(T min(n, T)).
+
+    >>> n_step_returns([[1.0, 1.0, 1.0]], [[8.0, 8.0, 8.0, 4.0]], 2, gamma=0.5).tolist()
+    [[3.5, 2.5, 3.0]]
+    """
+    n = integer("n", n, minimum=1)
+    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    returns = inputs.rewards + inputs.discounts * inputs.next_values
+    for _ in range(min(n, len(inputs.rewards)) - 1):
+        returns = inputs.rewards + inputs.discounts * inputs.following(returns)
+    return inputs.result(returns)
 
 
 def gae(
-    rewards: Array,
+    rewards: Array | Transitions,
     values: Array,
-    last_value: Array,
     *,
-    gamma: Array,
+    gamma: float,
     lam: float,
-    terminated: Array = None,
-    truncated: Array = None,
-    final_values: Array = None,
+    discounts: Array = None,
+    continues: Array = None,
+    next_values: Array = None,
+    time_axis: int = 1,
 ) -> Advantages:
-    """Estimate advantages: A_t = delta_t + gamma lam A_{t+1} with delta_t = r_t + gamma v'_t - v_t.
+    """Estimate advantages: A_t = delta_t + gamma lam d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
     Arguments and errors: as in the package's docstring.
 
@@ -105,77 +136,90 @@ def gae(
 
     Source: Schulman et al., High-dimensional continuous control using generalized advantage estimation, 2016, (16).
 
-    >>> rewards, values = [1.0, 1.0, 1.0], [0.5, 0.5, 0.5]
-    >>> advantages, returns = gae(rewards, values, 2.0, gamma=0.9, lam=0.8, terminated=[0, 1, 0])
+    >>> rewards, values = [[1.0, 1.0, 1.0]], [[0.5, 0.5, 0.5, 2.0]]
+    >>> advantages, returns = gae(rewards, values, gamma=0.9, lam=0.8, discounts=[[1, 0, 1]])
     >>> advantages.round(4).tolist(), returns.round(4).tolist()
-    ([1.31, 0.5, 2.3], [1.81, 1.0, 2.8])
+    ([[1.31, 0.5, 2.3]], [[1.81, 1.0, 2.8]])
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, last_value, gamma, terminated, truncated, final_values)
-    zero = inputs.xp.zeros_like(inputs.last_value)
-    advantages = inputs.scan_backwards(inputs.td_errors, inputs.zero_at_ends(inputs.gamma * lam), zero)
-    return Advantages(advantages, advantages + inputs.values)
+    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    advantages = inputs.scan_backwards(inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam))
+    return Advantages(inputs.result(advantages), inputs.result(advantages + inputs.values))
 
 
 def vtrace(
-    rewards: Array,
+    rewards: Array | Transitions,
     values: Array,
-    last_value: Array,
     ratios: Array,
     *,
-    gamma: Array,
+    gamma: float,
     lam: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
-    terminated: Array = None,
-    truncated: Array = None,
-    final_values: Array = None,
+    discounts: Array = None,
+    continues: Array = None,
+    next_values: Array = None,
+    time_axis: int = 1,
 ) -> VTrace:
     """Correct values and advantages for actions that an older policy chose.
 
     Other arguments and errors: as in the package's docstring. The values are those of the policy that learns.
 
-    `ratios` [T, ...] are > 0: the probability of each action under the policy that learns, divided by its probability
-    under the policy that acted. `max_rho` > 0 is the upper bound of the ratios rho_t that weigh the TD errors and the
-    advantages; `max_c` > 0 is the upper bound of the ratios c_t that weigh the trace. Both bounds may be infinite.
+    `ratios`, in the shape of the rewards, are > 0: the probability of each action under the policy that learns, divided
+    by its probability under the policy that acted. `max_rho` > 0 is the upper bound of the ratios rho_t that weigh the
+    TD errors and the advantages; `max_c` > 0 is the upper bound of the ratios c_t that weigh the trace. Both bounds may
+    be infinite.
 
     Returns:
         `values`, the targets of the values, and `advantages` for the policy gradient:
-        rho_t (r_t + gamma target_{t+1} - v_t).
+        rho_t (r_t + gamma d_t target_{t+1} - v_t).
 
     Source: Espeholt et al., IMPALA, 2018, section 4.1.
 
-    >>> targets, advantages = vtrace([1.0, 1.0], [2.0, 2.0], 4.0, [0.5, 3.0], gamma=0.5)
+    >>> targets, advantages = vtrace([[1.0, 1.0]], [[2.0, 2.0, 4.0]], [[0.5, 3.0]], gamma=0.5)
     >>> targets.tolist(), advantages.tolist()
-    ([2.25, 3.0], [0.25, 1.0])
+    ([[2.25, 3.0]], [[0.25, 1.0]])
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, last_value, gamma, terminated, truncated, final_values)
-    ratios = inputs.broadcast_like("ratios", ratios)
+    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    ratios = inputs.masked(inputs.broadcast_like("ratios", ratios))
     rho, c = inputs.clip_above("max_rho", ratios, max_rho), inputs.clip_above("max_c", ratios, max_c)
-    zero = inputs.xp.zeros_like(inputs.last_value)
-    corrections = inputs.scan_backwards(rho * inputs.td_errors, inputs.zero_at_ends(inputs.gamma * lam) * c, zero)
+    corrections = inputs.scan_backwards(rho * inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam) * c)
     targets = inputs.values + corrections
-    return VTrace(targets, rho * (inputs.rewards + inputs.gamma * inputs.following(targets) - inputs.values))
+    advantages = rho * (inputs.rewards + inputs.discounts * inputs.following(targets) - inputs.values)
+    return VTrace(inputs.result(targets), inputs.result(advantages))
 
 
-def normalize(x: Array, *, epsilon: float = 1e-8) -> Array:
+def normalize(x: Array, mask: Array | Transitions = None, *, epsilon: float = 1e-8) -> Array:
     """Return x shifted to mean 0 and scaled to standard deviation 1 (unbiased); a single element becomes 0.
 
     Args:
         x: an array of any shape with at least one element, usually advantages. All elements are normalized together.
+        mask: flags of the elements that count, with trailing axes left out or of size 1, or the `Transitions` whose
+            mask it is; the others become 0. None for all.
         epsilon: added to the standard deviation.
 
     Raises:
-        StructureError: `x` has no elements.
+        StructureError: `x` has no elements, or the mask has another shape.
 
     >>> normalize([1.0, 2.0, 3.0]).round(4).tolist()
     [-1.0, 0.0, 1.0]
     """
-    xp = array_namespace(x)
+    mask = mask.mask if isinstance(mask, Transitions) else mask
+    xp = array_namespace(x, mask)
     x = as_float(xp, x)
-    size = math.prod(x.shape)
-    if not size:
+    if not math.prod(x.shape):
         raise StructureError(f"`x` must have elements to be normalized, got shape {tuple(x.shape)}.")
-    centred = x - xp.mean(x)
-    return centred / (xp.sqrt(xp.sum(centred * centred) / max(size - 1, 1)) + epsilon)
+    if mask is None:
+        centred, size = x - xp.mean(x), math.prod(x.shape)
+        return centred / (xp.sqrt(xp.sum(centred * centred) / max(size - 1, 1)) + epsilon)
+    counted = with_axes(as_bool(xp, as_array(xp, mask)), x.ndim)
+    if counted.ndim != x.ndim or any(a not in (1, b) for a, b in zip(counted.shape, x.shape, strict=True)):
+        raise StructureError(f"`mask` must have the shape of `x`, {tuple(x.shape)}, got {tuple(counted.shape)}.")
+    zero = xp.zeros_like(x)
+    counted = xp.broadcast_to(counted, x.shape)
+    size = xp.sum(xp.where(counted, xp.ones_like(x), zero))
+    one = xp.ones_like(size)
+    mean = xp.sum(xp.where(counted, x, zero)) / xp.where(size > 0, size, one)
+    centred = xp.where(counted, x - mean, zero)
+    return centred / (xp.sqrt(xp.sum(centred * centred) / xp.where(size > 1, size - 1, one)) + epsilon)

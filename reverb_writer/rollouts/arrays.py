@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
+from reverb_writer.array_api import Array
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.extras import needs
 from reverb_writer.leaves import mismatch, zeros
 from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
-from reverb_writer.returns.recursion import Array
 
 __all__ = ["Arrays", "flat_rows", "row_shapes"]
 

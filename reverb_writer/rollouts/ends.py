@@ -14,35 +14,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from reverb_writer.array_api import Array, concatenated
 from reverb_writer.errors import SpecError
 from reverb_writer.rollouts.arrays import Arrays
 
 __all__ = ["ends_of"]
 
 
-def ends_of(arrays: Arrays, column: Callable[[str], Any], *, approximate: bool) -> dict[str, Any]:
-    """Return `terminated`, `truncated` and `final_values` as the functions of `returns` take them.
+def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *, approximate: bool) -> dict[str, Array]:
+    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...].
 
     Args:
         arrays: the storage's arrays.
         column: returns the column of a name, in the order of time.
+        last_values: [B, R], values of the observations after the newest row.
         approximate: use the values of truncated rows themselves in place of those of their final observations, and also
             in the last rows of windows if the value of what follows is not known.
 
     Raises:
         SpecError: such a value is needed and not known.
     """
+    xp, values = arrays.xp, column("values")
     dones, truncated, cuts = (column(name) != 0 for name in ("dones", "truncated", "cuts"))
     cuts[-1] = False  # `last_values` are what follows
     final_values = column("final_values")
     if approximate:
-        final_values = arrays.xp.where(truncated | arrays.xp.isnan(final_values), column("values"), final_values)
+        final_values = xp.where(truncated | xp.isnan(final_values), values, final_values)
     goes_on = truncated | (cuts & ~dones)
-    unknown = int((goes_on & arrays.xp.isnan(final_values)).sum())
+    unknown = int((goes_on & xp.isnan(final_values)).sum())
     if unknown:
         raise SpecError(
             f"{unknown} values of final observations are not known, or NaN, where `truncated` is set or a window ends. "
             "Set `transition.final_values`, fill from windows of T + 1 steps with values, or pass "
             "`approximate_time_outs=True`."
         )
-    return {"terminated": dones & ~truncated, "truncated": goes_on, "final_values": final_values}
+    following = concatenated(xp, [values[1:], last_values[None]], 0)
+    return {
+        "discounts": truncated | ~dones,
+        "continues": ~(dones | goes_on),
+        "next_values": xp.where(goes_on, final_values, following),
+    }

@@ -218,8 +218,8 @@ class RolloutStorage:
         self._check_rows("values")
         last_values = self._arrays.conform("last_values", last_values, self.values, (self.num_envs,))
         rewards, values = self._in_time("rewards"), self._in_time("values")
-        ends = ends_of(self._arrays, self._in_time, approximate=approximate_time_outs)
-        advantages, returns = gae(rewards, values, last_values, gamma=gamma, lam=lam, **ends)
+        ends = ends_of(self._arrays, self._in_time, last_values, approximate=approximate_time_outs)
+        advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
         self._put_final_values(last_values)
         rows = self._rows_in_time()
         self.advantages[rows] = normalize(advantages) if normalize_advantages else advantages

@@ -12,15 +12,17 @@ RNG = np.random.default_rng(0)
 REWARDS, VALUES = RNG.normal(size=(2, 30, 4)).astype(np.float32)
 DISCOUNTS = (0.97 * (RNG.random((30, 4)) > 0.1)).astype(np.float32)
 LAST = RNG.normal(size=4).astype(np.float32)
+FOLLOWED = np.concatenate([VALUES, LAST[None]])
 
 
 def test_discounted_returns_are_those_of_tf_agents() -> None:
     theirs = value_ops.discounted_return(REWARDS, DISCOUNTS, LAST)
-    np.testing.assert_allclose(discounted_returns(REWARDS, DISCOUNTS, LAST), theirs, rtol=1e-5, atol=1e-5)
+    ours = discounted_returns(REWARDS, FOLLOWED, gamma=1.0, discounts=DISCOUNTS, time_axis=0)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_advantages_are_those_of_tf_agents(lam: float) -> None:
     theirs = value_ops.generalized_advantage_estimation(VALUES, LAST, DISCOUNTS, REWARDS, td_lambda=lam)
-    ours = gae(REWARDS, VALUES, LAST, gamma=DISCOUNTS, lam=lam).advantages
+    ours = gae(REWARDS, FOLLOWED, gamma=1.0, lam=lam, discounts=DISCOUNTS, time_axis=0).advantages
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)

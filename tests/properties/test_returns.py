@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import reverb_writer as rw
 from reverb_writer.returns import (
     discounted_returns,
     gae,
     lambda_returns,
     n_step_returns,
-    n_step_transitions,
     sequence_priorities,
     vtrace,
 )
@@ -39,7 +39,13 @@ class Rollout(NamedTuple):
 
     @property
     def ends(self) -> dict[str, Any]:
-        return {"terminated": self.terminated, "truncated": self.truncated, "final_values": self.final_values}
+        return {
+            "gamma": self.gamma,
+            "discounts": ~self.terminated,
+            "continues": ~(self.terminated | self.truncated),
+            "next_values": np.array([self.next_value(t) for t in range(len(self.rewards))]),
+            "time_axis": 0,
+        }
 
     def episode_end(self, t: int) -> int:
         """Return the last row of the episode of row t, or of all rows."""
@@ -84,7 +90,7 @@ def rollouts(draw: st.DrawFn) -> Rollout:
 @given(rollouts())
 def test_discounted_returns_are_the_sum_up_to_the_end_and_what_follows_it(r: Rollout) -> None:
     expected = [r.n_step(t, len(r.rewards)) for t in range(len(r.rewards))]
-    found = discounted_returns(r.rewards, r.gamma, r.last_value, **r.ends)
+    found = discounted_returns(r.rewards, r.values, **r.ends)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -92,7 +98,7 @@ def test_discounted_returns_are_the_sum_up_to_the_end_and_what_follows_it(r: Rol
 @given(rollouts(), st.integers(1, 15))
 def test_n_step_returns_are_the_sum_of_n_rewards_and_what_follows_them(r: Rollout, n: int) -> None:
     expected = [r.n_step(t, n) for t in range(len(r.rewards))]
-    found = n_step_returns(r.rewards, r.values, r.last_value, n, gamma=r.gamma, **r.ends)
+    found = n_step_returns(r.rewards, r.values, n, **r.ends)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -104,7 +110,7 @@ def test_lambda_returns_are_the_weighted_sum_of_all_n_step_returns(r: Rollout) -
         rows = r.episode_end(t) - t + 1  # longer returns are all the same
         parts = [(1 - r.lam) * r.lam ** (n - 1) * r.n_step(t, n) for n in range(1, rows)]
         expected.append(sum(parts) + r.lam ** (rows - 1) * r.n_step(t, rows))
-    found = lambda_returns(r.rewards, r.values, r.last_value, gamma=r.gamma, lam=r.lam, **r.ends)
+    found = lambda_returns(r.rewards, r.values, lam=r.lam, **r.ends)
     np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
@@ -115,9 +121,9 @@ def test_gae_is_the_discounted_sum_of_errors_within_the_episode(r: Rollout) -> N
     errors = [r.rewards[t] + r.gamma * r.next_value(t) - r.values[t] for t in range(size)]
     weight = r.gamma * r.lam
     expected = [sum(weight ** (k - t) * errors[k] for k in range(t, r.episode_end(t) + 1)) for t in range(size)]
-    advantages, returns = gae(r.rewards, r.values, r.last_value, gamma=r.gamma, lam=r.lam, **r.ends)
+    advantages, returns = gae(r.rewards, r.values, lam=r.lam, **r.ends)
     np.testing.assert_allclose(advantages, expected, atol=1e-12)
-    mixed = lambda_returns(r.rewards, r.values, r.last_value, gamma=r.gamma, lam=r.lam, **r.ends)
+    mixed = lambda_returns(r.rewards, r.values, lam=r.lam, **r.ends)
     np.testing.assert_allclose(returns, mixed, atol=1e-12)
 
 
@@ -135,9 +141,7 @@ def test_vtrace_is_the_sum_of_weighted_errors_of_impala(r: Rollout, max_rho: flo
     )
     moved = r._replace(values=targets)  # so that what follows a row is worth the target
     advantages = [rho[t] * (r.rewards[t] + r.gamma * moved.next_value(t) - r.values[t]) for t in range(size)]
-    found = vtrace(
-        r.rewards, r.values, r.last_value, r.ratios, gamma=r.gamma, lam=r.lam, max_rho=max_rho, max_c=max_c, **r.ends
-    )
+    found = vtrace(r.rewards, r.values, r.ratios, lam=r.lam, max_rho=max_rho, max_c=max_c, **r.ends)
     np.testing.assert_allclose(found.values, targets, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.advantages, advantages, rtol=1e-9, atol=1e-9)
 
@@ -145,30 +149,43 @@ def test_vtrace_is_the_sum_of_weighted_errors_of_impala(r: Rollout, max_rho: flo
 @no_deadline
 @given(rollouts(), st.integers(1, 15))
 def test_n_step_transitions_fold_rewards_and_discounts(r: Rollout, n: int) -> None:
+    size = len(r.rewards)
     discounts = np.where(r.terminated, 0.0, r.final_values)
-    found = n_step_transitions(r.rewards, discounts, n, gamma=r.gamma)
-    for t in range(len(r.rewards)):
-        m = min(n, len(r.rewards) - t)
+    is_end = r.terminated | r.truncated | (np.arange(size) == size - 1)
+    rows = np.arange(size)
+    single = rw.Transitions(rows, rows, r.rewards, discounts, rows + 1, rows >= 0, ~is_end, {})
+    found = rw.n_step(single, n, r.gamma)
+    for t in range(size):
+        m = min(n, r.episode_end(t) + 1 - t)
         rewards = [r.gamma**i * np.prod(discounts[t : t + i]) * r.rewards[t + i] for i in range(m)]
-        np.testing.assert_allclose(found.rewards[t], sum(rewards), atol=1e-9)
-        np.testing.assert_allclose(found.discounts[t], r.gamma ** (m - 1) * np.prod(discounts[t : t + m]), atol=1e-9)
+        np.testing.assert_allclose(found.reward[t], sum(rewards), atol=1e-9)
+        np.testing.assert_allclose(found.discount[t], r.gamma ** (m - 1) * np.prod(discounts[t : t + m]), atol=1e-9)
+        assert found.next_observation[t] == t + m
 
 
 @no_deadline
 @given(st.lists(rollouts(), min_size=2, max_size=4))
 def test_lanes_have_nothing_to_do_with_each_other(lanes: list[Rollout]) -> None:
     size = min(len(lane.rewards) for lane in lanes)
-    columns = {
-        name: np.stack([getattr(lane, name)[:size] for lane in lanes], axis=1)
-        for name in ("rewards", "values", "terminated", "truncated", "final_values")
-    }
-    last = np.array([lane.last_value for lane in lanes])
-    found = gae(**columns, last_value=last, gamma=0.9, lam=0.8).advantages
-    for number, value in enumerate(last):
-        alone = gae(
-            **{name: column[:, number] for name, column in columns.items()}, last_value=value, gamma=0.9, lam=0.8
+    parts = [
+        lane._replace(
+            rewards=lane.rewards[:size],
+            values=lane.values[:size],
+            terminated=lane.terminated[:size],
+            truncated=lane.truncated[:size],
         )
-        np.testing.assert_allclose(found[:, number], alone.advantages, atol=1e-12)
+        for lane in lanes
+    ]
+    alone = [gae(lane.rewards, lane.values, lam=0.8, **{**lane.ends, "gamma": 0.9}) for lane in parts]
+    ends = [lane.ends for lane in parts]
+    columns = {name: np.stack([end[name] for end in ends]) for name in ("discounts", "continues", "next_values")}
+    rewards, values = (np.stack([getattr(lane, name) for lane in parts]) for name in ("rewards", "values"))
+    together = gae(rewards, values, gamma=0.9, lam=0.8, **columns)
+    np.testing.assert_allclose(together.advantages, [one.advantages for one in alone], atol=1e-12)
+    # Time first is the same, turned.
+    turned = {name: column.T for name, column in columns.items()}
+    again = gae(rewards.T, values.T, gamma=0.9, lam=0.8, time_axis=0, **turned)
+    np.testing.assert_array_equal(again.advantages.T, together.advantages)
 
 
 @no_deadline
@@ -176,5 +193,5 @@ def test_lanes_have_nothing_to_do_with_each_other(lanes: list[Rollout]) -> None:
 def test_sequence_priorities_lie_between_mean_and_greatest_error(r: Rollout, max_weight: float) -> None:
     errors = np.abs(r.rewards[~r.terminated])
     expected = max_weight * errors.max() + (1 - max_weight) * errors.mean() if errors.size else 0.0
-    found = sequence_priorities(r.rewards, ~r.terminated, max_weight=max_weight)
+    found = sequence_priorities(r.rewards, ~r.terminated, max_weight=max_weight, time_axis=0)
     assert found == pytest.approx(expected)

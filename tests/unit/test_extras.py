@@ -70,7 +70,7 @@ def test_missing_package_is_named_by_what_installs_it(
 
 
 def _namespace() -> Any:
-    from reverb_writer.returns.recursion import array_namespace
+    from reverb_writer.array_api import array_namespace
 
     return array_namespace(Strange(), np.zeros(1))
 

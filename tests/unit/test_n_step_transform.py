@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import reverb_writer as rw
-from reverb_writer.returns import n_step_transitions
 from reverb_writer.steps import FIRST, LAST, MID
 
 Passed = list[tuple[dict[str, Any], bool]]
@@ -132,10 +131,18 @@ def test_transitions_that_end_n_steps_later_are_those_of_the_returns(
 ) -> None:
     rewards, discounts = [float(r) for r, _ in rows], [d for _, d in rows]
     passed = told(transform(n, gamma, episode(rewards, discounts, first=0)))
-    expected = n_step_transitions(np.array(rewards), np.array(discounts), n, gamma=gamma)
+    size = len(rows)
+    numbers, mask = np.arange(size), np.ones(size, bool)
+    continues = numbers < size - 1
+    pairs = rw.Transitions(
+        numbers, numbers, np.array(rewards), np.array(discounts), numbers + 1, mask, continues, extras={}
+    )
+    expected = rw.n_step(pairs, n, gamma)
     longest = {start: (reward, discount) for start, _, reward, discount in passed}  # the last of each start
     assert [*longest] == [*range(len(rows))]
-    np.testing.assert_allclose([longest[t] for t in range(len(rows))], np.stack(expected, -1), atol=1e-4)
+    np.testing.assert_allclose(
+        [longest[t] for t in range(len(rows))], np.stack([expected.reward, expected.discount], -1), atol=1e-4
+    )
 
 
 def test_steps_without_a_marker_need_to_be_told_the_end() -> None:

@@ -18,15 +18,21 @@ RATIOS = RNG.lognormal(size=(T, B))
 TERMINATED = RNG.random((T, B)) < 0.1
 TRUNCATED = (RNG.random((T, B)) < 0.1) & ~TERMINATED
 LAST = RNG.normal(size=B)
-ENDS: dict[str, Any] = {"terminated": TERMINATED, "truncated": TRUNCATED, "final_values": FINALS}
-
 Floats = npt.NDArray[np.float64]
 
 
 def next_values() -> Floats:
-    """Return what the peers want: the value of what follows each row, whether it is in the next row or not."""
+    """Return the value of what follows each row, whether it is in the next row or not."""
     following = np.concatenate([VALUES[1:], LAST[None]])
     return np.where(TRUNCATED, FINALS, following)
+
+
+ENDS: dict[str, Any] = {
+    "discounts": ~TERMINATED,
+    "continues": ~(TERMINATED | TRUNCATED),
+    "next_values": next_values(),
+    "time_axis": 0,
+}
 
 
 def of_torchrl(name: str, *arrays: Floats, **options: Any) -> list[Floats]:
@@ -44,7 +50,7 @@ def of_torchrl(name: str, *arrays: Floats, **options: Any) -> list[Floats]:
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_advantages_are_those_of_torchrl(lam: float) -> None:
     theirs = of_torchrl("generalized_advantage_estimate", VALUES, next_values(), REWARDS, lam=lam)
-    ours = gae(REWARDS, VALUES, LAST, gamma=GAMMA, lam=lam, **ENDS)
+    ours = gae(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)
     for our, their in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(our, their, rtol=1e-6, atol=1e-6)
 
@@ -52,13 +58,13 @@ def test_advantages_are_those_of_torchrl(lam: float) -> None:
 @pytest.mark.parametrize("lam", [0.0, 0.8, 1.0])
 def test_lambda_returns_are_those_of_torchrl(lam: float) -> None:
     (theirs,) = of_torchrl("td_lambda_return_estimate", next_values(), REWARDS, lam=lam)
-    ours = lambda_returns(REWARDS, VALUES, LAST, gamma=GAMMA, lam=lam, **ENDS)
+    ours = lambda_returns(REWARDS, VALUES, gamma=GAMMA, lam=lam, **ENDS)
     np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
 def test_discounted_returns_are_those_of_torchrl() -> None:
     (theirs,) = of_torchrl("td1_return_estimate", next_values(), REWARDS)
-    np.testing.assert_allclose(discounted_returns(REWARDS, GAMMA, LAST, **ENDS), theirs, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(discounted_returns(REWARDS, VALUES, gamma=GAMMA, **ENDS), theirs, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("max_rho", "max_c"), [(1.0, 1.0), (2.0, 0.5)])
@@ -73,7 +79,7 @@ def test_vtrace_is_that_of_torchrl(max_rho: float, max_c: float) -> None:
     advantages, targets = vtrace_advantage_estimate(
         GAMMA, *tensors, rho_thresh=torch.tensor(max_rho).double(), c_thresh=torch.tensor(max_c).double()
     )
-    ours = vtrace(REWARDS, VALUES, LAST, RATIOS, gamma=GAMMA, max_rho=max_rho, max_c=max_c, **ENDS)
+    ours = vtrace(REWARDS, VALUES, RATIOS, gamma=GAMMA, max_rho=max_rho, max_c=max_c, **ENDS)
     np.testing.assert_allclose(ours.values, targets.numpy()[..., 0].T, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(ours.advantages, advantages.numpy()[..., 0].T, rtol=1e-6, atol=1e-6)
 
@@ -85,15 +91,15 @@ def test_returns_are_those_of_rlax_whose_discounts_are_0_where_an_episode_termin
     discounts = GAMMA * ~TERMINATED[:, lane]
     rewards, values, ratios = REWARDS[:, lane], VALUES[:, lane], RATIOS[:, lane]
     following = np.append(values[1:], LAST[lane])
-    common: dict[str, Any] = {"gamma": discounts}
-    arguments = rewards, values, LAST[lane]
+    common: dict[str, Any] = {"gamma": 1.0, "discounts": discounts, "time_axis": 0}
+    arguments = rewards, np.append(values, LAST[lane])
     for n in (1, 3, T + 5):
         theirs = rlax.n_step_bootstrapped_returns(rewards, discounts, following, n)
         np.testing.assert_allclose(n_step_returns(*arguments, n, **common), theirs, rtol=1e-4, atol=1e-4)
     theirs = rlax.lambda_returns(rewards, discounts, following, 0.7)
     np.testing.assert_allclose(lambda_returns(*arguments, lam=0.7, **common), theirs, rtol=1e-4, atol=1e-4)
     theirs = rlax.discounted_returns(rewards, discounts, following)
-    np.testing.assert_allclose(discounted_returns(rewards, discounts, LAST[lane]), theirs, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(discounted_returns(*arguments, **common), theirs, rtol=1e-4, atol=1e-4)
     theirs = rlax.truncated_generalized_advantage_estimation(rewards, discounts, 0.7, np.append(values, LAST[lane]))
     np.testing.assert_allclose(gae(*arguments, lam=0.7, **common).advantages, theirs, rtol=1e-4, atol=1e-4)
     errors = rlax.vtrace(values, following, rewards, discounts, ratios, 0.7)

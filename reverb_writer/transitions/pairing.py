@@ -1,0 +1,216 @@
+"""Pairs of neighbouring rows as transitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tree
+
+from reverb_writer.array_api import Array, any_true, array_like, as_bool, as_float, concatenated, with_axes
+from reverb_writer.errors import StructureError
+from reverb_writer.nests import join_paths, named_leaves
+from reverb_writer.transitions.records import Transitions
+from reverb_writer.transitions.step_flags import StepFlags, as_rows
+
+__all__ = ["to_transitions"]
+
+_NEEDED = ("observation", "action", "reward")
+_FLAGS = frozenset(
+    {"discount", "step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"}
+)
+
+
+def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Transitions:
+    """Return the transitions between the neighbouring rows of a batch. Pure.
+
+    Steps are those of this package's recorders and of `Episode`, RLDS steps, or TF-Agents' `Trajectory`: see
+    docs/steps.md. A pair of rows is a transition if the first one is neither a boundary step nor padding and the second
+    one is the next row of the same episode.
+
+    Padding is known by the mask, or because it follows a boundary step; then `is_first` or `step_type` must tell
+    it from another episode. Windows whose only flag is `discount` must be of one episode each.
+
+    Args:
+        batch: a `Batch` of windows, leaves [B, T, ...], or of slices, leaves [N, ...]; or its `data`. `collate="flat"`
+            works too. A pair (steps, mask), as observers write it with `mask=True`, is taken apart. Arrays are those of
+            NumPy, or of PyTorch, JAX and others with array-api-compat.
+        mask: the shape of the flags, False for padding; beside the masks of the batch.
+        markers: of slices, if `batch` has none: `SliceMarkers`.
+
+    Returns:
+        `Transitions`, leaves [B, T - 1, ...] or [N - 1, ...]: one less than rows, because the last row of a window is
+        there for its observation. Leaves are views where the library has views.
+
+    Raises:
+        StructureError: a field or a flag is missing, stands on a row where it cannot, or has another shape.
+
+    >>> steps = {  # an episode of two actions that terminated, and padding
+    ...     "observation": np.array([[5, 6, 7, 0]]),
+    ...     "action": np.array([[1, 2, 0, 0]]),
+    ...     "reward": np.array([[0.5, 1.5, 0.0, 0.0]]),
+    ...     "is_first": np.array([[True, False, False, False]]),
+    ...     "is_last": np.array([[False, False, True, False]]),
+    ...     "is_terminal": np.array([[False, False, True, False]]),
+    ... }
+    >>> found = to_transitions(steps)
+    >>> found.next_observation.tolist(), found.discount.tolist(), found.mask.tolist()
+    ([[6, 7, 0]], [[1.0, 0.0, 0.0]], [[True, True, False]])
+    """
+    parts = _parts_of(batch, mask, markers)
+    fields = _fields(parts.data)
+    flags = StepFlags.read(fields, parts.masks)
+    _check_leaves(fields, flags.shape)
+    valid, terminal = _pairs(flags, fields.get("discount"), _breaks(flags, parts))
+    xp, is_batch = flags.xp, len(flags.shape) > 1
+
+    def first(nest: Any) -> Any:
+        return tree.map_structure(lambda leaf: leaf[:, :-1] if is_batch else leaf[:-1], nest)
+
+    def second(nest: Any) -> Any:
+        return tree.map_structure(lambda leaf: leaf[:, 1:] if is_batch else leaf[1:], nest)
+
+    def zero_at_ends(leaf: Array) -> Array:
+        return xp.where(with_axes(valid & ~terminal, leaf.ndim), leaf, xp.zeros_like(leaf))
+
+    stored = fields.get("discount")
+    if stored is None:
+        reward = tree.flatten(fields["reward"])[0]
+        stored = xp.ones_like(flags.like, dtype=as_float(xp, reward).dtype)
+    return Transitions(
+        observation=first(fields["observation"]),
+        action=first(fields["action"]),
+        reward=first(fields["reward"]),
+        discount=tree.map_structure(zero_at_ends, first(stored)),
+        next_observation=second(fields["observation"]),
+        mask=valid,
+        continues=concatenated(xp, [valid[..., :-1] & valid[..., 1:], xp.zeros_like(valid[..., :1])], -1),
+        extras={
+            name: first(value) if _has_rows(value, flags.shape) else value
+            for name, value in fields.items()
+            if name not in _FLAGS and name not in _NEEDED
+        },
+    )
+
+
+class _Parts(NamedTuple):
+    """The parts of a batch; `lengths` are those of the items in a flat one, or None."""
+
+    data: Any
+    masks: Sequence[Any]
+    markers: Any
+    lengths: Any
+
+
+def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
+    info, lengths = None, None
+    data = batch
+    if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "markers")):  # not the data of a tensor
+        data, info = batch.data, getattr(batch, "info", None)
+        markers = getattr(batch, "markers", None) if markers is None else markers
+        lengths = getattr(info, "lengths", None)
+    masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None)]
+    if type(data) is tuple and len(data) == 2 and getattr(data[1], "dtype", None) is not None:  # noqa: PLR2004  # a pair
+        data, column = data
+        masks.append(column)
+    return _Parts(data, [one for one in masks if one is not None], markers, lengths)
+
+
+def _fields(data: Any) -> dict[str, Any]:
+    fields = data._asdict() if hasattr(data, "_asdict") else data
+    if not isinstance(fields, Mapping):
+        raise StructureError(
+            f"steps must be a dict or a named tuple of leaves [B, T, ...], got a {type(data).__name__}. A table "
+            "without a stored spec gives columns without names, and `collate='list'` a list of items."
+        )
+    if "next_observation" in fields:
+        raise StructureError("the steps have a `next_observation`: they are transitions already.")
+    missing = [f"`{name}`" for name in _NEEDED if name not in fields]
+    if missing:
+        raise StructureError(
+            f"the steps lack {', '.join(missing)}; found {', '.join(map(repr, fields))}. Rename the fields first."
+        )
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
+    if len(shape) > 1 and shape[1] < 2:  # noqa: PLR2004  # a pair of rows
+        raise StructureError(f"windows of {shape[1]} steps hold no transition: `sequence_length` must be 2 or more.")
+    needed = {name: fields[name] for name in (*_NEEDED, "discount") if name in fields}
+    paths, leaves = named_leaves(needed, "steps")
+    wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not _has_rows(leaf, shape)]
+    if wrong:
+        raise StructureError(f"{join_paths(wrong)}: expected leaves {shape} and more axes, as the flags have.")
+
+
+def _has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
+    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))
+
+
+def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
+    """Return the rows of a flat batch that do not follow the row before them, [N]; None if there are only windows."""
+    xp, markers = flags.xp, parts.markers
+    if markers is None and (parts.lengths is None or len(flags.shape) > 1):
+        return None
+    starts = np.zeros(flags.shape, bool)
+    if markers is None:
+        if parts.lengths.sum() != len(starts):
+            raise StructureError(f"the items have {parts.lengths.sum()} rows, and the flags {len(starts)}.")
+        starts[np.cumsum(parts.lengths)[:-1]] = True
+        return array_like(xp, starts, flags.like)
+    given = {name: getattr(markers, name, None) for name in ("truncated", "is_init", "traj_ids")}
+    shapes = {name: tuple(marker.shape) for name, marker in given.items() if marker is not None}
+    if set(shapes.values()) - {flags.shape} or not shapes:
+        raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {shapes}.")
+    found = array_like(xp, starts, flags.like)
+    if given["truncated"] is not None:
+        found = found | _shifted(xp, as_bool(xp, given["truncated"]))
+    if given["is_init"] is not None:
+        found = found | as_bool(xp, given["is_init"])
+    if given["traj_ids"] is not None:
+        changes = given["traj_ids"][1:] != given["traj_ids"][:-1]
+        found = found | concatenated(xp, [found[:1], changes], 0)
+    return found
+
+
+def _pairs(flags: StepFlags, discount: Any, breaks: Array | None) -> tuple[Array, Array]:
+    """Return which pairs of neighbouring rows are transitions, and which of these lead to a terminal state."""
+    xp, boundary = flags.xp, flags.boundary
+    is_told = boundary is not None
+    if boundary is None:
+        is_zero = as_rows(discount, flags.like) if not tree.is_nested(discount) else None
+        boundary = xp.zeros_like(flags.like) if is_zero is None else _shifted(xp, is_zero == 0)
+    starts = xp.zeros_like(boundary)
+    for found in (flags.first, breaks):
+        starts = starts if found is None else starts | found
+    boundary = boundary if is_told else boundary & ~starts
+    padding = _ended(xp, boundary, starts)
+    if is_told and flags.first is None:
+        if len(flags.shape) > 1 and flags.real is None and any_true(padding):
+            raise StructureError(
+                "windows have rows after a boundary step, and no flag tells whether they are padding or another "
+                "episode. The steps lack `is_first` or `step_type`, or the batch a mask (`mask=True` of the observer)."
+            )
+        if len(flags.shape) == 1 or flags.real is not None:
+            padding = xp.zeros_like(padding)
+    real = ~padding if flags.real is None else flags.real & ~padding
+    valid = real[..., :-1] & real[..., 1:] & ~boundary[..., :-1] & ~starts[..., 1:]
+    return valid, xp.zeros_like(valid) if flags.terminal is None else flags.terminal[..., 1:]
+
+
+def _shifted(xp: Any, x: Array) -> Array:
+    """Return in each row the row before it, and zeros in the first one."""
+    return concatenated(xp, [xp.zeros_like(x[..., :1]), x[..., :-1]], -1)
+
+
+def _ended(xp: Any, boundary: Array, starts: Array) -> Array:
+    """Return which rows follow a boundary step, whatever is between, with no start of an episode since."""
+    size = boundary.shape[-1]
+    number = array_like(xp, 2 * np.arange(size), boundary)
+    latest = xp.where(boundary, number + 1, xp.where(starts, number, xp.zeros_like(number)))
+    distance = 1
+    while distance < size:  # the greatest number so far: odd after a boundary step
+        before = concatenated(xp, [xp.zeros_like(latest[..., :distance]), latest[..., :-distance]], -1)
+        latest, distance = xp.maximum(latest, before), 2 * distance
+    return (_shifted(xp, latest) % 2 == 1) & ~starts

@@ -1,0 +1,147 @@
+"""Which rows begin and end an episode, and why it ended, in every layout that this package writes.
+
+    layout                      first row           boundary step            terminated
+    --------------------------  ------------------  -----------------------  ---------------------------------------
+    `record`, `Episode.steps`   is_first            is_last                  terminated, on the boundary step
+    RLDS                        is_first            is_last                  is_terminal, on the boundary step
+    TF-Agents                   step_type == FIRST  step_type == LAST        discount == 0, on the row before
+    Gymnasium's flags alone     -                   terminated or truncated  terminated, on the boundary step
+    `discount` alone            -                   -                        discount == 0, on the row before
+
+A layout may have more than one of these. `discount` always stands beside the action.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tree
+
+from reverb_writer.array_api import Array, any_true, array_like, array_namespace, as_array, as_bool
+from reverb_writer.errors import StructureError
+from reverb_writer.steps import FIRST, LAST
+
+__all__ = ["StepFlags", "as_rows"]
+
+_ADVICE = "docs/steps.md draws which row has which flag."
+_NAMES = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "step_type")
+
+
+@dataclass(frozen=True)
+class StepFlags:
+    """Flags of rows, each [B, T] or [N], or None if the steps do not have it.
+
+    Attributes:
+        xp: the library of the arrays.
+        shape: (B, T), or (N,).
+        like: any array of flags, for its shape and device.
+        real: the row is no padding, as far as a mask tells; None without a mask.
+        first: the first row of its episode.
+        boundary: the row holds the final observation of an episode, and no action.
+        terminal: the state that the row shows is terminal.
+    """
+
+    xp: Any
+    shape: tuple[int, ...]
+    like: Array
+    real: Array | None
+    first: Array | None
+    boundary: Array | None
+    terminal: Array | None
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any], masks: Sequence[Any]) -> StepFlags:
+        """Find the flags among the fields of steps.
+
+        Args:
+            fields: of the steps, by name.
+            masks: each in the shape of the flags, False for padding; of this library or of NumPy.
+
+        Raises:
+            StructureError: flags are missing, contradict each other or have other shapes.
+        """
+        given = {name: fields[name] for name in _NAMES if fields.get(name) is not None}
+        discount = fields.get("discount")
+        told_by = given or ({} if discount is None or tree.is_nested(discount) else {"discount": discount})
+        if not told_by:
+            raise StructureError(
+                f"the steps have no flags, only {', '.join(map(repr, fields))}. They need `discount`, or `is_last` or "
+                f"`step_type` beside `terminated`, `is_terminal` or `discount`. {_ADVICE}"
+            )
+        xp = array_namespace(*told_by.values())
+        shape = _shape({name: as_array(xp, flag) for name, flag in told_by.items()})
+        given = {name: as_array(xp, flag) for name, flag in given.items()}
+        like = as_bool(xp, next(iter(told_by.values()))).reshape(shape)
+        real = None
+        for mask in masks:
+            shaped = as_bool(xp, array_like(xp, mask, like))
+            if tuple(shaped.shape) != shape:
+                raise StructureError(f"a mask has shape {tuple(shaped.shape)}, expected that of the flags, {shape}.")
+            real = shaped if real is None else real & shaped
+        flags = {name: flag.reshape(shape) for name, flag in given.items() if name != "step_type"}
+        flags = {name: as_bool(xp, flag) for name, flag in flags.items()}
+        if "step_type" in given:
+            types = given["step_type"].reshape(shape)
+            flags = {"is_first": types == FIRST, "is_last": types == LAST, **flags}
+        first, boundary = flags.get("is_first"), flags.get("is_last")
+        terminal = flags.get("terminated", flags.get("is_terminal"))
+        missing = []
+        if terminal is None and discount is None:
+            missing.append("`discount`, `terminated` or `is_terminal`, which tell how an episode ended")
+        if boundary is None and terminal is not None and "truncated" not in flags:
+            missing.append("`is_last`, `step_type` or `truncated`, which tell where an episode ended")
+        if missing:
+            found = ", ".join(f"`{name}`" for name in given) or "none"
+            raise StructureError(f"the steps lack {'; and '.join(missing)}. Flags found: {found}. {_ADVICE}")
+        if terminal is not None and boundary is not None:
+            _check_only(terminal, boundary, real)
+        elif terminal is not None:
+            boundary = terminal | flags["truncated"]
+            _check_rows(fields, boundary, terminal, real)
+        return cls(xp, shape, like, real, first, boundary, terminal)
+
+
+def _shape(flags: Mapping[str, Array]) -> tuple[int, ...]:
+    """Return the shape of the rows: that of the flag with the fewest axes, without a last axis of size 1."""
+    shapes = {name: tuple(flag.shape) for name, flag in flags.items()}
+    shape = min(shapes.values(), key=len)
+    if any(sizes not in (shape, (*shape, 1)) for sizes in shapes.values()) or len(shape) not in (1, 2):
+        raise StructureError(f"flags must all be [B, T], or [N] of slices, got shapes {shapes}.")
+    return shape
+
+
+def _check_only(terminal: Array, boundary: Array, real: Array | None) -> None:
+    """Refuse flags of termination on rows that are no boundary steps."""
+    wrong = terminal & ~boundary if real is None else terminal & ~boundary & real
+    if any_true(wrong):
+        raise StructureError(
+            f"`terminated` or `is_terminal` is set on {int(wrong.sum())} rows that are no boundary steps (`is_last`, "
+            "`step_type`). It belongs on the boundary step, which holds the final observation: one row after the "
+            f"action that ended the episode. {_ADVICE}"
+        )
+
+
+def _check_rows(fields: Mapping[str, Any], ends: Array, terminal: Array, real: Array | None) -> None:
+    """Refuse flags of ends beside an action that was taken, as far as its reward and its discount tell."""
+    reward, discount = (as_rows(fields.get(name), ends) for name in ("reward", "discount"))
+    beside = ends & ~ends if reward is None else ends & (reward != 0)
+    if discount is not None and ends.ndim > 1:
+        ended_here = terminal[:, 1:] & (discount[:, 1:] == 0) & (discount[:, :-1] != 0)
+        beside = beside if not any_true(ended_here) else beside | terminal
+    beside = beside if real is None else beside & real
+    if any_true(beside):
+        raise StructureError(
+            f"`terminated` or `truncated` is set on {int(beside.sum())} rows with an action: they have a reward, or "
+            "the discount of that row is the one that is 0. It belongs on the boundary step, one row later, which "
+            "holds the final observation. Write boundary steps, as `rw.environments.record` does; or pass arrays "
+            f"of your own to `rw.returns`, with `discounts` and `continues`. {_ADVICE}"
+        )
+
+
+def as_rows(x: Any, like: Array) -> Array | None:
+    """Return x if it is an array of the shape of flags, or has one more axis of size 1; else None."""
+    if not hasattr(x, "ndim") or tuple(x.shape) not in (tuple(like.shape), (*like.shape, 1)):
+        return None
+    return x.reshape(tuple(like.shape))
