@@ -78,12 +78,12 @@ def learn(address: str, num_batches: int) -> Any:
             data = batch.data
             errors = n_step_targets(data, values.detach()) - values[data["cell"][:, 0], data["action"][:, 0]]
             errors = errors * data["has_action"][:, 0]  # a window that begins with the boundary step teaches nothing
-            weights = torch.from_numpy(batch.info.importance_weights(0.4)).float()
+            weights = batch.info.importance_weights(0.4)
             optimizer.zero_grad()
             (weights * errors**2).mean().backward()
             optimizer.step()
             schedule.step()
-            dataset.update_priorities(batch.info.keys, errors.detach().abs().numpy() + 1e-3)
+            dataset.update_priorities(batch, errors.abs() + 1e-3)
     return values.detach().numpy()
 
 
