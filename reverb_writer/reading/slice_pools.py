@@ -23,7 +23,7 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, ChooseRows, copy_chosen_rows
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.table_reader import TableReader
+from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, find_trajectories, read_markers
 from reverb_writer.slices.gather import mark_slices
 from reverb_writer.slices.markers import marker_leaves
@@ -31,7 +31,6 @@ from reverb_writer.slices.markers import marker_leaves
 __all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
 
 ItemNumbers = npt.NDArray[np.int64]
-Pack = Callable[[Sequence[Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -101,15 +100,16 @@ class SliceDrawer:
         self._options, self._rng, self._number, self._num_members = options, rng, number, num_members
         self._num_trajectories = self._num_items = 0  # of former pools
 
-    def draw_assembled(self, assembler: BatchAssembler, pack: Pack) -> tuple[DrawnSlices, BatchInfo]:
+    def draw_assembled(self, assembler: BatchAssembler, pack: Pack, server: str) -> tuple[DrawnSlices, BatchInfo]:
         """Draw slices of the samples that an assembler holds; see `draw`."""
-        return self.draw(assembler.take_rows, assembler.num_columns, pack)
+        return self.draw(assembler.take_rows, assembler.num_columns, pack, server)
 
     def draw(
         self,
         take_rows: Callable[[Sequence[int], ChooseRows], tuple[list[Any], BatchInfo]],
         num_columns: int,
         pack: Pack,
+        server: str,
     ) -> tuple[DrawnSlices, BatchInfo]:
         """Draw slices of the next pool, and copy their rows.
 
@@ -117,6 +117,7 @@ class SliceDrawer:
             take_rows: `BatchAssembler.take_rows`, or the same for samples that were taken.
             num_columns: how many columns the samples have.
             pack: makes the table's nest of a list of leaves.
+            server: address of the server, for the info.
 
         Returns:
             The slices, and the info of all items of the pool.
@@ -140,7 +141,8 @@ class SliceDrawer:
         num_rows = len(markers)
         after = pack([column[num_rows:] for column in columns]) if self._options.with_next else None
         data = pack([column[:num_rows] for column in columns])
-        found = DrawnSlices(data, after, markers, info.choose(items), self._num_items + items)
+        of_slices = dataclasses.replace(info.choose(items), server=server)
+        found = DrawnSlices(data, after, markers, of_slices, self._num_items + items)
         self._num_items += len(info)
         return found, info
 
@@ -225,4 +227,4 @@ class SlicePools:
 
     def _draw(self, columns: Any, info: BatchInfo) -> DrawnSlices:
         take_rows = functools.partial(copy_chosen_rows, columns, info)
-        return self._drawer.draw(take_rows, len(columns), self.reader.pack)[0]
+        return self._drawer.draw(take_rows, len(columns), self.reader.pack, self.reader.server)[0]

@@ -66,7 +66,7 @@ class ThreadFetcher:
         *,
         wake: Callable[[], None],
         prepare: Callable[[float], object] | None = None,
-        finish: Callable[[BatchAssembler], Fetched] = BatchAssembler.take,
+        finish: Callable[[BatchAssembler], Fetched] | None = None,
     ) -> None:
         """Prepare to fetch; `start` begins.
 
@@ -79,7 +79,8 @@ class ThreadFetcher:
             wake: called from the thread whenever a batch or an error is ready.
             prepare: called from the thread before the first samples are assembled, until it raises no time-out; gets
                 its time-out in seconds. None if there is nothing to prepare.
-            finish: makes a batch of the samples that were assembled.
+            finish: makes what `take` returns of the samples that were assembled, mostly in the thread. None, and where
+                `prepare` has not succeeded before the end, for `BatchAssembler.take`.
         """
         self.disconnected_at: float | None = None
         self.address = channel.address
@@ -110,7 +111,8 @@ class ThreadFetcher:
         self._assembling = threading.Lock()  # guards the assembler
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._heard_at = time.monotonic()
-        self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
+        self._ready: collections.deque[Fetched | Exception] = collections.deque()  # errors instead of batches, too
+        self._num_finishing = 0  # samples that `finish` has in hand
         self._stats = FetchStats()
         self._closed = Flag()
         self._ended = False
@@ -128,6 +130,7 @@ class ThreadFetcher:
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
+            Exception: whatever `finish` has raised.
         """
         if partial:
             with self._assembling:
@@ -139,7 +142,7 @@ class ThreadFetcher:
                 item = self._ready.popleft()
         self._fetcher.fill()  # also if there was nothing: an earlier call may have been interrupted before this
         self._changed.set()
-        if isinstance(item, ReverbWriterError):
+        if isinstance(item, Exception):
             raise item
         return item
 
@@ -181,7 +184,7 @@ class ThreadFetcher:
             return FetchStats(**vars(self._stats))
         with self._lock:
             stats = FetchStats(**vars(self._stats))
-            stats.ready_samples = self._assembler.num_samples + self._num_ready()[0]
+            stats.ready_samples = self._num_assembled() + self._num_ready()[0]
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
         stats.in_flight_samples = self._fetcher.num_in_flight
@@ -285,21 +288,34 @@ class ThreadFetcher:
         return samples[num_missing:]
 
     def _finish_batch(self) -> None:
+        """Make a batch of the samples that were assembled; the caller holds `_assembling`."""
+        finish = self._finish if self._finish and self._prepare is None else BatchAssembler.take
+        self._num_finishing = self._assembler.num_samples
+        item: Fetched | Exception
+        try:
+            item = finish(self._assembler)
+        except Exception as error:  # noqa: BLE001  # may be of the caller's function; its reader raises it
+            item = error
+        except BaseException:  # an interrupt of the reader
+            self._num_finishing = 0
+            raise
         with self._lock:
-            try:
-                self._ready.append(self._finish(self._assembler))
-            except ReverbWriterError as error:
-                self._ready.append(error)
+            self._num_finishing = 0
+            self._ready.append(item)
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""
         with self._lock:
-            return self._assembler.num_samples + sum(self._num_ready())
+            return self._num_assembled() + sum(self._num_ready())
+
+    def _num_assembled(self) -> int:
+        """Return how many samples are in the assembler, or were and are being finished."""
+        return self._num_finishing or self._assembler.num_samples
 
     def _num_ready(self) -> tuple[int, int]:
         """Return how many samples are in batches that are ready, and how many errors are."""
         ready = self._ready.copy()
-        sizes = [len(item[1]) for item in ready if not isinstance(item, ReverbWriterError)]
+        sizes = [len(item[1]) for item in ready if not isinstance(item, Exception)]
         return sum(sizes), len(ready) - len(sizes)
 
     def _report(self, error: ReverbWriterError) -> None:

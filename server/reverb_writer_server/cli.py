@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.server_options import new_client, security_options, timeout_option
+from reverb_writer.cli.server_options import new_client, sampler_options, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server import __version__
 
@@ -44,6 +44,7 @@ def commands() -> None:
 @click.option(
     "--min-size", type=int, metavar="N", help="Number of items that each --table needs before sampling starts."
 )
+@sampler_options
 @click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder for checkpoints.")
 @click.option("--restore", metavar="NAME", help="Checkpoint to restore: latest, none or a name.")
 @click.option(
@@ -52,7 +53,15 @@ def commands() -> None:
     help="Whose tables to serve if checkpoint and configuration differ.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
-def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_size: int | None, **given: Any) -> None:
+def serve(
+    config: Path | None,
+    names: Sequence[str],
+    max_size: int | None,
+    min_size: int | None,
+    sampler: str | None,
+    sampler_exponent: float | None,
+    **given: Any,
+) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
@@ -80,9 +89,15 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         if value is not None
     }
     check_unique_names(names)
-    sizes = {key: value for key, value in (("max_size", max_size), ("min_size", min_size)) if value is not None}
-    tables = names or (("replay",) if sizes else ())
-    flags |= {("tables", name, key): value for name in tables for key, value in sizes.items()}
+    given_keys = {
+        "max_size": max_size,
+        "min_size": min_size,
+        "sampler": sampler,
+        "sampler_exponent": sampler_exponent,
+    }
+    of_tables = {key: value for key, value in given_keys.items() if value is not None}
+    tables = names or (("replay",) if of_tables else ())
+    flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
     loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log_format, loaded.log_level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))

@@ -39,6 +39,7 @@ CLIENT = [
     "deadline",
     "background",
     "flags",
+    "schedules",
     "closing",
     "arguments",
     "array_api",
