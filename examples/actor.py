@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -21,22 +20,8 @@ EXPLORING_STEPS = 1_500  # until then, ever fewer actions are random
 EXPLORATION = 0.02  # the share of random actions from then on
 
 
-class Step(NamedTuple):
-    """One step: the observation at time t, the action, and its result.
-
-    An episode's last step only observes: there the other fields mean nothing. So a learner finds the observation that
-    an action led to in the next step, also where a time limit cut the episode off, and takes no action from the last.
-    """
-
-    observation: Any
-    action: Any
-    reward: Any
-    terminated: Any
-
-
 def play(client: rw.Client, seed: int | None) -> None:
     """Play until the process is ended."""
-    env: gymnasium.Env[Any, Any] = gymnasium.make("CartPole-v1")
     rng = np.random.default_rng(seed)
     network = QNetwork(rng)
     num_steps = 0
@@ -48,26 +33,24 @@ def play(client: rw.Client, seed: int | None) -> None:
         client, "replay", sequence_length=9, stride_length=8, end_of_episode="align_end", max_in_flight_items=8
     )
     episodes = rw.TrajectoryObserver(client, "episodes", sequence_length=1)
+    env = rw.environments.record(gymnasium.make("CartPole-v1"), replay)
 
-    with contextlib.closing(env), replay, episodes, rw.Variables(client, "variables") as variables:
+    with replay, episodes, rw.Variables(client, "variables") as variables:
         network.weights = variables.latest()
         while True:
             observation, _ = env.reset(seed=seed if num_steps == 0 else None)
-            terminated = truncated = False
-            episode_return, episode_length = 0.0, 0
-            while not (terminated or truncated):
+            is_over, episode_return, episode_length = False, 0.0, 0
+            while not is_over:
                 network.weights = variables.poll(network.weights)
                 if rng.random() < max(EXPLORATION, 1 - num_steps / EXPLORING_STEPS):
                     action = int(rng.integers(2))
                 else:
                     action = int(network(observation).argmax())
-                next_observation, reward, terminated, truncated, _ = env.step(action)
-                replay(Step(observation, action, np.float32(reward), terminated), end_of_episode=False)
-                observation = next_observation
+                observation, reward, terminated, truncated, _ = env.step(action)
+                is_over = terminated or truncated
                 episode_return += float(reward)
                 episode_length += 1
                 num_steps += 1
-            replay(Step(observation, action, np.float32(0), False), end_of_episode=True)
             episodes((episode_return, episode_length), end_of_episode=True)
 
 

@@ -12,7 +12,7 @@ import contextlib
 import copy
 
 import numpy as np
-from q_network import Adam, Array, QNetwork
+from q_network import Adam, QNetwork
 
 import reverb_writer as rw
 
@@ -32,38 +32,17 @@ def learn(client: rw.Client, seed: int | None) -> None:
     with rw.Variables(client, "variables") as variables, rw.ReplayDataset(client, "replay", BATCH_SIZE) as batches:
         variables.publish(online.weights)
         for update, batch in enumerate(batches, start=1):
-            observations, actions, rewards, terminated = batch.data  # each [B, T, ...]
-
-            best = online(observations).argmax(axis=-1, keepdims=True)
-            values = np.take_along_axis(target(observations), best, axis=-1)[
-                ..., 0
-            ]  # double Q: one chooses, one judges
-            returns = lambda_returns(rewards, terminated, values)
-
-            # The last step of a window is there for what it observes: its action is another window's, or none.
-            gradients = online.gradient(
-                np.concatenate(observations[:, :-1]), np.concatenate(actions[:, :-1]), np.concatenate(returns)
-            )
+            observations, transitions = batch.data["observation"], rw.to_transitions(batch)
+            best = online(observations).argmax(axis=-1, keepdims=True)  # double Q: one chooses, one judges
+            values = np.take_along_axis(target(observations), best, axis=-1)[..., 0]
+            returns = rw.returns.lambda_returns(transitions, values, gamma=DISCOUNT, lam=TRACE_DECAY)
+            real = transitions.mask
+            gradients = online.gradient(transitions.observation[real], transitions.action[real], returns[real])
             optimizer.descend(online.weights, gradients)
             for slow, fast in zip(target.weights, online.weights, strict=True):
                 slow[:] += TARGET_RATE * (fast - slow)
             if update % PUBLISH_UPDATES == 0:
                 variables.publish(online.weights)
-
-
-def lambda_returns(rewards: Array, terminated: Array, values: Array) -> Array:
-    """Return the targets for the actions of a window, [B, T - 1], given the values of its observations, [B, T].
-
-    A terminated episode is worth nothing more. One that a time limit truncated goes on in the value of its last
-    observation, as does a window that ends in the middle.
-    """
-    discounts = DISCOUNT * ~terminated
-    returns = np.empty_like(values[:, :-1])
-    ahead = values[:, -1]
-    for t in reversed(range(returns.shape[1])):
-        ahead = rewards[:, t] + discounts[:, t] * ((1 - TRACE_DECAY) * values[:, t + 1] + TRACE_DECAY * ahead)
-        returns[:, t] = ahead
-    return returns
 
 
 def main() -> None:

@@ -18,28 +18,13 @@ Source: Acme, `NStepTransitionAdder`; docs/compatibility.md lists the difference
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
-import tree
+from typing import Any
 
 from reverb_writer.arguments import check_fraction, integer
-from reverb_writer.errors import StructureError
-from reverb_writer.steps import LAST
+from reverb_writer.environments.single_n_step import SingleNStep
+from reverb_writer.environments.vector_n_step import VectorNStep
 
 __all__ = ["NStepTransform"]
-
-_NEEDED = ("observation", "action", "reward", "discount")
-_MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"})
-
-
-class _Start(NamedTuple):
-    """The first step of transitions, with the rewards and discounts so far: a number or an array for each leaf."""
-
-    step: Mapping[str, Any]
-    rewards: list[Any]
-    discounts: list[Any]
 
 
 class NStepTransform:
@@ -51,123 +36,53 @@ class NStepTransform:
     `next_observation` and the other fields of the first of the n steps, without markers. Used from one thread at a
     time.
 
+    In front of a `VectorObserver`, steps have leaves [N, ...], and each environment has its own episodes.
+
+    Attributes:
+        num_envs: N, or None for steps of one environment.
+
     Example:
         observer = rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=1)
         env = rw.environments.record(env, rw.environments.NStepTransform(observer, n_step=3, discount=0.99))
     """
 
-    def __init__(self, observer: Any, n_step: int, discount: float) -> None:
+    def __init__(self, observer: Any, n_step: int, discount: float, *, num_envs: int | None = None) -> None:
         """Begin with no episode.
 
         Args:
             observer: called with each transition and `end_of_episode`, such as a `TrajectoryObserver`. With
-                `sequence_length=1` a transition is an item.
+                `sequence_length=1` a transition is an item. With `num_envs`, it is also called with `env_mask`.
             n_step: n, maximum of steps in a transition, >= 1; the first and the last transitions of an episode have
                 fewer.
             discount: gamma, in [0, 1].
+            num_envs: N, environments that step together, >= 1; None for the observer's `num_envs`, if it has one.
 
         Raises:
             SpecError: a number out of range.
         """
-        self._observer = observer
-        self._n = integer("n_step", n_step, minimum=1)
-        self._gamma = check_fraction("discount", discount)
-        self._starts: list[_Start] = []
-        self._before: Mapping[str, Any] | None = None
-        self._num_passed = 0
+        n, gamma = integer("n_step", n_step, minimum=1), check_fraction("discount", discount)
+        num_envs = getattr(observer, "num_envs", None) if num_envs is None else num_envs
+        self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
+        self._fold = (
+            SingleNStep(observer, n, gamma) if self.num_envs is None else VectorNStep(observer, n, gamma, self.num_envs)
+        )
 
-    def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
+    def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
         """Add a step, and pass on the transition to its observation; at the end of an episode, all that remain.
 
         Args:
-            step: a dict or a named tuple; kept without copying while a transition needs it.
-            end_of_episode: whether it is the last of its episode; None to read `is_last` or `step_type`.
+            step: a dict or a named tuple; kept without copying while a transition of one environment needs it.
+            end_of_episode: whether it is the last of its episode, with `num_envs` [N] booleans; None to read `is_last`
+                or `step_type`.
+            env_mask: [N] booleans, which environments have a step here; None for all. With `num_envs` only.
 
         Raises:
             StructureError: it lacks a field, or has different numbers of rewards and discounts. Nothing changed.
-            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that
-                transitions of a last step may have been passed on; a call with the same step passes on the others.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that some
+                of the transitions may have been passed on; a call with the same step passes on the others.
         """
-        fields = _fields(step)
-        is_last = _is_last(fields) if end_of_episode is None else bool(end_of_episode)
-        starts = self._starts
-        if self._before is not None:
-            rewards, discounts = _leaves(self._before)
-            starts = [
-                _Start(
-                    start.step,
-                    [
-                        total + self._gamma * so_far * reward
-                        for total, so_far, reward in zip(start.rewards, start.discounts, rewards, strict=True)
-                    ],
-                    [
-                        self._gamma * so_far * discount
-                        for so_far, discount in zip(start.discounts, discounts, strict=True)
-                    ],
-                )
-                for start in starts[max(0, len(starts) + 1 - self._n) :]
-            ]
-            starts.append(_Start(self._before, [r + 0 * d for r, d in zip(rewards, discounts, strict=True)], discounts))
-            transitions = [_transition(start, fields) for start in (starts if is_last else starts[:1])]
-            for index in range(self._num_passed, len(transitions)):
-                self._observer(transitions[index], end_of_episode=is_last and index == len(transitions) - 1)
-                self._num_passed = index + 1
-        self._num_passed = 0
-        self._starts = [] if is_last else starts
-        self._before = None if is_last else fields
+        self._fold(step, end_of_episode=end_of_episode, env_mask=env_mask)
 
     def reset(self) -> None:
-        """Forget the episode; transitions that were passed on stay."""
-        self._starts, self._before, self._num_passed = [], None, 0
-
-
-def _fields(step: Any) -> Mapping[str, Any]:
-    fields = step._asdict() if hasattr(step, "_asdict") else step
-    missing = [name for name in _NEEDED if not isinstance(fields, Mapping) or name not in fields]
-    if missing:
-        raise StructureError(f"a step for n-step transitions has no {missing}; it needs {[*_NEEDED]}.")
-    return dict(fields)
-
-
-def _is_last(fields: Mapping[str, Any]) -> bool:
-    for name, last in (("step_type", LAST), ("is_last", 1)):
-        if name in fields:
-            return int(fields[name]) == last
-    raise StructureError("a step for n-step transitions needs `is_last` or `step_type`, or pass `end_of_episode`.")
-
-
-def _leaves(step: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return rewards and discounts as floats or arrays; if only one of them is a nest, the other is repeated."""
-    rewards, discounts = ([*map(_as_float, tree.flatten(step[name]))] for name in ("reward", "discount"))
-    if not tree.is_nested(step["discount"]):
-        discounts *= len(rewards)
-    if not tree.is_nested(step["reward"]):
-        rewards *= len(discounts)
-    if len(rewards) != len(discounts):
-        raise StructureError(
-            f"{len(rewards)} rewards and {len(discounts)} discounts, expected as many of one as of the other."
-        )
-    return rewards, discounts
-
-
-def _as_float(leaf: Any) -> Any:
-    array = np.asarray(leaf, np.float64)
-    return array if array.ndim else float(array)
-
-
-def _transition(start: _Start, end: Mapping[str, Any]) -> dict[str, Any]:
-    step = start.step
-    nest = step["discount"] if tree.is_nested(step["discount"]) else step["reward"]
-    return {
-        **{name: value for name, value in step.items() if name not in _MARKERS},
-        "reward": _packed(start.rewards, step["reward"], nest),
-        "discount": _packed(start.discounts, step["discount"], nest),
-        "next_observation": end["observation"],
-    }
-
-
-def _packed(values: list[Any], like: Any, nest: Any) -> Any:
-    """Put values into `nest`, in the dtypes of the leaves of `like`."""
-    dtypes = [np.asarray(leaf).dtype for leaf in tree.flatten(like)]
-    dtypes *= len(values) if len(dtypes) < len(values) else 1
-    return tree.unflatten_as(nest, [np.asarray(value, dtype)[()] for value, dtype in zip(values, dtypes, strict=True)])
+        """Forget the episode, or those of all environments; transitions that were passed on stay."""
+        self._fold.reset()

@@ -44,11 +44,14 @@ def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[],
     """
     # If a package was never imported, no environment of it exists.
     gymnasium, dm_env = sys.modules.get("gymnasium"), sys.modules.get("dm_env")
-    if gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv):
-        if isinstance(observer, NStepTransform):
-            raise SpecError(
-                "an `NStepTransform` takes steps of one environment: use one, with an observer, for each environment."
-            )
+    is_vector = gymnasium is not None and isinstance(env, gymnasium.vector.VectorEnv)
+    if isinstance(observer, NStepTransform) and observer.num_envs != (env.num_envs if is_vector else None):
+        raise SpecError(
+            f"the `NStepTransform` is for {_count(observer.num_envs)}, and `env` has "
+            f"{_count(env.num_envs if is_vector else None)}. Put it in front of a `VectorObserver` of as many "
+            "environments, or pass it `num_envs`."
+        )
+    if is_vector:
         from reverb_writer.environments.vector_recorder import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
         return VectorRecorder(env, observer, seeds=seeds, extras=extras)
@@ -64,3 +67,7 @@ def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[],
         return RecordedEnvironment(env, observer, extras=extras)
     kind = type(env).__name__
     raise SpecError(f"`env` must be a gymnasium.Env, a gymnasium.vector.VectorEnv or a dm_env.Environment, got {kind}.")
+
+
+def _count(num_envs: int | None) -> str:
+    return "a single environment" if num_envs is None else f"{num_envs} environments that step together"

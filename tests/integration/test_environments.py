@@ -113,6 +113,25 @@ def test_n_step_transitions_are_items_of_one_step(place: Place) -> None:
     assert found == [(0, 1, 1, 1), (0, 2, 2, 0.5), (0, 3, 2.75, 0.25), (1, 4, 4.5, 0), (2, 4, 5, 0), (3, 4, 4, 0)]
 
 
+def test_n_step_transitions_of_many_environments_are_items_of_one_step(place: Place) -> None:
+    with rw.VectorObserver(place.client, "a", sequence_length=1, num_envs=2) as observer:
+        transform = rw.environments.NStepTransform(observer, 3, 0.5)
+        envs = SyncVectorEnv([counting([(4, "terminated")]), counting([(2, "truncated")], offset=1000)])
+        env = rw.environments.record(envs, transform)
+        env.reset()
+        for _ in range(5):
+            env.step(np.zeros(2, np.int64))
+        observer.flush()
+        assert observer.stats().acknowledged_items == 6 + 4
+    # discount, next_observation, observation, reward; rewards are 1, 2, 3, 4
+    found = [tuple(float(sample.data[at].flat[0]) for at in (3, 2, 4, 1)) for sample in read(place.client, "a")]
+    first = [(0, 1, 1, 1), (0, 2, 2, 0.5), (0, 3, 2.75, 0.25), (1, 4, 4.5, 0), (2, 4, 5, 0), (3, 4, 4, 0)]
+    assert [one for one in found if one[0] < 1000] == first
+    # Truncated after 2 steps; the next call resets it, and the last one shows what followed the first step after that.
+    second = [(1000, 1001, 1, 1), (1000, 1002, 2, 0.5), (1001, 1002, 2, 1), (1100, 1101, 1, 1)]
+    assert [one for one in found if one[0] >= 1000] == second
+
+
 @pytest.mark.parametrize("num_envs", [None, 2])
 def test_text_comes_back_as_it_was_said(place: Place, num_envs: int | None) -> None:
     space = spaces.Dict(words=spaces.Text(20, charset="äöü abc"), number=spaces.Discrete(9))

@@ -15,8 +15,7 @@ EXAMPLES = str(Path(__file__).parents[2] / "examples")
 def examples_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The examples are scripts beside each other, not a package."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    for name in ("learner", "q_network"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "q_network", raising=False)
 
 
 def test_gradient_is_the_slope_of_the_huber_loss_in_every_weight() -> None:
@@ -51,48 +50,3 @@ def test_adam_moves_each_weight_by_the_learning_rate_at_first_whatever_its_gradi
     Adam(weights, learning_rate=0.25).descend(weights, [np.array([1e-2, -40.0]), np.array([[3.0]])])
     np.testing.assert_allclose(weights[0], [0.75, 1.25], rtol=1e-3)
     np.testing.assert_allclose(weights[1], [[4.75]], rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("trace_decay", "expected"),
-    [
-        (0.0, [1 + 0.5 * 20, 2 + 0.5 * 30]),  # one step ahead: reward, and half the value that follows
-        (1.0, [1 + 0.5 * (2 + 0.5 * 30), 2 + 0.5 * 30]),  # all rewards, and the value at the window's end
-    ],
-)
-def test_returns_of_a_window_that_goes_on(
-    monkeypatch: pytest.MonkeyPatch, trace_decay: float, expected: list[float]
-) -> None:
-    import learner
-
-    monkeypatch.setattr(learner, "DISCOUNT", 0.5)
-    monkeypatch.setattr(learner, "TRACE_DECAY", trace_decay)
-    returns = learner.lambda_returns(
-        rewards=np.array([[1.0, 2.0, 99.0]]),  # the last step only observes
-        terminated=np.array([[False, False, False]]),
-        values=np.array([[10.0, 20.0, 30.0]]),
-    )
-    np.testing.assert_allclose(returns, [expected])
-
-
-def test_a_terminated_episode_is_worth_no_more_than_its_last_reward() -> None:
-    import learner
-
-    returns = learner.lambda_returns(
-        rewards=np.array([[1.0, 2.0, 0.0]]),
-        terminated=np.array([[False, True, False]]),
-        values=np.array([[10.0, 20.0, 30.0]]),
-    )
-    first = 1 + learner.DISCOUNT * ((1 - learner.TRACE_DECAY) * 20 + learner.TRACE_DECAY * 2)
-    np.testing.assert_allclose(returns, [[first, 2.0]])
-
-
-def test_a_truncated_episode_is_worth_its_last_reward_and_the_value_of_where_it_stopped() -> None:
-    import learner
-
-    returns = learner.lambda_returns(
-        rewards=np.array([[2.0, 0.0]]),
-        terminated=np.array([[False, False]]),  # cut off by the time limit: the last step is no terminal one
-        values=np.array([[20.0, 30.0]]),
-    )
-    np.testing.assert_allclose(returns, [[2 + learner.DISCOUNT * 30]])

@@ -211,3 +211,116 @@ def test_reset_forgets_the_episode() -> None:
     for one in episode([5], [1], first=7):
         fold(one)
     assert told(passed) == [(7, 8, 5, 1)]
+
+
+class PerEnv:
+    """Stands for a `VectorObserver`: keeps what each environment is given; refuses the calls that it is told to."""
+
+    def __init__(self, num_envs: int, refused: tuple[int, ...] = ()) -> None:
+        self.num_envs = num_envs
+        self.passed: list[Passed] = [[] for _ in range(num_envs)]
+        self._refused, self._calls = refused, 0
+
+    def __call__(self, transition: Any, *, end_of_episode: Any, env_mask: Any) -> None:
+        self._calls += 1
+        if self._calls in self._refused:
+            raise rw.ReplayTimeoutError("full")
+        for env_id in np.flatnonzero(env_mask):
+            row = {name: column[env_id] for name, column in transition.items()}
+            self.passed[env_id].append((row, bool(end_of_episode[env_id])))
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> list[list[Any]]:
+    """Draw for each environment its steps in the order of calls; None where it has none in a call."""
+    num_envs, num_calls = draw(st.integers(1, 4)), draw(st.integers(1, 25))
+    schedule: list[list[Any]] = []
+    for env_id in range(num_envs):
+        steps: list[Any] = []
+        left = 0
+        for number in range(num_calls):
+            if draw(st.integers(0, 4)) == 0:
+                steps.append(None)
+                continue
+            left = draw(st.integers(1, 6)) if left == 0 else left - 1
+            numbers = float(100 * env_id + number), draw(st.integers(-9, 9)), draw(st.sampled_from([0, 0.5, 1]))
+            steps.append(step(numbers[0], np.float32(numbers[1]), np.float32(numbers[2]), last=left == 0))
+        schedule.append(steps)
+    return schedule
+
+
+@given(st.integers(1, 4), st.sampled_from([0.0, 0.5, 1.0]), schedules(), st.integers(1, 9))
+def test_many_environments_are_folded_as_each_by_itself(
+    n: int, gamma: float, schedule: list[list[Any]], refused: int
+) -> None:
+    num_envs = len(schedule)
+    observer = PerEnv(num_envs, (refused,))
+    fold = rw.environments.NStepTransform(observer, n, gamma)
+    assert fold.num_envs == num_envs
+    nothing = step(-1.0, np.float32(99), np.float32(1), last=True)  # is not read
+    for rows in zip(*schedule, strict=True):
+        present = [row is not None for row in rows]
+        given = [row or nothing for row in rows]
+        together = {name: np.array([row[name] for row in given]) for name in nothing}
+        try:
+            fold(together, env_mask=None if all(present) else present)
+        except rw.ReplayTimeoutError:
+            fold(together, env_mask=present)
+    for env_id, steps in enumerate(schedule):
+        alone = transform(n, gamma, [one for one in steps if one is not None])
+        assert np.allclose(told(observer.passed[env_id]), told(alone), atol=1e-4)
+        assert [end for _, end in observer.passed[env_id]] == [end for _, end in alone]
+        assert [row["action"] for row, _ in observer.passed[env_id]] == [row["action"] for row, _ in alone]
+        assert all(
+            row.keys() == other.keys() for (row, _), (other, _) in zip(observer.passed[env_id], alone, strict=True)
+        )
+
+
+def test_steps_of_many_environments_that_do_not_fit_are_refused() -> None:
+    def together(**more: Any) -> Any:
+        return {
+            "observation": np.zeros(2),
+            "action": np.zeros(2),
+            "reward": np.zeros(2),
+            "discount": np.ones(2),
+            **more,
+        }
+
+    fold = rw.environments.NStepTransform(PerEnv(2), 3, 0.5)
+    for bad, message in [
+        (together(), "needs `is_last` or `step_type`"),
+        (together(is_last=np.zeros(3)), r"`end_of_episode` has shape \(3,\), expected \(2,\)"),
+        (
+            together(is_last=np.zeros(2), observation=np.zeros(3)),
+            r"leaf `observation`: shape \(3,\), expected \(2, ...\)",
+        ),
+        (together(is_last=np.zeros(2), discount=np.ones((2, 3))), "`discount` \\[N\\] or of the reward's shape"),
+        (together(is_last=np.zeros(2), reward=(np.zeros(2), np.zeros(2))), "`reward` must be an array"),
+    ]:
+        with pytest.raises(rw.StructureError, match=message):
+            fold(bad)
+    with pytest.raises(rw.StructureError, match="Pass `num_envs`"):
+        rw.environments.NStepTransform(print, 3, 0.5)(step(1, 1.0, 1.0), env_mask=[True])
+    with pytest.raises(rw.SpecError, match="`num_envs` must be >= 1"):
+        rw.environments.NStepTransform(print, 3, 0.5, num_envs=0)
+
+
+def test_reset_forgets_the_episodes_of_all_environments() -> None:
+    observer = PerEnv(1)
+    fold = rw.environments.NStepTransform(observer, 2, 0.5)
+    fold({name: np.array([value]) for name, value in step(1, 1.0, 1.0).items()})
+    fold.reset()
+    for one in episode([5], [1], first=7):
+        fold({name: np.array([value]) for name, value in one.items()})
+    assert told(observer.passed[0]) == [(7, 8, 5, 1)]
+
+
+def test_vectors_of_rewards_are_folded() -> None:
+    observer = PerEnv(1)
+    fold = rw.environments.NStepTransform(observer, 2, 0.5)
+    for last in (False, False, True):
+        reward = np.zeros((1, 2)) if last else np.array([[1.0, 2.0]])
+        one = step(1, reward[0], 1.0, last=last)
+        fold({name: np.array([value]) for name, value in one.items()})
+    rewards = [row["reward"].tolist() for row, _ in observer.passed[0]]
+    assert rewards == [[1, 2], [1.5, 3], [1, 2]]

@@ -230,9 +230,44 @@ def test_an_environment_that_does_not_say_when_it_resets_is_refused() -> None:
         rw.environments.record(env, PerEnv())
 
 
-def test_n_step_transitions_of_many_environments_are_refused() -> None:
-    with pytest.raises(rw.SpecError, match="`NStepTransform` takes steps of one environment"):
-        rw.environments.record(SyncVectorEnv(counters()), rw.environments.NStepTransform(print, 3, 0.9))
+@pytest.mark.parametrize("mode", MODES)
+def test_n_step_transitions_of_many_environments(mode: AutoresetMode) -> None:
+    passed: list[list[str]] = [[], []]
+    ends: list[list[bool]] = [[], []]
+
+    def observer(transition: Any, *, end_of_episode: Any, env_mask: Any) -> None:
+        for env_id in np.flatnonzero(env_mask):
+            row = {name: column[env_id] for name, column in transition.items()}
+            start, stop = (int(row[name].flat[0]) for name in ("observation", "next_observation"))
+            passed[env_id].append(f"{start}>{stop} {row['reward']:g} {row['discount']:g}")
+            ends[env_id].append(bool(end_of_episode[env_id]))
+
+    transform = rw.environments.NStepTransform(observer, 2, 0.5, num_envs=2)
+    env = rw.environments.record(SyncVectorEnv(counters(), autoreset_mode=mode), transform)
+    env.reset()
+    play(env, mode, 5)
+    env.close()  # the ongoing episodes are truncated
+    # Rewards are 1, 2, 3 within an episode; environment 0 terminates after 2 steps and is truncated after 1.
+    first = ["0>1 1 1", "0>2 2 0", "1>2 2 0", "100>101 1 1"]
+    assert passed[0][:4] == first
+    assert ends[0][:4] == [False, False, True, True]
+    # Environment 1 terminates after 3 steps.
+    assert passed[1][:4] == ["1000>1001 1 1", "1000>1002 2 0.5", "1001>1003 3.5 0", "1002>1003 3 0"]
+    assert ends[1][:4] == [False, False, False, True]
+    assert passed[1][4] == "1100>1101 1 1"
+    assert all(mode_ends[-1] for mode_ends in ends)
+
+
+def test_n_step_transforms_and_environments_must_be_of_one_number() -> None:
+    vector = SyncVectorEnv(counters())
+    with pytest.raises(
+        rw.SpecError, match="is for a single environment, and `env` has 2 environments that step together"
+    ):
+        rw.environments.record(vector, rw.environments.NStepTransform(print, 3, 0.9))
+    with pytest.raises(rw.SpecError, match=r"is for 3 environments .* has 2 environments"):
+        rw.environments.record(vector, rw.environments.NStepTransform(print, 3, 0.9, num_envs=3))
+    with pytest.raises(rw.SpecError, match=r"is for 2 environments .* has a single environment"):
+        rw.environments.record(counters()[0](), rw.environments.NStepTransform(print, 3, 0.9, num_envs=2))
 
 
 def test_an_environment_that_hides_its_terminal_observations_is_refused() -> None:
