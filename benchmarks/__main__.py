@@ -32,6 +32,7 @@ from benchmarks.report import Table, machine
 from benchmarks.rollout_files import import_rollouts, read_rollouts
 from benchmarks.rollout_storages import rollout_gae, rollout_mini_batches, rollout_recurrent_mini_batches
 from benchmarks.scaling import actor_processes
+from benchmarks.slices import slices
 from benchmarks.vector import write_vector
 from benchmarks.write import write_frames, write_small, write_small_strided
 
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         read_frames,
         read_episodes,
         read_one_by_one,
+        slices,
         learner_processes,
         local_server,
         call_times,

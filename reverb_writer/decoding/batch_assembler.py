@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -25,6 +24,8 @@ from reverb_writer.decoding.chunk_schema import DtypesAndShapes
 from reverb_writer.decoding.column_builder import ColumnBuilder
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
+from reverb_writer.decoding.row_ranges import JoinedRanges
+from reverb_writer.decoding.sample_rows import SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
@@ -77,7 +78,7 @@ class BatchAssembler:
         self._layouts = ChunkLayoutCache(min(max_cache_bytes // _LAYOUTS_SHARE, MAX_LAYOUT_BYTES))
         self._current: ItemCache | None = None  # of the last sample
         self._known: Mapping[bytes, RowRanges] = {}  # its items
-        self._begin_batch()
+        self.begin_next()
 
     @property
     def num_samples(self) -> int:
@@ -119,24 +120,54 @@ class BatchAssembler:
 
     def take(self) -> tuple[list[Column], BatchInfo]:
         """Return the columns of all samples added since the last call, and their info; begin the next batch."""
+        columns, info = self._copied()
+        if self._num_buffers:
+            self._used.append(self._builders)
+        self.begin_next()
+        return columns, info
+
+    def _copied(self) -> tuple[list[Column], BatchInfo]:
         self._copy_rows()
         is_scalar = self._current.layout.is_scalar if self._current else ()
         columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
-        info = BatchInfo(
+        lengths = functools.reduce(
+            np.maximum, [column.lengths for column in columns], np.zeros(len(self._items), np.int64)
+        )
+        return columns, self._info(lengths)
+
+    def rows(self) -> SampleRows:
+        """Return the rows of all samples added since the last `take`, without copying them.
+
+        They are valid until samples are added. Call `begin_next` when they are not needed any more.
+
+        Raises:
+            StructureError: samples differ in dtype or shape, or the columns of a sample in length.
+        """
+        cache = self._current
+        if cache and all(builder.largest_array is None for builder in self._builders):
+            joined = [JoinedRanges([of[number] for of in self._ranges]) for number in range(len(cache.partitions))]
+            if all((one.lengths == joined[0].lengths).all() for one in joined):
+                sources: dict[int, tuple[npt.NDArray[Any], JoinedRanges | None]] = {}
+                for partition, ranges in zip(cache.partitions, joined, strict=True):
+                    for column, source in zip(partition.columns, partition.ring.columns, strict=True):
+                        sources[column] = source, ranges
+                return SampleRows([sources[column] for column in range(len(sources))], self._info(joined[0].lengths))
+        columns, info = self._copied()
+        return SampleRows.of_columns(columns, info)
+
+    def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
+        return BatchInfo(
             np.array([item.key for item in self._items], np.uint64),
             np.array([item.priority for item in self._items], np.float64),
             np.array([info.probability for info in self._infos], np.float64),
             np.array([info.table_size for info in self._infos], np.int64),
             np.array([item.times_sampled for item in self._items], np.int32),
-            functools.reduce(np.maximum, [column.lengths for column in columns], np.zeros(len(self._items), np.int64)),
+            lengths,
             self._received_at,
         )
-        if self._num_buffers:
-            self._used.append(self._builders)
-        self._begin_batch()
-        return columns, info
 
-    def _begin_batch(self) -> None:
+    def begin_next(self) -> None:
+        """Begin the next batch, without samples."""
         num_columns = len(self._current.layout.is_scalar) if self._current else 0
         self._ranges: list[RowRanges] = []  # of the samples whose rows are in the rings of the current cache
         # How many of these samples' rows have been copied to the builders, by partition.
@@ -160,9 +191,10 @@ class BatchAssembler:
         ranges = [ranges_of[number] for ranges_of in self._ranges[self._num_copied[number] :]]
         if self._current and ranges:
             partition = self._current.partitions[number]
-            rows, lengths = _expand(ranges)
+            joined = JoinedRanges(ranges)
+            rows = joined.all_rows()
             for column, source in zip(partition.columns, partition.ring.columns, strict=True):
-                self._builders[column].append_rows(source, rows, lengths, self._batch_size)
+                self._builders[column].append_rows(source, rows, joined.lengths, self._batch_size)
             self._num_copied[number] = len(self._ranges)
 
     def _find_or_load(self, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges:
@@ -242,7 +274,7 @@ class BatchAssembler:
         self._copy_rows()
         self._current, self._known, self._num_copied = cache, cache.items, [0] * len(cache.partitions)
         if not self._infos:
-            self._begin_batch()
+            self.begin_next()
         if self._caches.get(cache.layout) is not cache:
             self._caches.pop(cache.layout, None)
             while len(self._caches) >= _MAX_ITEM_CACHES:
@@ -281,13 +313,3 @@ def _small_columns(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:
     small = np.empty(len(sizes), bool)
     small[smallest_first] = sizes[smallest_first].cumsum() <= sizes.sum() * _SMALL_SHARE
     return small & (sizes > 0)
-
-
-def _expand(ranges: Sequence[tuple[int, ...]]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return the indices of all rows in the row ranges of samples, and how many rows each sample has."""
-    num_slices = np.fromiter(map(len, ranges), np.intp, len(ranges)) // 2
-    numbers = np.fromiter(itertools.chain.from_iterable(ranges), np.intp, 2 * int(num_slices.sum()))
-    starts, lengths = numbers[::2], numbers[1::2]
-    stops = lengths.cumsum()
-    rows = np.arange(stops[-1]) + (starts - stops + lengths).repeat(lengths)
-    return rows, np.add.reduceat(lengths, num_slices.cumsum() - num_slices)

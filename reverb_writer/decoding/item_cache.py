@@ -13,7 +13,7 @@ from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 __all__ = ["ItemCache", "Partition", "RowRanges"]
 
 RowRanges = tuple[tuple[int, ...], ...]
-"""Row ranges of an item in each partition's ring: of slice after slice, the first row and the number of rows."""
+"""Row ranges of an item in each partition's ring: of range after range, the first row and the number of rows."""
 
 _ENTRY_BYTES, _INT_BYTES = 200, 40
 
@@ -82,7 +82,11 @@ class ItemCache:
                 rows = rows_of.get(key)
                 if rows is None or rows[0] + offset + length > rows[1]:
                     return None
-                ranges += (rows[0] + offset, length)
+                start = rows[0] + offset
+                if ranges and start == ranges[-2] + ranges[-1]:  # chunks of an episode are mostly put one by one
+                    ranges[-1] += length
+                else:
+                    ranges += (start, length)
                 num_rows += length
             if num_rows > partition.max_rows:
                 return None

@@ -32,11 +32,14 @@ class Batch:
         info: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a `ContiguousDataset`,
             [S], of the item that each slice is of.
         markers: `SliceMarkers` [N] of a batch from a `ContiguousDataset`; else None.
+        next: from a `ContiguousDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
+            trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
     """
 
     data: Any
     info: BatchInfo
     markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
+    next: Any = None
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the data and the info."""
@@ -47,10 +50,11 @@ class Batch:
         return shapes_text(self)
 
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
-        """Return the batch with each array of data and markers converted, as for a framework; and those of the info."""
+        """Return the batch with each array of data, markers and `next` converted; and those of the info likewise."""
         markers = None if self.markers is None else self.markers.map_arrays(convert)
+        after = None if self.next is None else tree.map_structure(convert, self.next)
         info = self.info if convert_info is None else self.info.map_arrays(convert_info)
-        return Batch(tree.map_structure(convert, self.data), info, markers)
+        return Batch(tree.map_structure(convert, self.data), info, markers, after)
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""

@@ -10,10 +10,10 @@ from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.waiting_log import logged
-from reverb_writer.decoding.samples import Samples
+from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.thread_fetcher import ThreadFetcher
+from reverb_writer.reading.thread_fetcher import Part, ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
@@ -84,7 +84,8 @@ def start_fetchers(
     batch_size: int,
     options: ReadOptions,
     wake: Callable[[], None],
-    finish: Callable[[int, Samples], Any] | None = None,
+    prepare: Callable[[int, float], object] | None = None,
+    finish: Callable[[int, BatchAssembler], Sequence[Part]] | None = None,
 ) -> list[ThreadFetcher]:
     """Start a fetcher for each server. If one cannot start, the others are stopped.
 
@@ -95,13 +96,15 @@ def start_fetchers(
         batch_size: samples in a batch.
         options: of the dataset.
         wake: called whenever a batch or an error is ready.
-        finish: as that of `ThreadFetcher`; also gets the number of the server.
+        prepare: as that of a `ThreadFetcher`; it also gets the number of the server.
+        finish: likewise.
     """
     with contextlib.ExitStack() as started:
         fetchers = []
+        hooks = {name: hook for name, hook in (("prepare", prepare), ("finish", finish)) if hook is not None}
         for number, (shard, info) in enumerate(zip(client.shards, infos, strict=True)):
-            of_server = None if finish is None else functools.partial(finish, number)
-            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake, finish=of_server))
+            how: dict[str, Any] = {name: functools.partial(hook, number) for name, hook in hooks.items()}
+            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake, **how))
             started.callback(stop_fetchers, fetchers[-1:])
         started.pop_all()
     return fetchers

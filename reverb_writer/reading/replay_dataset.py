@@ -20,7 +20,7 @@ from typing import Any
 from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.client.client import Client
 from reverb_writer.client.variables import Variables
-from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
+from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch, Collate, transformed
@@ -32,6 +32,7 @@ from reverb_writer.reading.read_options import MAX_CACHE_BYTES, OnTimeout, ReadO
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import check_same_length
 from reverb_writer.reading.table_reader import TableReader
+from reverb_writer.reading.thread_fetcher import Part
 
 __all__ = ["ReplayDataset"]
 
@@ -132,8 +133,8 @@ class ReplayDataset(Dataset):
 
         def make_readers(client: Client, deadline: float) -> Iterator[TableReader]:
             left_s = max(deadline - time.monotonic(), LEAST_S)
-            in_thread = None if transform is None else make_batch
-            yield TableReader(client, table, batch_size, options, left_s, num_steps=num_steps, make_batch=in_thread)
+            finish = None if transform is None or self._cuts else functools.partial(_finish, make_batch)
+            yield TableReader(client, table, batch_size, options, left_s, num_steps=num_steps, finish=finish)
 
         self._open(client, options, make_readers)
         (self._reader,) = self._readers
@@ -248,6 +249,14 @@ def _version_of(policy: Any) -> Callable[[], int]:
     if not callable(policy):
         raise SpecError(f"`policy` must be a Variables or a function, got {type(policy).__name__}.")
     return policy  # type: ignore[no-any-return]  # what it returns is checked by its use
+
+
+def _finish(
+    make_batch: Callable[..., Batch], assembler: BatchAssembler, pack: Callable[[Sequence[Any]], Any], server: str
+) -> list[Part]:
+    """Return what the thread that fetches is to make of the samples of a batch: the batch."""
+    columns, info = assembler.take()
+    return [(functools.partial(make_batch, columns, info, pack, server), info)]
 
 
 def _make_batch(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from reverb_writer.client.due_windows import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.flags import Flag
-from reverb_writer.reading.thread_fetcher import ThreadFetcher
+from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 
 __all__ = ["RoundRobin"]
@@ -42,7 +41,7 @@ class RoundRobin:
         self._ready = Flag()
         self.fetchers = start(self._ready.set)
 
-    def next(self, start: float, timeout_s: float) -> Any:
+    def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch; None if no more will come.
 
         Args:
@@ -83,18 +82,18 @@ class RoundRobin:
         """Whether no fetcher will get more samples; batches may still be ready."""
         return all(fetcher.has_ended for fetcher in self.fetchers)
 
-    def rest(self) -> Any:
+    def rest(self) -> Fetched | None:
         """Return a batch of the samples that have arrived, full or not; None if there are none."""
         return self._take(len(self.fetchers), partial=True)
 
-    def rest_of(self, number: int) -> Any:
+    def rest_of(self, number: int) -> Fetched | None:
         """Return a batch of the samples that have arrived from one server, full or not; None if there are none."""
         fetched = self.fetchers[number].take(partial=True)
         if fetched is not None:
             self.latest = number
         return fetched
 
-    def _take(self, num_servers: int, *, partial: bool = False) -> Any:
+    def _take(self, num_servers: int, *, partial: bool = False) -> Fetched | None:
         """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
         for ahead in range(num_servers):
             number = (self._turn + ahead) % len(self.fetchers)

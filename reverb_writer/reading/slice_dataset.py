@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.client.client import Client
@@ -31,7 +32,7 @@ from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.fetchers import LEAST_S
 from reverb_writer.reading.priority_updates import keys_of
 from reverb_writer.reading.read_options import MAX_CACHE_BYTES, OnTimeout, ReadOptions
-from reverb_writer.reading.slice_pools import SliceOptions, SlicePools
+from reverb_writer.reading.slice_pools import SliceDrawer, SliceOptions, SlicePools
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.table_reader import TableReader
 from reverb_writer.slices import (
@@ -77,6 +78,8 @@ class ContiguousDataset(Dataset):
         emit_init: bool = True,
         weights: Sequence[float] | None = None,
         pool_size: int | None = None,
+        slices_per_item: int = 1,
+        with_next: bool = False,
         seed: int | None = None,
         max_in_flight_batches: int = 2,
         timeout_s: float | None = None,
@@ -112,6 +115,10 @@ class ContiguousDataset(Dataset):
             emit_init: False for `is_init` only if it is stored.
             weights: of the members, server by server and table by table; None for equal weights.
             pool_size: items that are fetched together, >= 1; None for `num_slices`.
+            slices_per_item: how many slices a pool gives for each of its trajectories, >= 1. They come in rounds: each
+                round has one slice of each trajectory. The server sends whole items, so more slices of each are
+                cheaper; batches that follow each other have slices of the same items then. `replacement` must be True.
+            with_next: give `batch.next`, the row that follows each slice, to bootstrap where a slice was cut.
             seed: to draw the same slices in each run; None for others.
 
         Raises:
@@ -139,6 +146,12 @@ class ContiguousDataset(Dataset):
         tables = [table] if isinstance(table, str) else list(table) if isinstance(table, Sequence) else []
         if not tables or not all(isinstance(name, str) for name in tables):
             raise SpecError(f"`table` must be the name of a table, or several, got {table!r}.")
+        slices_per_item = integer("slices_per_item", slices_per_item, minimum=1)
+        if slices_per_item > 1 and not replacement:
+            raise SpecError(
+                "`slices_per_item` must be 1 with `replacement=False`, got "
+                f"{slices_per_item}: each slice or trajectory of a pool is drawn once."
+            )
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self._weights: list[float] = []
         self._members: list[SlicePools] = []
@@ -147,16 +160,21 @@ class ContiguousDataset(Dataset):
         # The unfinished batch: member, slices and numbers of their items. It is kept after a time-out.
         self._parts: list[tuple[int, Batch, npt.NDArray[np.int64]]] = []
 
+        how = SliceOptions(self._sampler, slices_per_item, replacement, row_priority_fn, emit_init, with_next)
+
         def make_readers(client: Client, deadline: float) -> Iterator[TableReader]:
-            self._weights = _checked_weights(weights, len(tables) * len(client.shards))
+            num_members = len(tables) * len(client.shards)
+            self._weights = _checked_weights(weights, num_members)
             for one, name in itertools.product(client.each(), tables):
+                number = len(self._members)
+                drawer = SliceDrawer(how, self._rng.spawn(1)[0], number=number, num_members=num_members)
                 left_s = max(deadline - time.monotonic(), LEAST_S)  # one time-out for all tables
-                yield TableReader(one, name, pool_size, options, left_s)
+                finish = None if row_priority_fn is not None else drawer.draw_assembled
+                reader = TableReader(one, name, pool_size, options, left_s, finish=finish)
+                self._members.append(SlicePools(reader, drawer))
+                yield reader
 
         self._open(client, options, make_readers)
-        how = SliceOptions(self._sampler, self._rng, replacement, row_priority_fn, emit_init)
-        for number, reader in enumerate(self._readers):
-            self._members.append(SlicePools(reader, how, number=number, num_members=len(self._readers)))
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
@@ -186,10 +204,11 @@ class ContiguousDataset(Dataset):
         if not parts:
             return None
         numbers, batches, _ = zip(*parts, strict=True)
-        data, markers = concatenate_batches([SliceBatch(batch.data, batch.markers) for batch in batches], numbers)
-        if len(self._members) == 1:
-            markers = dataclasses.replace(markers, members=None)
-        batch = Batch(data, BatchInfo.concatenate([batch.info for batch in batches]), markers)
+        batch = batches[0] if len(batches) == 1 else _concatenated(batches, numbers)
+        several = len(self._members) > 1
+        if several == (batch.markers.members is None):
+            members = np.full(len(batch.markers), numbers[0]) if several else None
+            batch = dataclasses.replace(batch, markers=dataclasses.replace(batch.markers, members=members))
         return batch if self._options.transform is None else transformed(batch, self._options.transform)
 
     def _weighted(self) -> Iterator[tuple[SlicePools, float]]:
@@ -220,9 +239,18 @@ class ContiguousDataset(Dataset):
         all_stats = [member.reader.stats() for member in self._members]
         if not self._finalizer.alive:
             for number, (member, stats) in enumerate(zip(self._members, all_stats, strict=True)):
-                items = [items for owner, _, items in self._parts if owner == number]
-                stats.undelivered_samples += len(np.unique(np.concatenate([*items, member.items_left()])))
+                in_parts = sum(int((items >= 0).sum()) for owner, _, items in self._parts if owner == number)
+                stats.undelivered_samples += in_parts + member.num_items_left()
         return all_stats
+
+
+def _concatenated(batches: Sequence[Batch], numbers: Sequence[int]) -> Batch:
+    """Lay batches of members end to end; `numbers` are those of the members."""
+    data, markers = concatenate_batches([SliceBatch(batch.data, batch.markers) for batch in batches], numbers)
+    after = None
+    if batches[0].next is not None:
+        after = tree.map_structure(lambda *leaves: np.concatenate(leaves), *(batch.next for batch in batches))
+    return Batch(data, BatchInfo.concatenate([batch.info for batch in batches]), markers, after)
 
 
 def _checked_weights(weights: Sequence[float] | None, num_members: int) -> list[float]:

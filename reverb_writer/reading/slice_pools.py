@@ -1,33 +1,41 @@
-"""Slices of one table of one server, drawn from pools: items that were sampled together."""
+"""Slices of one table of one server, drawn from pools: items that were sampled together.
+
+    BatchAssembler.rows -> SliceDrawer: markers of all rows -> slices -> only their rows are copied -> DrawnSlices
+
+This happens in the thread that fetches. Only with `row_priority_fn`, which needs all columns of all rows and is the
+user's own code, it happens in the reader's thread.
+"""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
+from reverb_writer.decoding.batch_assembler import BatchAssembler
+from reverb_writer.decoding.sample_rows import SampleRows
+from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError
-from reverb_writer.reading.batches import Batch, collate
+from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.table_reader import TableReader
-from reverb_writer.slices import (
-    By,
-    Markers,
-    Slices,
-    SliceSampler,
-    Trajectories,
-    find_trajectories,
-    gather,
-    read_markers,
-)
+from reverb_writer.reading.thread_fetcher import Part
+from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, find_trajectories, read_markers
+from reverb_writer.slices.gather import mark_slices
+from reverb_writer.slices.markers import marker_leaves
 
-__all__ = ["SliceOptions", "SlicePools"]
+__all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
 
 ItemNumbers = npt.NDArray[np.int64]
+Pack = Callable[[Sequence[Any]], Any]
+
+_PART_BYTES = 16 << 20  # slices of a pool are copied together if they are no larger: the allocator reuses such memory
 
 
 @dataclass(frozen=True)
@@ -35,58 +43,179 @@ class SliceOptions:
     """How slices of a pool are drawn; see `ContiguousDataset`."""
 
     sampler: SliceSampler
-    rng: np.random.Generator
+    slices_per_item: int
     replacement: bool
     row_priority_fn: Callable[[Any], Any] | None
     emit_init: bool
+    with_next: bool
 
-    def draw(self, data: Any, trajectories: Trajectories) -> Slices:
+    def draw(self, data: Any, trajectories: Trajectories, rng: np.random.Generator) -> Slices:
         """Draw all slices that one pool gives."""
         priorities = None if self.row_priority_fn is None else self.row_priority_fn(data)
         if self.sampler.by is By.TRAJECTORY:
-            return self.sampler.each(trajectories, self.rng)
+            return self.sampler.each(trajectories, rng, self.slices_per_item)
         if self.replacement:
-            sampler = dataclasses.replace(self.sampler, num_slices=len(trajectories))
-            return sampler.sample(trajectories, self.rng, priorities)
+            sampler = dataclasses.replace(self.sampler, num_slices=self.slices_per_item * len(trajectories))
+            return sampler.sample(trajectories, rng, priorities)
         # No trajectory has more slices than rows and overhanging rows.
         most = trajectories.num_steps + 2 * self.sampler.slice_len * len(trajectories)
-        return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, self.rng, priorities))
+        return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, rng, priorities))
 
 
-class SlicePools:
-    """One table of one server: its pools one after the other, and the slices drawn of them."""
+@dataclass(frozen=True)
+class DrawnSlices:
+    """Slices of one pool, laid end to end.
 
-    def __init__(self, reader: TableReader, options: SliceOptions, *, number: int, num_members: int) -> None:
+    Attributes:
+        data: leaves [N, ...].
+        next: leaves [S, ...], the row after each slice; None without `with_next`.
+        markers: of the N rows.
+        info: [S] of the item of each slice.
+        items: [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
+            slice of the pool is of the same item.
+    """
+
+    data: Any
+    next: Any
+    markers: SliceMarkers
+    info: BatchInfo
+    items: ItemNumbers
+
+    def part(self, first: int, stop: int) -> Batch:
+        """Return slices number `first` to `stop` - 1, as views."""
+        if first == 0 and stop == len(self.items):
+            return Batch(self.data, self.info, self.markers, self.next)
+        markers = self.markers.part(first, stop)
+        begin = int(self.markers.slices.widths[:first].sum())
+        rows, slices = slice(begin, begin + len(markers)), slice(first, stop)
+        after = None if self.next is None else tree.map_structure(lambda leaf: leaf[slices], self.next)
+        data = tree.map_structure(lambda leaf: leaf[rows], self.data)
+        return Batch(data, self.info.choose(slices), markers, after)
+
+
+class SliceDrawer:
+    """Draws slices of the pools of one table of one server, in the order in which they arrive."""
+
+    def __init__(self, options: SliceOptions, rng: np.random.Generator, *, number: int, num_members: int) -> None:
         """Start without a pool.
 
         Args:
-            reader: whose samples, as many as it returns together, are a pool.
             options: how slices are drawn.
+            rng: source of randomness, used by nothing else.
             number: of this table and server among the members of a `ContiguousDataset`.
             num_members: how many members there are, so that ids of trajectories differ.
         """
-        self.reader = reader
-        self._options, self._number, self._num_members = options, number, num_members
+        self._options, self._rng, self._number, self._num_members = options, rng, number, num_members
         self._num_trajectories = self._num_items = 0  # of former pools
-        self._pool_trajectories = 0
-        self._pool: Batch | None = None
-        # Of the pool: markers as stored, slices, number of the next slice, item of each trajectory.
-        self._stored = Markers()
-        self._slices: Slices | None = None
-        self._next = 0
-        self._item_of: ItemNumbers = np.zeros(0, np.int64)
 
-    def items_left(self) -> ItemNumbers:
-        """Return the number of the item of each slice that is not taken."""
-        if self._slices is None:
-            return np.zeros(0, np.int64)
-        left: ItemNumbers = self._num_items + self._item_of[self._slices.trajectories[self._next :]]
-        return left
+    def draw_assembled(self, assembler: BatchAssembler, pack: Pack, _server: str) -> list[Part]:
+        """Draw slices of the samples that an assembler holds; see `draw`."""
+        return self.draw(assembler.rows(), pack, assembler.begin_next)
+
+    def draw(self, rows: SampleRows, pack: Pack, end: Callable[[], None] = lambda: None) -> list[Part]:
+        """Draw slices of the next pool.
+
+        Args:
+            rows: of the pool's samples.
+            pack: makes the table's nest of a list of leaves.
+            end: called when all rows that are needed have been copied.
+
+        Returns:
+            One part or more: functions that copy the rows of some slices, and return `DrawnSlices`.
+
+        Raises:
+            IncompleteError: no trajectory is long enough, or all priorities are 0.
+            StructureError: markers differ in length.
+        """
+        options, info = self._options, rows.info
+        all_columns = range(rows.num_columns)
+        needed = all_columns if options.row_priority_fn is not None else marker_leaves(pack(all_columns))
+        nest = pack([rows.column(index) if index in needed else None for index in all_columns])
+        markers, items = self._choose(nest, info)
+        is_last = np.zeros(len(items), bool)
+        is_last[len(items) - 1 - np.unique(items[::-1], return_index=True)[1]] = True
+        numbers = np.where(is_last, self._num_items + items, -1)
+        self._num_items += len(info)
+        batch_bytes = options.sampler.num_slices * options.sampler.slice_len * rows.row_bytes
+        step = options.sampler.num_slices * max(_PART_BYTES // max(batch_bytes, 1), 1)
+        parts: list[Part] = []
+        for first in range(0, len(items), step):
+            stop = min(first + step, len(items))
+            delivered = np.unique(items[first:stop][is_last[first:stop]])
+            if stop == len(items):  # with items that have no slice
+                delivered = np.append(delivered, np.setdiff1d(np.arange(len(info)), items))
+
+            def copy(first: int = first, stop: int = stop) -> DrawnSlices:
+                of_part = markers if stop - first == len(items) else markers.part(first, stop)
+                found = self._copy(rows, pack, of_part, info.choose(items[first:stop]), numbers[first:stop])
+                if stop == len(items):
+                    end()
+                return found
+
+            parts.append((copy, info.choose(delivered)))
+        return parts
+
+    def _copy(
+        self, rows: SampleRows, pack: Pack, markers: SliceMarkers, info: BatchInfo, items: ItemNumbers
+    ) -> DrawnSlices:
+        """Copy the rows of slices."""
+        slices, num_rows = markers.slices, len(markers)
+        if not self._options.with_next:
+            return DrawnSlices(pack(rows.take(slices.rows)), None, markers, info, items)
+        columns = rows.take(np.concatenate([slices.rows, slices.next_rows]))
+        data, after = (pack([column[part] for column in columns]) for part in (slice(num_rows), slice(num_rows, None)))
+        return DrawnSlices(data, after, markers, info, items)
+
+    def _choose(self, nest: Any, info: BatchInfo) -> tuple[SliceMarkers, ItemNumbers]:
+        """Draw slices of samples laid end to end; return their markers, and the item of each slice."""
+        ends = np.cumsum(info.lengths)
+        first_rows = ends - info.lengths
+        stored = read_markers(nest, starts=first_rows)
+        starts = np.zeros(ends[-1], bool)
+        starts[first_rows] = True
+        is_init = starts if stored.is_init is None else starts | stored.is_init
+        trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init))
+        item_of = np.searchsorted(ends, trajectories.starts, "right")
+        if not self._options.replacement:
+            first = np.unique(info.keys, return_index=True)[1]
+            trajectories = trajectories.choose(np.flatnonzero(np.isin(item_of, first)))
+            item_of = np.searchsorted(ends, trajectories.starts, "right")
+        markers = mark_slices(
+            self._options.draw(nest, trajectories, self._rng), stored, emit_init=self._options.emit_init
+        )
+        items = item_of[markers.slices.trajectories]
+        if stored.traj_ids is None:
+            ids = (self._num_trajectories + markers.traj_ids) * self._num_members + self._number
+            markers = dataclasses.replace(markers, traj_ids=ids)
+        self._num_trajectories += len(trajectories)
+        return markers, items
+
+
+class SlicePools:
+    """One table of one server: the slices of its pools, one after the other."""
+
+    def __init__(self, reader: TableReader, drawer: SliceDrawer) -> None:
+        """Start without a pool.
+
+        Args:
+            reader: whose samples, as many as it returns together, are a pool, or are the slices drawn of one.
+            drawer: draws slices of samples if the reader has not.
+        """
+        self.reader, self._drawer = reader, drawer
+        self._drawn: DrawnSlices | None = None
+        self._next = 0  # number of the next slice
+        self._parts: collections.deque[Part] = collections.deque()  # of the pool, later ones
+
+    def num_items_left(self) -> int:
+        """Return the number of items whose last slice is not taken."""
+        in_drawn = 0 if self._drawn is None else int((self._drawn.items[self._next :] >= 0).sum())
+        return in_drawn + sum(len(info) for _, info in self._parts)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether all slices are taken and no more items will come."""
-        return self.reader.is_exhausted and not len(self.items_left())
+        are_taken = self._drawn is None or self._next == len(self._drawn.items)
+        return self.reader.is_exhausted and not self._parts and are_taken
 
     def take(self, num_slices: int, start: float, timeout_s: float) -> Iterator[tuple[Batch, ItemNumbers]]:
         """Yield the next slices, in one batch or in several, each with the number of the item of each slice.
@@ -97,54 +226,33 @@ class SlicePools:
             timeout_s: time-out in seconds, from `start`.
         """
         while num_slices and (drawn := self._slices_left(start, timeout_s)):
-            pool, slices = drawn
-            first, stop = self._next, min(self._next + num_slices, len(slices.lengths))
-            self._next = stop
-            num_slices -= stop - first
-            part = slices.part(first, stop)
-            data, markers = gather(pool.data, part, self._stored, emit_init=self._options.emit_init)
-            if self._stored.traj_ids is None:
-                ids = (self._num_trajectories + markers.traj_ids) * self._num_members + self._number
-                markers = dataclasses.replace(markers, traj_ids=ids)
-            items = self._item_of[part.trajectories]
-            yield Batch(data, pool.info.choose(items), markers), self._num_items + items
+            first, self._next = self._next, min(self._next + num_slices, len(drawn.items))
+            num_slices -= self._next - first
+            yield drawn.part(first, self._next), drawn.items[first : self._next]
 
-    def _slices_left(self, start: float, timeout_s: float) -> tuple[Batch, Slices] | None:
-        """Return the pool and its slices, or the next pool if all slices are taken; None at the end."""
+    def _slices_left(self, start: float, timeout_s: float) -> DrawnSlices | None:
+        """Return the slices of the pool, or of the next one if all are taken; None at the end."""
         too_short: IncompleteError | None = None
-        while self._pool is None or self._slices is None or self._next == len(self._slices.lengths):
+        while self._drawn is None or self._next == len(self._drawn.items):
             try:
-                samples = self.reader.next(start, timeout_s)
+                if not self._parts:
+                    samples = self.reader.next(start, timeout_s)
+                    if samples is None:
+                        return None
+                    self._drawn, self._next = None, 0
+                    self._parts.extend(self._parts_of(*samples))
+                make, _ = self._parts.popleft()
+                self._drawn, self._next = make(), 0
             except ReplayTimeoutError as error:
                 raise too_short or error from None
-            if samples is None:
-                return None
-            try:
-                self._begin(collate(*samples, self.reader.pack, "flat", self.reader.server))
             except IncompleteError as error:
                 too_short = error
                 if time.monotonic() > start + timeout_s:
                     raise
-        return self._pool, self._slices
+        return self._drawn
 
-    def _begin(self, pool: Batch) -> None:
-        """Draw the slices of the next pool; an IncompleteError if it has none."""
-        if self._pool is not None:
-            self._num_items += len(self._pool.info)
-            self._num_trajectories += self._pool_trajectories
-            self._pool = self._slices = None
-        ends = np.cumsum(pool.info.lengths)
-        first_rows = ends - pool.info.lengths
-        stored = read_markers(pool.data, starts=first_rows)
-        starts = np.zeros(ends[-1], bool)
-        starts[first_rows] = True
-        is_init = starts if stored.is_init is None else starts | stored.is_init
-        trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init))
-        item_of = np.searchsorted(ends, trajectories.starts, "right")
-        if not self._options.replacement:
-            first = np.unique(pool.info.keys, return_index=True)[1]
-            trajectories = trajectories.choose(np.flatnonzero(np.isin(item_of, first)))
-            item_of = np.searchsorted(ends, trajectories.starts, "right")
-        slices = self._options.draw(pool.data, trajectories)
-        self._pool, self._stored, self._slices, self._next = pool, stored, slices, 0
-        self._item_of, self._pool_trajectories = item_of, len(trajectories)
+    def _parts_of(self, drawn: Any, info: BatchInfo) -> list[Part]:
+        """Return functions that make slices; the reader has either made them, or returned whole samples."""
+        if isinstance(drawn, DrawnSlices):
+            return [(lambda: drawn, info)]
+        return self._drawer.draw(SampleRows.of_columns(drawn, info), self.reader.pack)

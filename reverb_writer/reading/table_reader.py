@@ -13,24 +13,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.decoding.samples import BatchInfo, Column, Samples
-from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.decoding.batch_assembler import BatchAssembler
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer
-from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.fetchers import LEAST_S, check_end, request_infos, start_fetchers
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
+from reverb_writer.reading.thread_fetcher import Fetched, Part
 from reverb_writer.reading.waiting import unchained
 
-__all__ = ["MakeBatch", "TableReader"]
-
-_SPEC_TIMEOUT_S = 2.0
-
-MakeBatch = Callable[[Sequence[Column], BatchInfo, Callable[[Sequence[Any]], Any], str], Batch]
-"""Makes a batch of the columns and the info of samples, the function that packs leaves, and the server's address."""
+__all__ = ["TableReader"]
 
 
 class TableReader:
@@ -54,7 +50,7 @@ class TableReader:
         timeout_s: float,
         *,
         num_steps: int | None = None,
-        make_batch: MakeBatch | None = None,
+        finish: Callable[[BatchAssembler, Any, str], Sequence[Part]] | None = None,
     ) -> None:
         """Find the table and start to fetch.
 
@@ -65,7 +61,7 @@ class TableReader:
             options: of the dataset.
             timeout_s: time-out of finding the table, in seconds.
             num_steps: as that of `ReplayDataset`.
-            make_batch: called by the threads that fetch, so that `next` returns batches; None for samples.
+            finish: see `ThreadFetcher`; it gets `pack` and the address of the server, too.
         """
         infos = request_infos(client, table, timeout_s)
         check_end(table, options, infos)
@@ -75,12 +71,17 @@ class TableReader:
         self._client, self._batch_size, self._options = client, batch_size, options
         self._has_ended = False
         self._cutter = None if num_steps is None else SubsequenceCutter(num_steps)
-        self._unpacked: Samples | None = None
+        self._unpacked: Fetched | None = None
         self._stopping: list[int] | None = None  # servers whose last batch is due, after a time-out ended an iteration
         self._stats = DatasetStats()
-        self._make_batch = make_batch
-        finish = None if make_batch is None or num_steps is not None else self._finish_batch
-        start = functools.partial(start_fetchers, client, infos, table, batch_size, options, finish=finish)
+        how: dict[str, Any] = {}
+        if finish is not None:
+            shards = client.shards
+            how = {
+                "prepare": lambda number, timeout_s: self._find_pack(shards[number], timeout_s),
+                "finish": lambda number, samples: finish(samples, self.pack or packer(None), shards[number].address),
+            }
+        start = functools.partial(start_fetchers, client, infos, table, batch_size, options, **how)
         self._round_robin = RoundRobin(table, batch_size, start)
         self.fetchers = self._round_robin.fetchers
         self.updates = PriorityUpdates(client, infos[0].tables[table])
@@ -88,17 +89,18 @@ class TableReader:
     @property
     def server(self) -> str:
         """Address of the server that the last samples came from."""
-        return self._client.shards[self._round_robin.latest].address
+        return self._latest_server.address
+
+    @property
+    def _latest_server(self) -> ServerConnection:
+        return self._client.shards[self._round_robin.latest]
 
     def restart(self) -> None:
         """Continue where an iteration ended, also after a time-out."""
         self._stopping = None
 
-    def next(self, start: float, timeout_s: float) -> Samples | None:
+    def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next samples, as many as a batch has; fewer at the end, then None.
-
-        They are `Samples`, columns and info; with `make_batch`, a `Batch` and the info, if the thread that fetches has
-        made one.
 
         Args:
             start: when the wait began, of `time.monotonic()`: one time-out may cover several readers.
@@ -117,10 +119,9 @@ class TableReader:
         if samples is None:
             self.is_exhausted = self._stopping is None
             return None
-        counted: Samples = self._counted(samples, called_at)
-        return counted
+        return self._counted(samples, called_at)
 
-    def take(self, start: float, timeout_s: float) -> Any:
+    def take(self, start: float, timeout_s: float) -> Fetched | None:
         """Return a batch if one is ready within a time-out, also of 0; then the samples that have arrived, or None."""
         for fetcher in self.fetchers:
             fetcher.check_usable()
@@ -133,7 +134,7 @@ class TableReader:
             return None if samples is None else self._counted(samples, start)
         return None
 
-    def _counted(self, samples: Any, called_at: float) -> Any:
+    def _counted(self, samples: Fetched, called_at: float) -> Fetched:
         now = time.monotonic()
         self._stats.batches += 1
         self._stats.samples += len(samples[1])
@@ -143,7 +144,7 @@ class TableReader:
 
     def spec(self, timeout_s: float) -> Any:
         """Return the nest of `ArraySpec` of the table's items, stored on the server of the last samples."""
-        return self._client.shards[self._round_robin.latest].spec_of(self.table, timeout_s)
+        return self._latest_server.spec_of(self.table, timeout_s)
 
     def stats(self) -> DatasetStats:
         """Return the counters so far."""
@@ -170,40 +171,29 @@ class TableReader:
             self.pack = packer(None)
             if left_s > 0 and (self._unpacked or self.stats().ready_samples):
                 with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-                    self._find_pack(left_s)
+                    self._find_pack(self._latest_server, left_s)
 
-    def _find_pack(self, timeout_s: float) -> None:
+    def _find_pack(self, server: ServerConnection, timeout_s: float) -> None:
         """Ask for the table's structure. Only a table with items is sure to have it stored."""
         with unchained():
-            self.pack = packer(self.spec(timeout_s))
+            self.pack = packer(server.spec_of(self.table, timeout_s))
 
-    def _next_samples(self, start: float, timeout_s: float) -> Any:
+    def _next_samples(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""
         samples = self._unpacked or self._take(start, timeout_s)
         return self._ready(samples, max(start + timeout_s - time.monotonic(), LEAST_S))
 
-    def _ready(self, samples: Any, timeout_s: float) -> Any:
+    def _ready(self, samples: Fetched | None, timeout_s: float) -> Fetched | None:
         """Return samples once `pack` is known; keep them for the next call if it cannot be found in time."""
         if samples is not None:
             self.updates.remember_owner(samples[1].keys, self._round_robin.latest)
-            if self.pack is None and not isinstance(samples[0], Batch):
+            if self.pack is None:
                 self._unpacked = samples
-                self._find_pack(timeout_s)
+                self._find_pack(self._latest_server, timeout_s)
         self._unpacked = None
         return samples
 
-    def _finish_batch(self, number: int, samples: Samples) -> Any:
-        """Make a batch of samples of a server in the thread that fetches; the samples if that does not answer now."""
-        assert self._make_batch is not None  # noqa: S101  # else this is not called
-        shard = self._client.shards[number]
-        try:
-            pack = self.pack or packer(shard.spec_of(self.table, _SPEC_TIMEOUT_S))
-        except ReverbWriterError:
-            return samples
-        self.pack = pack
-        return self._make_batch(*samples, pack, shard.address), samples[1]
-
-    def _take(self, start: float, timeout_s: float) -> Any:
+    def _take(self, start: float, timeout_s: float) -> Fetched | None:
         """Take the next batch, or the samples left at the end of the iteration; None when it is over."""
         if self._stopping is None:
             try:
@@ -218,7 +208,7 @@ class TableReader:
                 return samples
         return None
 
-    def _next_subsequences(self, cutter: SubsequenceCutter, start: float, timeout_s: float) -> Any:
+    def _next_subsequences(self, cutter: SubsequenceCutter, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch of subsequences of samples, or the last one; None at the end."""
         while cutter.num_pieces < self._batch_size:
             samples = self._next_samples(start, timeout_s)

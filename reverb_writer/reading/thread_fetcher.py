@@ -14,11 +14,11 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import Samples
+from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -36,7 +36,13 @@ from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
-__all__ = ["ThreadFetcher"]
+__all__ = ["Fetched", "Part", "ThreadFetcher"]
+
+Fetched = tuple[Any, BatchInfo]
+"""What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
+
+Part = tuple[Callable[[], Any], BatchInfo]
+"""A part of a batch: a function that makes it, and the info of the samples that are fully delivered with it."""
 
 _LOG = logging.getLogger("reverb_writer")
 
@@ -61,7 +67,8 @@ class ThreadFetcher:
         options: ReadOptions,
         *,
         wake: Callable[[], None],
-        finish: Callable[[Samples], Any] | None = None,
+        prepare: Callable[[float], object] | None = None,
+        finish: Callable[[BatchAssembler], Sequence[Part]] | None = None,
     ) -> None:
         """Start to fetch.
 
@@ -72,13 +79,19 @@ class ThreadFetcher:
             batch_size: samples in a batch.
             options: of the dataset.
             wake: called from the thread whenever a batch or an error is ready.
-            finish: called in the thread with the samples of each batch; returns what `take` returns for them, a pair
-                with their info. None for the samples themselves.
+            prepare: called from the thread before the first samples are assembled, until it raises no time-out; gets
+                its time-out in seconds. None if there is nothing to prepare.
+            finish: divides a full batch into parts, which are made ready one after the other as they are taken. It must
+                call the assembler's `begin_next`, at the latest when the last part is made. None for one part, the
+                samples.
         """
         self.disconnected_at: float | None = None
         self.address = channel.address
-        self._channel, self._table, self._info, self._finish = channel, table, info, finish
+        self._channel, self._table, self._info = channel, table, info
         self._batch_size, self._skip_unsafe, self._wake = batch_size, options.skip_unsafe, wake
+        self._prepare, self._finish, self._max_ready = prepare, finish, options.max_in_flight_batches
+        self._arrived: list[Any] = []  # samples that are not assembled; changed by the thread that holds `_assembling`
+        self._parts: collections.deque[Part] = collections.deque()  # of the last batch, that are not made
         self._assembler = BatchAssembler(
             options.max_cache_bytes,
             options.max_sample_bytes,
@@ -103,8 +116,8 @@ class ThreadFetcher:
         self._assembling = threading.Lock()  # guards the assembler
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._heard_at = time.monotonic()
-        self._ready: collections.deque[Any] = collections.deque()  # batches, and errors instead of them
-        self._num_finishing = 0  # samples that `finish` has in hand
+        self._ready: collections.deque[Fetched | Exception] = collections.deque()
+        self._num_making: int | None = None  # samples of the part that is being made
         self._stats = FetchStats()
         self._closed = Flag()
         self._ended = False
@@ -114,16 +127,18 @@ class ThreadFetcher:
 
     # ------------------------------------------------------------------------------------- for the reader
 
-    def take(self, *, partial: bool = False) -> Any:
+    def take(self, *, partial: bool = False) -> Fetched | None:
         """Return the next batch if it is ready; with `partial`, otherwise the samples that have arrived for it.
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
-            Exception: whatever `finish` has raised.
+            Exception: whatever a part's function has raised.
         """
         if partial:
             with self._assembling:
-                if not self._ready and self._assembler.num_samples:
+                if not self._ready and not self._parts and self._arrived:
+                    self._add_arrived()
+                if not self._ready and (self._parts or self._assembler.num_samples):
                     self._finish_batch()
         item = None
         with self._lock:
@@ -173,7 +188,7 @@ class ThreadFetcher:
             return FetchStats(**vars(self._stats))
         with self._lock:
             stats = FetchStats(**vars(self._stats))
-            stats.ready_samples = self._assembler.num_samples + self._num_finishing + self._num_ready()[0]
+            stats.ready_samples = len(self._arrived) + self._num_assembled() + self._num_ready()[0]
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
         stats.in_flight_samples = self._fetcher.num_in_flight
@@ -236,53 +251,98 @@ class ThreadFetcher:
         try:
             while not self._fetcher.is_done:
                 if self._fetcher.ask():
-                    samples = self._fetcher.read()
+                    self._arrived = self._fetcher.read()
                     self._heard_at = time.monotonic()
-                    self._stats.received_samples += len(samples)
-                    while samples:
-                        samples = self._add(samples)
+                    self._stats.received_samples += len(self._arrived)
+                    self._make_ready()
+                    while self._make_parts() and self._arrived:
+                        with self._assembling:
+                            self._add_arrived()
+                    if self._arrived:
+                        return
         finally:
             self._stats.lost_samples += self._fetcher.end()
+
+    def _make_ready(self) -> None:
+        """Call `prepare` until it succeeds, or until the end."""
+        while self._prepare is not None and not self._closed.is_set():
+            try:
+                self._prepare(_PROBE_TIMEOUT_S)
+                self._prepare = None
+            except (ReplayTimeoutError, ServerUnavailableError):
+                self._closed.wait(_RETRY_S)
+
+    def _make_parts(self) -> bool:
+        """Make all parts of the last batch, as they are taken; until then, no sample is assembled.
+
+        Returns:
+            Whether all are made. If not, this was stopped.
+        """
+        while self._parts and not self._closed.is_set():
+            if len(self._ready) >= self._max_ready:
+                self._wait_for_change(None)
+                continue
+            with self._assembling:
+                if self._parts:
+                    self._finish_batch()
+            self._wake()
+        return not self._parts
 
     def _wait_for_change(self, pause_s: float | None) -> None:
         self._changed.wait(pause_s)
         self._changed.clear()
 
-    def _add(self, samples: list[Any]) -> list[Any]:
-        """Add samples to the batch, as many as it lacks; return the rest."""
-        with self._assembling:
-            num_missing = self._batch_size - self._assembler.num_samples
-            errors = self._assembler.add(samples[:num_missing])
-            reported = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
-            with self._lock:
-                self._ready.extend(reported)
-                self._stats.skipped_samples += len(errors) - len(reported)
-            self._fetcher.accept(len(samples[:num_missing]))
-            is_full = self._assembler.num_samples == self._batch_size
-            if is_full:
-                self._finish_batch()
+    def _add_arrived(self) -> None:
+        """Add samples that have arrived to the batch, as many as it lacks."""
+        num_missing = self._batch_size - self._assembler.num_samples
+        samples, self._arrived = self._arrived[:num_missing], self._arrived[num_missing:]
+        errors = self._assembler.add(samples)
+        reported = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
+        with self._lock:
+            self._ready.extend(reported)
+            self._stats.skipped_samples += len(errors) - len(reported)
+        self._fetcher.accept(len(samples))
+        is_full = self._assembler.num_samples == self._batch_size
+        if is_full:
+            self._finish_batch()
         if is_full or reported:
             self._wake()
-        return samples[num_missing:]
 
     def _finish_batch(self) -> None:
+        """Make a batch, or its next part, of the samples that were assembled."""
         with self._lock:
-            samples = self._assembler.take()
-            self._num_finishing = len(samples[1])
-        item: Any = samples
-        if self._finish is not None:
+            if self._finish is None:
+                self._ready.append(self._assembler.take())
+                return
             try:
-                item = self._finish(samples)
-            except Exception as error:  # noqa: BLE001  # of the caller's function; its reader raises it
-                item = error
+                if not self._parts:
+                    self._parts.extend(self._finish(self._assembler))
+            except ReverbWriterError as error:
+                self._assembler.begin_next()
+                self._ready.append(error)
+                return
+            make, info = self._parts.popleft()
+            self._num_making = len(info)
+        try:  # without the lock: a reader's function takes its time, and may ask for `stats()`
+            item: Any = make(), info
+        except Exception as error:  # noqa: BLE001  # of the reader's function; the reader raises it
+            if not self._parts:
+                self._assembler.begin_next()
+            item = error
         with self._lock:
-            self._num_finishing = 0
+            self._num_making = None
             self._ready.append(item)
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""
         with self._lock:
-            return self._assembler.num_samples + self._num_finishing + sum(self._num_ready())
+            return self._num_assembled() + sum(self._num_ready())
+
+    def _num_assembled(self) -> int:
+        """Return how many samples are in no batch that is ready, nor in a part of one."""
+        if self._parts or self._num_making is not None:
+            return sum(len(info) for _, info in self._parts) + (self._num_making or 0)
+        return self._assembler.num_samples
 
     def _num_ready(self) -> tuple[int, int]:
         """Return how many samples are in batches that are ready, and how many errors are."""

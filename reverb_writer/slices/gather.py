@@ -18,7 +18,7 @@ from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
 from reverb_writer.slices.row_nests import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
 
-__all__ = ["SliceBatch", "SliceMarkers", "allot", "concatenate_batches", "gather", "sample_members"]
+__all__ = ["SliceBatch", "SliceMarkers", "allot", "concatenate_batches", "gather", "mark_slices", "sample_members"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,13 @@ class SliceMarkers:
             self.slices,
             self.members,
         )
+
+    def part(self, first: int, stop: int) -> SliceMarkers:
+        """Return the markers of slices number `first` to `stop` - 1, as views."""
+        slices = self.slices.part(first, stop)
+        begin = int(self.slices.widths[:first].sum())
+        rows = slice(begin, begin + len(slices.rows))
+        return dataclasses.replace(self.map_arrays(lambda marker: marker[rows]), slices=slices)
 
     @classmethod
     def concatenate(cls, parts: Sequence[SliceMarkers], numbers: Sequence[int]) -> SliceMarkers:
@@ -160,13 +167,30 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
     ([1.0, 2.0, 3.0, 4.0, 5.0], [True, False, True, False, False])
     """
     markers = read_markers(nest, ndim=len(slices.storage_shape)) if markers is None else markers
-    markers = _markers_of(markers, slices)
+    return SliceBatch(
+        take_rows(nest, slices.rows, slices.storage_shape), mark_slices(slices, markers, emit_init=emit_init)
+    )
+
+
+def mark_slices(slices: Slices, markers: Markers, *, emit_init: bool = True) -> SliceMarkers:
+    """Return the markers of slices.
+
+    Args:
+        slices: drawn from the trajectories of a storage.
+        markers: of all rows of this storage.
+        emit_init: as that of `gather`.
+
+    Raises:
+        StructureError: a marker has another shape than the storage.
+    """
+    given = {name: marker for name, marker in vars(markers).items() if marker is not None}
+    markers = Markers(**take_rows(given, slices.rows, slices.storage_shape))
     mask, truncated = slices.mask, slices.ends
 
     def stored(flags: Flags | None) -> Flags:
         return np.zeros_like(mask) if flags is None else flags & mask
 
-    found = SliceMarkers(
+    return SliceMarkers(
         is_init=slices.starts | stored(markers.is_init) if emit_init or markers.is_init is not None else None,
         done=truncated | stored(markers.ends),
         terminated=stored(markers.terminated),
@@ -176,7 +200,6 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
         mask=mask if slices.is_padded else None,
         slices=slices,
     )
-    return SliceBatch(take_rows(nest, slices.rows, slices.storage_shape), found)
 
 
 def allot(number: int, weights: Sequence[float], rng: np.random.Generator) -> Integers:
@@ -262,12 +285,6 @@ def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -
         raise StructureError(f"members must have steps of one structure, got {specs}.")
     data = tree.map_structure(lambda *leaves: np.concatenate(leaves), *(batch.data for batch in batches))
     return SliceBatch(data, SliceMarkers.concatenate([batch.markers for batch in batches], numbers))
-
-
-def _markers_of(markers: Markers, slices: Slices) -> Markers:
-    """Return the markers of the rows of the slices."""
-    given = {name: marker for name, marker in vars(markers).items() if marker is not None}
-    return Markers(**take_rows(given, slices.rows, slices.storage_shape))
 
 
 def _concatenate_present(arrays: Sequence[Flags | None]) -> Flags | None:

@@ -22,11 +22,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
 
-__all__ = ["Markers", "boundary_steps", "read_markers"]
+__all__ = ["Markers", "boundary_steps", "marker_leaves", "read_markers"]
 
 _REASONS = ("terminated", "truncated")
 
@@ -121,6 +122,20 @@ def read_markers(nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers =
         truncated=find(flags, "truncated"),
         traj_ids=find(nest, "traj_ids", "episode") if ids is None else ids,
     )
+
+
+def marker_leaves(nest: Any) -> list[Any]:
+    """Return the leaves of steps that `read_markers` looks at. They need not be arrays.
+
+    >>> marker_leaves({"observation": 0, "step_type": 1, "discount": 2, "next": {"observation": 3, "done": 4}})
+    [1, 2, 4]
+    """
+    found = [_field(nest, name) for name in ("is_init", "is_first", "step_type", "discount", "traj_ids", "episode")]
+    found.append(_field(_field(nest, "collector"), "traj_ids"))
+    flags = ("done", "is_last", "terminated", "is_terminal", "truncated")
+    found += [_field(source, name) for source in (nest, _field(nest, "next")) for name in flags]
+    leaves: list[Any] = tree.flatten([leaf for leaf in found if leaf is not None])
+    return leaves
 
 
 def boundary_steps(nest: Any) -> Flags | None:

@@ -70,6 +70,8 @@ class Slices:
         probabilities: [S] of each slice in one draw.
         is_padded: whether batches have a mask, even if no slice needs padding.
         storage_shape: as `Trajectories.storage_shape`.
+        next_rows: [S] flat index of the row that follows each slice in its trajectory; of the slice's last row if the
+            trajectory ends there, which is where `cut_by_sampler` is False.
     """
 
     rows: Integers
@@ -80,6 +82,7 @@ class Slices:
     probabilities: npt.NDArray[np.float64]
     is_padded: bool
     storage_shape: tuple[int, ...]
+    next_rows: Integers
 
     @property
     def first_rows(self) -> Integers:
@@ -113,9 +116,9 @@ class Slices:
         [2, 3, 4]
         """
         chosen = slice(first, stop)
-        ends = np.concatenate([[0], np.cumsum(self.widths)])
+        begin = int(self.widths[:first].sum())
         return Slices(
-            rows=self.rows[ends[first] : ends[min(stop, len(self.widths))]],
+            rows=self.rows[begin : begin + int(self.widths[chosen].sum())],
             lengths=self.lengths[chosen],
             widths=self.widths[chosen],
             trajectories=self.trajectories[chosen],
@@ -123,6 +126,7 @@ class Slices:
             probabilities=self.probabilities[chosen],
             is_padded=self.is_padded,
             storage_shape=self.storage_shape,
+            next_rows=self.next_rows[chosen],
         )
 
     @classmethod
@@ -137,6 +141,7 @@ class Slices:
             probabilities=np.concatenate([part.probabilities for part in parts]),
             is_padded=parts[0].is_padded,
             storage_shape=(),
+            next_rows=np.concatenate([part.next_rows for part in parts]),
         )
 
     def _marked(self, at: Integers) -> Flags:
@@ -280,16 +285,21 @@ class SliceSampler:
             if len(drawn) == self.num_slices or not drop_last
         )
 
-    def each(self, trajectories: Trajectories, rng: np.random.Generator) -> Slices:
+    def each(self, trajectories: Trajectories, rng: np.random.Generator, num_rounds: int = 1) -> Slices:
         """Draw one slice of each trajectory, in their order, for trajectories that were drawn before.
 
         `num_slices` and `by` are not used. With SKIP, short trajectories have no slice.
+
+        Args:
+            trajectories: to draw from.
+            rng: source of randomness.
+            num_rounds: how often to do so. Slices of one trajectory are drawn independently of each other.
 
         Raises:
             IncompleteError: all trajectories are too short.
         """
         units = _Units(np.arange(len(trajectories)), None, self._can_be_drawn(trajectories) * 1.0)
-        return self._slices(trajectories, units, np.flatnonzero(units.weights), rng)
+        return self._slices(trajectories, units, np.tile(np.flatnonzero(units.weights), num_rounds), rng)
 
     def _num_slices_of(self, lengths: Integers) -> Integers:
         assert isinstance(self.span, tuple)  # noqa: S101  # `__post_init__` made it a pair
@@ -358,6 +368,7 @@ class SliceSampler:
             probabilities,
             self.short is Short.PAD,
             trajectories.storage_shape,
+            trajectories.rows(which, begin + lengths - ~cut_by_sampler, np.ones_like(which)),
         )
 
 
