@@ -119,7 +119,7 @@ class ThreadFetcher:
         self._ready: collections.deque[Fetched | Exception] = collections.deque()
         self._num_making: int | None = None  # samples of the part that is being made
         self._stats = FetchStats()
-        self._closed = Flag()
+        self._closed, self._is_ending = Flag(), False
         self._ended = False
         self._outage: ConnectionLoss | None = None  # while there is no connection
         self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
@@ -203,6 +203,7 @@ class ThreadFetcher:
             max_silence_s: give up when no sample has arrived for so many seconds. Does not wait if nothing is in
                 flight.
         """
+        self._is_ending = True
         self._fetcher.stop_asking()
         self._changed.set()
         while self._fetcher.removes_items and self._fetcher.num_in_flight:
@@ -251,15 +252,15 @@ class ThreadFetcher:
         try:
             while not self._fetcher.is_done:
                 if self._fetcher.ask():
-                    self._arrived = self._fetcher.read()
+                    samples = self._fetcher.read()
                     self._heard_at = time.monotonic()
-                    self._stats.received_samples += len(self._arrived)
+                    self._stats.received_samples += len(samples)
                     self._make_ready()
+                    with self._assembling:
+                        self._arrived += samples
                     while self._make_parts() and self._arrived:
                         with self._assembling:
                             self._add_arrived()
-                    if self._arrived:
-                        return
         finally:
             self._stats.lost_samples += self._fetcher.end()
 
@@ -276,10 +277,13 @@ class ThreadFetcher:
         """Make all parts of the last batch, as they are taken; until then, no sample is assembled.
 
         Returns:
-            Whether all are made. If not, this was stopped.
+            Whether all are made. If not, the dataset is being closed: the samples in flight are to be read, and `take`
+            makes the parts.
         """
         while self._parts and not self._closed.is_set():
             if len(self._ready) >= self._max_ready:
+                if self._is_ending:
+                    break
                 self._wait_for_change(None)
                 continue
             with self._assembling:

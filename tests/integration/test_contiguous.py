@@ -389,6 +389,25 @@ def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer)
     assert dataset.stats()[0].undelivered_samples == 0
 
 
+def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_close(
+    replay_server: StartServer,
+) -> None:
+    server = replay_server(QUEUE)
+    with rw.EpisodeObserver(server.address, "queue", 10) as observer:
+        noise = np.random.default_rng(0).integers(256, size=(300, 300), dtype=np.uint8)  # more than one message of it
+        for row in range(240):
+            observer({"row": np.int64(row), "frame": noise}, end_of_episode=row % 10 == 9)
+    with rw.Client(server.address) as client:
+        dataset = rw.ContiguousDataset(client, "queue", 4, 10, slices_per_item=20)
+        next(dataset)
+        assert eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
+        dataset.close()
+        (stats,) = dataset.stats()
+        items = {rows[0] // 10 for batch in dataset for rows in slices_of(batch)}
+        assert stats.lost_samples == 0
+        assert len(items) + client.server_info()["queue"].current_size == 24
+
+
 def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     with rw.Client(server.address) as client:
