@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.errors import StructureError
 from reverb_writer.nests import shapes_text
 
-__all__ = ["BatchInfo", "ChooseRows", "Column", "SampleInfo", "Samples", "copy_chosen_rows", "split_samples"]
+__all__ = ["BatchInfo", "Column", "SampleInfo", "Samples", "split_samples"]
 
 Array = npt.NDArray[Any]
 
@@ -169,32 +168,3 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
     """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
     leaves = map(list, zip(*[column.split() for column in columns], strict=True))
     yield from zip(leaves, info.split(), strict=True)
-
-
-ChooseRows = Callable[[list[Array], BatchInfo], npt.NDArray[np.int64]]
-"""Chooses rows of samples. The rows of all samples, laid end to end, are numbered from 0 to M - 1.
-
-Gets some of the columns, [M, ...], and the info of the samples. Returns [N] numbers of rows.
-"""
-
-
-def copy_chosen_rows(
-    columns: Sequence[Column], info: BatchInfo, indices: Sequence[int], choose: ChooseRows
-) -> tuple[list[Array], BatchInfo]:
-    """Return [N, ...] of each column, rows that `choose` chooses by the columns given by `indices`; and the info.
-
-    Raises:
-        StructureError: samples differ in dtype or shape, or the columns of a sample in length.
-    """
-    arrays = []
-    for number, column in enumerate(columns):
-        if isinstance(column.rows, list):
-            raise StructureError(
-                f"column {number}: samples differ in dtype or shape. Find the actor that differs, or read "
-                "the table with a ReplayDataset and `collate='list'`."
-            )
-        if (column.lengths != info.lengths).any():
-            raise StructureError(f"column {number}: its number of rows differs from that of other columns of an item.")
-        arrays.append(column.rows)
-    rows = choose([arrays[index] for index in indices], info)
-    return [array.take(rows, axis=0) for array in arrays], info

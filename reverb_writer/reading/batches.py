@@ -50,10 +50,10 @@ class Batch:
         return shapes_text(self)
 
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
-        """Return the batch with each array of data, markers and `next` converted; and those of the info, if asked."""
+        """Return the batch with each array of data, markers and `next` converted; and those of the info likewise."""
         markers = None if self.markers is None else self.markers.map_arrays(convert)
-        info = self.info if convert_info is None else self.info.map_arrays(convert_info)
         after = None if self.next is None else tree.map_structure(convert, self.next)
+        info = self.info if convert_info is None else self.info.map_arrays(convert_info)
         return Batch(tree.map_structure(convert, self.data), info, markers, after)
 
     def pin_memory(self) -> Batch:

@@ -131,7 +131,10 @@ class Dataset(abc.ABC):
         return jax_batches(self, device)
 
     def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch."""
+        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
+
+        With `with_next` it has triples, `batch.next` as the third.
+        """
         from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
 
         return tf_dataset(self, self._num_open_sizes)

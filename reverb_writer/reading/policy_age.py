@@ -51,9 +51,12 @@ def versions_of(columns: Sequence[Column], pack: Callable[[Sequence[Any]], Any])
 
 
 def ages_of(versions: npt.NDArray[np.int64], current: int) -> npt.NDArray[np.int64]:
-    """Return [B] how many versions ago each sample's policy was the learner's; -1 where its version is not known.
+    """Return [B] how many versions ago each sample's policy was the learner's.
 
-    >>> ages_of(np.array([7, 10, 0]), 10)
-    array([ 3,  0, -1])
+    -1 where its version is not known, or newer than the learner's, as after a restart of a learner that has not
+    published yet.
+
+    >>> ages_of(np.array([7, 10, 0, 12]), 10)
+    array([ 3,  0, -1, -1])
     """
-    return np.where(versions > 0, current - versions, -1)
+    return np.where((versions > 0) & (versions <= current), current - versions, -1)

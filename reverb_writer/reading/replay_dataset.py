@@ -32,7 +32,7 @@ from reverb_writer.reading.read_options import MAX_CACHE_BYTES, OnTimeout, ReadO
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import check_same_length
 from reverb_writer.reading.table_reader import Pack, TableReader
-from reverb_writer.reading.thread_fetcher import Fetched
+from reverb_writer.reading.thread_fetcher import Fetched, Part
 
 __all__ = ["ReplayDataset"]
 
@@ -134,7 +134,7 @@ class ReplayDataset(Dataset):
         def make_readers(client: Client, deadline: float) -> Iterator[TableReader]:
             left_s = max(deadline - time.monotonic(), LEAST_S)
             # Subsequences are cut by the reader.
-            finish = None if transform is None or num_steps is not None else functools.partial(_finish, make_batch)
+            finish = None if transform is None or self._cuts else functools.partial(_finish, make_batch)
             yield TableReader(client, table, batch_size, options, left_s, num_steps=num_steps, finish=finish)
 
         self._open(client, options, make_readers)
@@ -252,14 +252,10 @@ def _version_of(policy: Any) -> Callable[[], int]:
     return policy  # type: ignore[no-any-return]  # what it returns is checked by its use
 
 
-def _finish(
-    make_batch: Callable[[Sequence[Column], BatchInfo, Pack, str], Batch],
-    assembler: BatchAssembler,
-    pack: Pack,
-    server: str,
-) -> Fetched:
+def _finish(make_batch: Callable[..., Batch], assembler: BatchAssembler, pack: Pack, server: str) -> list[Part]:
+    """Return what the thread that fetches is to make of the samples of a batch: the batch."""
     columns, info = assembler.take()
-    return make_batch(columns, info, pack, server), info
+    return [(functools.partial(make_batch, columns, info, pack, server), info)]
 
 
 def _make_batch(

@@ -239,8 +239,8 @@ class ContiguousDataset(Dataset):
         all_stats = [member.reader.stats() for member in self._members]
         if not self._finalizer.alive:
             for number, (member, stats) in enumerate(zip(self._members, all_stats, strict=True)):
-                items = [items for owner, _, items in self._parts if owner == number]
-                stats.undelivered_samples += len(np.unique(np.concatenate([*items, member.items_left()])))
+                in_parts = sum(int((items >= 0).sum()) for owner, _, items in self._parts if owner == number)
+                stats.undelivered_samples += in_parts + member.num_items_left()
         return all_stats
 
 

@@ -23,7 +23,7 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
-from reverb_writer.reading.thread_fetcher import Fetched
+from reverb_writer.reading.thread_fetcher import Fetched, Part
 from reverb_writer.reading.waiting import unchained
 
 __all__ = ["Finish", "Pack", "TableReader"]
@@ -31,8 +31,8 @@ __all__ = ["Finish", "Pack", "TableReader"]
 Pack = Callable[[Sequence[Any]], Any]
 """Makes a table's nest of a list of leaves."""
 
-Finish = Callable[[BatchAssembler, Pack, str], Fetched]
-"""Makes of assembled samples what a reader returns; also gets the table's `Pack`, and the address of the server."""
+Finish = Callable[[BatchAssembler, Pack, str], Sequence[Part]]
+"""As that of a `ThreadFetcher`; also gets the table's `Pack`, and the address of the server."""
 
 
 class TableReader:
@@ -67,8 +67,8 @@ class TableReader:
             options: of the dataset.
             timeout_s: time-out of finding the table, in seconds.
             num_steps: as that of `ReplayDataset`.
-            finish: makes what `next` returns of the samples of a batch, in the thread that fetches. None to return
-                samples. Those of a dataset that was closed before their structure was known are returned, too.
+            finish: what the threads that fetch make of the samples of a batch. None to return samples. Those of a
+                dataset that was closed before their structure was known are returned, too.
         """
         infos = request_infos(client, table, timeout_s)
         check_end(table, options, infos)
@@ -203,7 +203,7 @@ class TableReader:
         self._unpacked = None
         return samples
 
-    def _finished(self, finish: Finish, server: ServerConnection, assembler: BatchAssembler) -> Fetched:
+    def _finished(self, finish: Finish, server: ServerConnection, assembler: BatchAssembler) -> Sequence[Part]:
         return finish(assembler, self.pack, server.address)
 
     def _take(self, start: float, timeout_s: float) -> Fetched | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import runpy
 import warnings
@@ -246,3 +247,43 @@ def test_priorities_are_tensors_of_any_dtype_with_gradients(replay_server: Start
                 dataset.update_priorities(batch, priorities[:3])
             dataset.flush_priorities()
         assert next(client.sample("table", 1)).info.priority == 5.0
+
+
+def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(replay_server: StartServer) -> None:
+    torch = pytest.importorskip("torch")
+    names = ("online", "offline")
+    server = replay_server(*(rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in names))
+    with rw.Client(server.address) as client:
+        for number, name in enumerate(names):
+            client.insert({"x": np.full(2, number)}, {name: 1.0})
+        datasets = [rw.ReplayDataset(server.address, name, 3) for name in names]
+        with rw.MixedDataset({datasets[0]: 2, datasets[1]: 1}, 6) as dataset:
+            batch = next(iter(dataset.as_torch("cpu")))
+            assert batch.info.members.tolist() == [0, 0, 0, 0, 1, 1]
+            assert batch.info.importance_weights(0.5).tolist() == [1.0] * 6
+            dataset.update_priorities(batch, torch.arange(6.0, requires_grad=True))  # 3 and 5 are the last of each item
+            dataset.flush_priorities()
+        assert [next(client.sample(name, 1)).info.priority for name in names] == [3.0, 5.0]
+
+
+def test_pytorch_workers_bring_the_transform_and_mixtures(address: str) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    dataset = rw.ReplayDataset(address, "replay", 4, transform=rw.frame_stack(2, "x"))
+    with rw.MixedDataset({dataset: 1}) as mixed:
+        loader = data.DataLoader(
+            mixed.as_torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn", prefetch_factor=1
+        )
+        batch = next(iter(loader))
+    assert batch.data["x"].shape == (4, 5, 2, 3)
+    np.testing.assert_allclose(batch.data["x"].numpy()[:, :, 1] @ WEIGHTS, batch.data["y"].numpy(), atol=1e-5)
+
+
+def test_transform_may_make_tensors_itself(address: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def decode(batch: rw.Batch) -> rw.Batch:
+        return dataclasses.replace(batch, data={**batch.data, "x": torch.from_numpy(batch.data["x"]).half()})
+
+    with rw.ReplayDataset(address, "replay", 4, transform=decode) as dataset:
+        batch = next(iter(dataset.as_torch("cpu")))
+    assert batch.data["x"].dtype == torch.float16

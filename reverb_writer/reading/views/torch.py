@@ -55,7 +55,9 @@ class TensorConverter:
         return self.tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
 
     def tensor(self, array: Any) -> Any:
-        """Return an array as a tensor, or as a list if it holds strings."""
+        """Return an array as a tensor, or as a list if it holds strings; a tensor, of a transform, on the device."""
+        if isinstance(array, torch.Tensor):
+            return array if self._device is None else array.to(self._device)
         if array.dtype.kind == "O":
             return array.tolist()
         if array.dtype.name == "bfloat16":
