@@ -5,6 +5,7 @@
 #   .venv-client     any CPython: the client alone, editable, where dm-reverb cannot be installed
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
+#   .venv-docs       any CPython: what builds the documentation and the distributions
 #   .venv-frameworks CPython 3.11: the client beside PyTorch, JAX, Minari, and the peers of the returns
 #   .venv-oldest     CPython 3.10: the built client alone, with the oldest releases that it promises to work with
 
@@ -15,13 +16,16 @@ SHELL := /bin/bash
 # The interpreters can be given: make PYTHON311=/path/to/python3.11
 PYTHON311 ?= $(shell scripts/find-python 3.11)
 PYTHON310 ?= $(shell scripts/find-python 3.10)
+PYTHON_DOCS ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
 PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
-DEV := --editable '.[dev,demo,bench,page]' --editable server
-TF_AGENTS := --editable '.[conformance,bench]' --editable server
-FRAMEWORKS := --editable '.[frameworks]'
-RLLIB := --editable '.[rllib]'
-CLIENT := --upgrade --upgrade-strategy eager '.[test]'
+CLIENT_EXTRAS := arrays,cli,gymnasium
+DEV := --editable '.[$(CLIENT_EXTRAS),atari,demo,dm-env,mujoco]' --editable server --group dev --group bench --group browser
+TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group conformance --group bench
+FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group frameworks
+RLLIB := --editable . --group rllib
+DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist
+CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test
 
 PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
 CLIENT_TESTS := tests/unit tests/properties tests/integration
@@ -112,6 +116,27 @@ docker: .venv/.made  ## the images and the compose file, with a real engine
 soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts and forks; the books balance
 	PYTHONPATH=tests .venv/bin/python -m soak --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED))
 
+.PHONY: docs
+docs: .venv-docs/.made  ## build the documentation site, with warnings as errors
+	rm -rf docs/_build
+	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+	@echo 'Open docs/_build/index.html, or let any static host serve that folder.'
+
+.PHONY: dist
+dist: .venv-docs/.made  ## build both distributions, check them, install them into clean environments and try them
+	rm -rf dist .venv-dist
+	for project in . server; do .venv-docs/bin/python -m build --outdir dist $$project >dist.log || { cat dist.log; exit 1; }; done
+	rm dist.log
+	.venv-docs/bin/python -m twine check --strict dist/*
+	scripts/make-venv .venv-dist '$(PYTHON_ANY)' /dev/null "$$(echo dist/reverb_writer-*.whl)[cli]"
+	cd dist && ../.venv-dist/bin/python -I ../scripts/try-client
+ifneq ($(HAS_SERVER),)
+	rm -rf .venv-dist
+	scripts/make-venv .venv-dist '$(PYTHON311)' constraints/server.txt dist/reverb_writer-*.whl dist/reverb_writer_server-*.whl
+	cd dist && ../.venv-dist/bin/reverb-writer-server --version
+endif
+	rm -rf .venv-dist
+
 .PHONY: lock
 lock:  ## write constraints/ anew from what the registry has today
 	$(require-311)
@@ -122,6 +147,9 @@ lock:  ## write constraints/ anew from what the registry has today
 	scripts/make-venv .venv-lock '$(PYTHON311)' /dev/null $(TF_AGENTS)
 	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/tf-agents.txt
 	rm -rf .venv-lock
+	scripts/make-venv .venv-lock '$(PYTHON_DOCS)' /dev/null $(DOCS)
+	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/docs.txt
+	rm -rf .venv-lock
 	scripts/make-venv .venv-lock '$(PYTHON311)' constraints/dev.txt ./server . hatchling
 	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer --exclude reverb-writer-server > constraints/server.txt
 	rm -rf .venv-lock
@@ -131,7 +159,7 @@ lock:  ## write constraints/ anew from what the registry has today
 
 .PHONY: clean
 clean:  ## remove environments, caches and builds
-	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist server/dist
+	rm -rf .venv .venv-* .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv/.made: $(PROJECTS) constraints/dev.txt
@@ -161,7 +189,12 @@ clean:  ## remove environments, caches and builds
 
 .venv-client/.made: $(PROJECTS)
 	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
-	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null --editable '.[demo,test]'
+	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
+	@touch $@
+
+.venv-docs/.made: $(PROJECTS) constraints/docs.txt
+	@test -n '$(PYTHON_DOCS)' || { echo 'The documentation needs CPython 3.11 or newer: make PYTHON_DOCS=...' >&2; exit 1; }
+	scripts/make-venv $(@D) '$(PYTHON_DOCS)' constraints/docs.txt $(DOCS)
 	@touch $@
 
 .venv-oldest/.made: $(PROJECTS) constraints/oldest.txt

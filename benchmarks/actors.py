@@ -1,7 +1,7 @@
 """The contenders: each gets the same steps, one call a step, and confirms that the server has all items.
 
     ours, tf_agents, structured             one environment
-    ours_lanes, tf_agents_lanes             many environments
+    ours_vector, tf_agents_vector           many environments
 
 Each function makes an `Actor` in the process that calls it; the peers are imported there and nowhere else.
 """
@@ -24,7 +24,7 @@ import reverb_writer as rw
 from benchmarks.processes import TABLE
 from benchmarks.workloads import Workload
 
-__all__ = ["Actor", "Contender", "Run", "ours", "ours_lanes", "structured", "tf_agents", "tf_agents_lanes"]
+__all__ = ["Actor", "Contender", "Run", "ours", "ours_vector", "structured", "tf_agents", "tf_agents_vector"]
 
 
 @dataclass(frozen=True)
@@ -193,15 +193,15 @@ def structured(address: str, workload: Workload) -> Actor:
     )
 
 
-def ours_lanes(address: str, workload: Workload, num_envs: int) -> Actor:
+def ours_vector(address: str, workload: Workload, num_envs: int) -> Actor:
     """Return an actor with one observer for many environments."""
     length, stride = workload.sequence_length, workload.stride_length
     observer = rw.VectorObserver(address, TABLE, length, stride, num_envs=num_envs)
     num_items = num_envs * workload.num_windows
-    return Actor(observer, observer.flush, observer.close, [workload.lanes(num_envs)], num_items, num_envs)
+    return Actor(observer, observer.flush, observer.close, [workload.vector_steps(num_envs)], num_items, num_envs)
 
 
-def tf_agents_lanes(address: str, workload: Workload, num_envs: int) -> Actor:
+def tf_agents_vector(address: str, workload: Workload, num_envs: int) -> Actor:
     """Return an actor with an observer of TF-Agents for each environment; the steps are split beforehand."""
     from tf_agents.trajectories import Trajectory
 
@@ -219,7 +219,7 @@ def tf_agents_lanes(address: str, workload: Workload, num_envs: int) -> Actor:
         observe,
         lambda: [observer.flush() for observer in observers],
         lambda: [observer.close() for observer in observers],
-        [[[of(env, step) for env in range(num_envs)] for step in workload.lanes(num_envs)]],
+        [[[of(env, step) for env in range(num_envs)] for step in workload.vector_steps(num_envs)]],
         num_envs * workload.num_windows,
         num_envs,
     )

@@ -1,39 +1,45 @@
 """The server in pure Python beside dm-reverb's: ours on the one, TF-Agents' observer and Reverb's dataset on the other.
 
-one process     actor or learner, and the server
-two processes   the server in one of its own
+one process     actor, learner and server, each in threads of their own
+two processes   the server in one, actor and learner in the other
+
+An actor or a learner alone has a table without a ratio. At once, the table holds them at a ratio, as in training: else
+each contender would divide the machine between the two in a way of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import statistics
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import reverb_writer as rw
 from benchmarks import actors, learners
-from benchmarks.actors import Contender, Run
-from benchmarks.comparison import Effort, median, progress
-from benchmarks.learners import Reader, ReadRun
-from benchmarks.processes import TABLE, Remote, Server
+from benchmarks.actors import Contender
+from benchmarks.comparison import Effort, progress
+from benchmarks.learners import Learner, Reader
+from benchmarks.processes import TABLE, Remote, Served, Server
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import Workload, small_steps
 
 __all__ = ["local_server"]
 
-_NUM_ITEMS = 20_000
 _BATCH_SIZE = 256
-_ONE, _TWO = "ours, local server, one process", "ours, local server, two processes"
-_WRITER, _READER = "TF-Agents' observer, dm-reverb", "reverb.TrajectoryDataset, dm-reverb"
+_SAMPLES_PER_INSERT = 2
+_RATIO = rw.SampleToInsertRatio(_SAMPLES_PER_INSERT, 1_000, 20 * _BATCH_SIZE)
+_WORKS = {"write": "an actor", "read": "a learner", "both": f"both, {_SAMPLES_PER_INSERT} samples per insert"}
 
 
-class _Served:
+class _LocalServed:
     """A local server; for `Remote`."""
 
-    def __init__(self) -> None:
-        self._server = rw.LocalServer([rw.TableConfig(TABLE, 10_000_000)])
+    def __init__(self, **options: Any) -> None:
+        self._server = rw.LocalServer([rw.TableConfig(TABLE, 10_000_000, **options)])
 
     def address(self) -> str:
         return self._server.address
@@ -42,110 +48,117 @@ class _Served:
         self._server.close()
 
 
-class _OneProcess:
-    """A local server, and an actor and a learner beside it; for `Remote`."""
+class _Job:
+    """An actor and a learner in one process, and the server too if it is given; for `Remote`."""
 
-    def __init__(self, workload: Workload) -> None:
-        self._workload = workload
-        self._served: _Served | None = None
-        self._actor = Contender(actors.ours, workload)
+    def __init__(
+        self,
+        workload: Workload,
+        connect: Callable[..., actors.Actor],
+        learn: Callable[[str], Learner],
+        serve: Callable[..., Any] | None = None,
+    ) -> None:
+        self._actor, self._learn, self._serve = Contender(connect, workload), learn, serve
+        self._server: Any = None
+        self._address = ""
 
-    def open(self) -> None:
-        self._served = _Served()
-        self._actor.open(self._served.address())
+    def open(self, address: str, options: dict[str, Any]) -> None:
+        """Connect the actor, to a server of this process with such a table if there is to be one."""
+        if self._serve is not None:
+            self._server = self._serve(**options)
+            address = self._server.address()
+        self._address = address
+        self._actor.open(address)
 
-    def write(self, seconds: float) -> Run:
-        return self._actor.write(seconds)
+    def write(self, seconds: float) -> tuple[float, float]:
+        """Return steps/s of the actor, and 0."""
+        return self._actor.write(seconds).steps_per_s, 0.0
 
-    def read(self, seconds: float) -> ReadRun:
-        assert self._served is not None  # `open` comes first
-        return _reader().read(self._served.address(), seconds)
+    def read(self, seconds: float) -> tuple[float, float]:
+        """Return 0, and items/s of the learner."""
+        return 0.0, Reader(self._learn).read(self._address, seconds).items_per_s
+
+    def both(self, seconds: float) -> tuple[float, float]:
+        """Return steps/s of the actor, and items/s of a learner that reads as long as the actor writes."""
+        with contextlib.closing(self._learn(self._address)) as learner:
+            num_items, done = 0, False
+
+            def read() -> None:
+                nonlocal num_items
+                while not done:
+                    num_items += next(learner.counts)
+
+            thread = threading.Thread(target=read)
+            start = time.perf_counter()
+            thread.start()
+            steps_per_s = self._actor.write(seconds).steps_per_s
+            items_per_s = num_items / (time.perf_counter() - start)
+            done = True
+            while thread.is_alive():  # the learner waits for samples that the actor's next items allow
+                self._actor.write(0)
+            return steps_per_s, items_per_s
 
     def close(self) -> None:
+        """Disconnect the actor, and end the server of this process."""
         self._actor.close()
-        if self._served is not None:
-            self._served.close()
-            self._served = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
 
 
 def local_server(effort: Effort) -> Table:
     """The server in pure Python, beside TF-Agents' observer and `reverb.TrajectoryDataset` on dm-reverb."""
-    rows = []
+    rows: list[Sequence[str]] = []
     for stride in (1, 10):
-        workload = Workload(small_steps(), stride_length=stride)
-        runs = _write(workload, effort)
-        rate = {name: run.steps_per_s for name, run in runs.items()}
-        rows += _rows(f"S={stride}", "steps/s", rate, _WRITER, 4)
-        if stride == 1:
-            rows += _rows("B=256", "items/s", _read(workload, effort), _READER, 1)
-    columns = ["", "", "", "ours is x times", "required"]
-    note = "In one process the actor, or the learner, and the server take turns under one interpreter lock."
-    return Table("The server in pure Python, six small leaves, L=20", columns, rows, note)
+        rates = _measure(Workload(small_steps(), stride_length=stride), effort)
+        for work, words in _WORKS.items():
+            for place in ("one process", "two processes"):
+                for i, (unit, at_least) in enumerate((("steps/s", 4), ("items/s", 1))):
+                    ours, theirs = rates["ours", place, work][i], rates["theirs", place, work][i]
+                    if theirs:
+                        name = f"S={stride}, {words}, {place}"
+                        rows.append([name, unit, f"{ours:,.0f}", f"{theirs:,.0f}", *ratio(ours, theirs, at_least)])
+    columns = ["", "", "ours on a local server", "peers on dm-reverb", "ours is x times", "required"]
+    note = (
+        "Peers: TF-Agents' observer, `reverb.TrajectoryDataset`. In one process, all of ours share an interpreter lock."
+    )
+    return Table("The server in pure Python, six small leaves, L=20, B=256", columns, rows, note)
 
 
-def _rows(kind: str, unit: str, rates: dict[str, float], peer: str, at_least: float) -> list[Sequence[str]]:
-    return [
-        [f"{kind}: {name}", f"{rate:,.0f}", unit, *(("", "") if name == peer else ratio(rate, rates[peer], at_least))]
-        for name, rate in rates.items()
-    ]
-
-
-def _write(workload: Workload, effort: Effort) -> dict[str, Run]:
-    runs: dict[str, list[Run]] = {_ONE: [], _TWO: [], _WRITER: []}
-    with (
-        Remote(_OneProcess, workload) as one,
-        Remote(Contender, actors.ours, workload) as two,
-        Remote(Contender, actors.tf_agents, workload) as peer,
-    ):
-        for _ in range(effort.rounds):
-            runs[_ONE].append(_turn(one, [], effort))
-            with Remote(_Served) as served:
-                runs[_TWO].append(_turn(two, [served.call("address")], effort))
-            with Server() as server:
-                runs[_WRITER].append(_turn(peer, [server.address], effort))
-            for name, of in runs.items():
-                progress(f"{name}: {of[-1].steps_per_s:,.0f} steps/s")
-    return {name: median(of) for name, of in runs.items()}
-
-
-def _turn(contender: Any, where: Sequence[str], effort: Effort) -> Run:
-    contender.call("open", *where)
-    contender.call("write", effort.seconds / 4)
-    run: Run = contender.call("write", effort.seconds)
-    contender.call("close")
-    return run
-
-
-def _read(workload: Workload, effort: Effort) -> dict[str, float]:
-    rates: dict[str, list[float]] = {_ONE: [], _TWO: [], _READER: []}
+def _measure(workload: Workload, effort: Effort) -> dict[tuple[str, str, str], tuple[float, float]]:
+    """Return steps/s and items/s of each contender, place and work."""
     step = workload.episodes()[0][0]
     leaves = [field for field in step if not isinstance(field, tuple)]
     dtypes, shapes = [leaf.dtype for leaf in leaves], [(workload.sequence_length, *leaf.shape) for leaf in leaves]
-    peer = functools.partial(learners.trajectory_dataset, batch_size=_BATCH_SIZE, dtypes=dtypes, shapes=shapes)
+    dataset = functools.partial(learners.trajectory_dataset, batch_size=_BATCH_SIZE, dtypes=dtypes, shapes=shapes)
+    ours = (workload, actors.ours, functools.partial(learners.ours, batch_size=_BATCH_SIZE))
+    theirs = (workload, actors.tf_agents, dataset)
+    found: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     with contextlib.ExitStack() as stack:
-        one = stack.enter_context(Remote(_OneProcess, workload))
-        one.call("open")
-        one.call("write", effort.seconds)
-        served = stack.enter_context(Remote(_Served))
-        address = served.call("address")
-        server = stack.enter_context(Server())
-        for where in (address, server.address):
-            with contextlib.closing(Contender(actors.ours, workload)) as actor:
-                actor.open(where)
-                actor.write(effort.seconds, _NUM_ITEMS)
-        two = stack.enter_context(Remote(_reader))
-        theirs = stack.enter_context(Remote(Reader, peer))
-        turns: list[tuple[str, Callable[[], ReadRun]]] = [
-            (_ONE, lambda: one.call("read", effort.seconds)),
-            (_TWO, lambda: two.call("read", address, effort.seconds)),
-            (_READER, lambda: theirs.call("read", server.address, effort.seconds)),
+        jobs = {
+            ("ours", "one process"): stack.enter_context(Remote(_Job, *ours, _LocalServed)),
+            ("ours", "two processes"): stack.enter_context(Remote(_Job, *ours)),
+            ("theirs", "one process"): stack.enter_context(Remote(_Job, *theirs, Served)),
+            ("theirs", "two processes"): stack.enter_context(Remote(_Job, *theirs)),
+        }
+        turns: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+            ({}, ("write", "read")),
+            ({"rate_limiter": _RATIO}, ("both",)),
         ]
         for _ in range(effort.rounds):
-            for name, read in turns:
-                rates[name].append(read().items_per_s)
-                progress(f"{name}: {rates[name][-1]:,.0f} items/s")
-    return {name: statistics.median(of) for name, of in rates.items()}
-
-
-def _reader() -> Reader:
-    return Reader(functools.partial(learners.ours, batch_size=_BATCH_SIZE))
+            for ((contender, place), job), (options, works) in itertools.product(jobs.items(), turns):
+                with contextlib.ExitStack() as turn:
+                    address = ""
+                    if place == "two processes":
+                        remote = Remote(_LocalServed, **options) if contender == "ours" else Server(**options)
+                        address = turn.enter_context(remote).call("address")
+                    job.call("open", address, options)
+                    for work in works:
+                        found.setdefault((contender, place, work), []).append(job.call(work, effort.seconds))
+                        steps, items = found[contender, place, work][-1]
+                        progress(f"{contender}, {place}, {work}: {steps:,.0f} steps/s, {items:,.0f} items/s")
+                    job.call("close")
+    return {
+        key: (statistics.median(steps for steps, _ in of), statistics.median(items for _, items in of))
+        for key, of in found.items()
+    }

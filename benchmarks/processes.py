@@ -20,7 +20,7 @@ import psutil
 
 import reverb_writer as rw
 
-__all__ = ["TABLE", "Remote", "Server"]
+__all__ = ["TABLE", "Remote", "Served", "Server"]
 
 TABLE = "replay"
 
@@ -108,9 +108,9 @@ class Server(Remote):
 
     _context = _FORKED
 
-    def __init__(self, max_size: int = 10_000_000) -> None:
+    def __init__(self, max_size: int = 10_000_000, **options: Any) -> None:
         """Start to serve a table of `max_size` items; the default is more than any turn writes."""
-        super().__init__(_Served, max_size)
+        super().__init__(Served, max_size, **options)
         self.address: str = self.call("address")
         self._client = rw.Client(self.address)
 
@@ -124,13 +124,13 @@ class Server(Remote):
         super().close()
 
 
-class _Served:
-    """The server, in its own process."""
+class Served:
+    """A replay server of dm-reverb with one table; for `Remote`."""
 
-    def __init__(self, max_size: int) -> None:
+    def __init__(self, max_size: int = 10_000_000, **options: Any) -> None:
         from reverb_writer_server import ReplayServer  # brings TensorFlow, so only where it is needed
 
-        self._server = ReplayServer([rw.TableConfig(TABLE, max_size)])
+        self._server = ReplayServer([rw.TableConfig(TABLE, max_size, **options)])
 
     def address(self) -> str:
         return self._server.address

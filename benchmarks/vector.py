@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.actors import Contender, ours_lanes, tf_agents_lanes
+from benchmarks.actors import Contender, ours_vector, tf_agents_vector
 from benchmarks.comparison import Comparison, Effort
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import Workload, small_steps
@@ -16,8 +16,8 @@ def write_vector(effort: Effort) -> Table:
     """64 environments of six small leaves, a window at every step."""
     workload = Workload(small_steps())
     with Comparison() as comparison:
-        comparison.add("one VectorObserver", Contender, ours_lanes, workload, num_envs=_NUM_ENVS)
-        comparison.add("64 TF-Agents observers", Contender, tf_agents_lanes, workload, num_envs=_NUM_ENVS)
+        comparison.add("one VectorObserver", Contender, ours_vector, workload, num_envs=_NUM_ENVS)
+        comparison.add("64 TF-Agents observers", Contender, tf_agents_vector, workload, num_envs=_NUM_ENVS)
         runs = comparison.rounds(effort)
     one, many = runs.values()
     rows = []

@@ -50,7 +50,7 @@ class Workload:
             for episode in range(_NUM_EPISODES)
         ]
 
-    def lanes(self, num_envs: int) -> list[Trajectory]:
+    def vector_steps(self, num_envs: int) -> list[Trajectory]:
         """Return EPISODE_LENGTH steps of `num_envs` environments, leaves [num_envs, ...], whose episodes end in turn.
 
         Each environment plays one episode over and over, so the steps may be repeated.

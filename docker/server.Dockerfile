@@ -24,15 +24,15 @@ RUN apt-get update && apt-get install --yes --no-install-recommends libjemalloc2
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin replay \
     && install -d -o replay -g replay /data
 COPY --from=build /opt/venv /opt/venv
+COPY docker/healthcheck /usr/local/bin/healthcheck
 COPY docker/server.toml /etc/reverb-writer/server.toml
 # Reverb names checkpoints by local time, which must not go back in autumn.
 ENV PATH=/opt/venv/bin:$PATH TZ=UTC PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    REVERB_WRITER_CONFIG=/etc/reverb-writer/server.toml
+    REVERB_WRITER_CONFIG=/etc/reverb-writer/server.toml REVERB_WRITER__HTTP__ADDRESS_FILE=/tmp/reverb-writer-http
 USER 10001
 VOLUME /data
 EXPOSE 8000 8080
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=5s --timeout=5s --start-period=10m --retries=3 CMD ["python", "-c", \
-    "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/readyz', timeout=4)"]
+HEALTHCHECK --interval=5s --timeout=5s --start-period=10m --retries=3 CMD ["/usr/local/bin/healthcheck"]
 ENTRYPOINT ["reverb-writer-server"]
 CMD ["serve"]

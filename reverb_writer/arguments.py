@@ -71,7 +71,7 @@ def check_fraction(name: str, value: object) -> float:
     """Return `value` as a float in [0, 1].
 
     Raises:
-        SpecError: It is no number, or out of range.
+        SpecError: It is not a number, or out of range.
 
     >>> check_fraction("gamma", 1.5)
     Traceback (most recent call last):

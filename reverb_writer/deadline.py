@@ -32,11 +32,6 @@ class Deadline:
         """Seconds since the time began."""
         return self.timeout_s - (self._at - time.monotonic())
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is up."""
-        return time.monotonic() >= self._at
-
     def left_s(self, what: str = "the server did not answer") -> float:
         """Return the seconds that are left, > 0.
 

@@ -120,7 +120,7 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
     if array.dtype.kind in "SUT":
         return array.astype(object)
     if array.dtype.kind == "O" and not all(isinstance(item, str | bytes) for item in array.flat):
-        raise StructureError(f"{where}: {type(value).__name__} is no array, number or string. {action}")
+        raise StructureError(f"{where}: {type(value).__name__} is not an array, number or string. {action}")
     return array
 
 
@@ -128,13 +128,13 @@ def as_bytes(strings: Array, where: str, like: str) -> Any:
     """Return strings as Reverb stores them: an object array of `bytes`, or `bytes` if the array has no dimensions.
 
     Raises:
-        StructureError: one is no string, or cannot be encoded as UTF-8.
+        StructureError: one is not a string, or cannot be encoded as UTF-8.
     """
     result = np.empty(strings.shape, object)
     for index in np.ndindex(strings.shape):
         string = strings[index]
         if not isinstance(string, str | bytes):
-            raise StructureError(f"{where}: {type(string).__name__} is no string, expected strings {like}.")
+            raise StructureError(f"{where}: {type(string).__name__} is not a string, expected strings {like}.")
         try:
             result[index] = string.encode() if isinstance(string, str) else bytes(string)
         except UnicodeEncodeError as error:

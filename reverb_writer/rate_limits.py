@@ -31,6 +31,7 @@ __all__ = [
     "figures",
     "insert_room",
     "inserts_progress",
+    "keeps_ratio",
     "rates",
     "reached_ratio",
     "sample_room",
@@ -62,6 +63,11 @@ def sample_room(table: TableInfo) -> float:
     if _missing(table) > 0:
         return 0
     return math.inf if math.isinf(limiter.min_diff) else max(math.floor(limiter.diff - limiter.min_diff), 0)
+
+
+def keeps_ratio(table: TableInfo) -> bool:
+    """Return whether the rate limiter keeps a ratio of samples to inserts; without a bound, it does not."""
+    return math.isfinite(table.rate_limiter.min_diff) or math.isfinite(table.rate_limiter.max_diff)
 
 
 def reached_ratio(table: TableInfo) -> float | None:
@@ -99,7 +105,6 @@ def inserts_progress(before: ServerInfo, now: ServerInfo, tables: set[str]) -> b
 def figures(table: TableInfo) -> dict[str, Any]:
     """Return a table's figures as JSON scalars; None where there is no bound or nothing to divide."""
     limiter = table.rate_limiter
-    keeps_ratio = math.isfinite(limiter.min_diff) or math.isfinite(limiter.max_diff)
     return {
         "name": table.name,
         "size": table.current_size,
@@ -110,7 +115,7 @@ def figures(table: TableInfo) -> dict[str, Any]:
         "unique_samples": table.num_unique_samples,
         "episodes": table.num_episodes,
         "deleted_episodes": table.num_deleted_episodes,
-        "ratio_wanted": limiter.samples_per_insert if keeps_ratio else None,
+        "ratio_wanted": limiter.samples_per_insert if keeps_ratio(table) else None,
         "ratio_reached": reached_ratio(table),
         "diff": limiter.diff,
         "min_diff": _finite(limiter.min_diff),
@@ -123,6 +128,13 @@ def figures(table: TableInfo) -> dict[str, Any]:
         "max_times_sampled": table.max_times_sampled,
         "worker_time_ms": table.worker_time_ms,
     }
+
+
+def _is_queue(table: TableInfo) -> bool:
+    """Return whether a table is a queue or a stack, whose rate limiter has no key but the table's size."""
+    limiter = table.rate_limiter
+    rule = (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff, table.max_times_sampled)
+    return rule == (1, 0, table.max_size, 1)
 
 
 def _finite(value: float) -> float | None:
@@ -155,11 +167,15 @@ def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
         why = f"The rate limiter of table `{table.name}` lets {side} {direction}: the server is slow or busy"
         return f"{why}.", "Ask again."
     if side == "inserts":
-        remedy = f"{_count(_samples_until_insert(table), 'sample')} the next insert in; so does a higher max_diff."
+        wider = "larger `max_size`" if _is_queue(table) else "larger `error_buffer`"
+        remedy = f"{_count(_samples_until_insert(table), 'sample')} the next insert in; so does a {wider}."
     elif _missing(table) > 0:
-        remedy = f"{_count(_missing(table), 'insert')} sampling start; so does a lower min_size."
+        lower = "; so does a lower `min_size`" if table.rate_limiter.min_size_to_sample > 1 else ""
+        remedy = f"{_count(_missing(table), 'insert')} sampling start{lower}."
     else:
-        remedy = f"{_count(_inserts_until_sample(table), 'insert')} the next sample out; so does a lower min_diff."
+        remedy = (
+            f"{_count(_inserts_until_sample(table), 'insert')} the next sample out; so does a larger `error_buffer`."
+        )
     return f"{why}.", remedy
 
 

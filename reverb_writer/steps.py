@@ -17,10 +17,13 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, as_array, fit, stored_dtype, zeros
 from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
 
-__all__ = ["FIRST", "LAST", "MID", "StepStructure", "Trajectory", "step_bytes"]
+__all__ = ["BOUNDARY_MARKS", "FIRST", "LAST", "MID", "StepStructure", "Trajectory", "step_bytes"]
 
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
+
+BOUNDARY_MARKS = (("step_type", LAST), ("is_last", 1))
+"""The fields that mark a boundary step, and their values there; the first one that a step has counts."""
 
 _dtype_and_shape = operator.attrgetter("dtype", "shape")
 
@@ -64,8 +67,8 @@ class StepStructure:
             is_spec: whether the shapes of `example` do not contain N either.
 
         Raises:
-            StructureError: there is no leaf; a leaf is no array, number or string, or its first dimension is not
-                `batch_size`; or `step_type` or `is_last` is no integer or boolean.
+            StructureError: there is no leaf; a leaf is not an array, number or string, or its first dimension is not
+                `batch_size`; or `step_type` or `is_last` is not an integer or boolean.
         """
         self.paths, leaves = named_leaves(example, "first step")
         if not leaves:
@@ -146,7 +149,7 @@ class StepStructure:
 
     def _find_boundary(self) -> tuple[int, int] | None:
         """Return the number of the leaf that marks a boundary step, and its value there."""
-        for name, last in (("step_type", LAST), ("is_last", 1)):
+        for name, last in BOUNDARY_MARKS:
             if name in self.paths:
                 index = self.paths.index(name)
                 dtype, shape = self.dtypes[index], self.shapes[index]

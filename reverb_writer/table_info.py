@@ -66,7 +66,7 @@ class TableInfo:
         signature: nest of `ArraySpec`, with the time dimension; None if it has none or one that cannot be read.
         worker_time_ms: cumulative time of its worker thread in each state.
         sampler_exponent: to what power a "prioritized" sampler raises priorities; None for any other.
-        remover_exponent: likewise of the remover.
+        remover_exponent: the same of the remover.
         servers: the table on each of several servers, if this is what they hold together, see `merge_tables`.
     """
 

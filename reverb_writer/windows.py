@@ -77,7 +77,7 @@ class WindowSpec:
         end_of_episode: What becomes of the last steps; a string is turned into the enum's member.
 
     Raises:
-        SpecError: A number is no integer or too small, the mode is unknown, or the three do not go together.
+        SpecError: A number is not an integer or is too small, the mode is unknown, or the three do not go together.
     """
 
     sequence_length: int | None

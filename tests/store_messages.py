@@ -52,8 +52,8 @@ class Inserter:
     def confirmed(self) -> list[int]:
         """Return the keys confirmed since the last call."""
         keys: list[int] = []
-        while not self.incoming.confirmed.empty():
-            keys += self.incoming.confirmed.get() or []
+        while not self.incoming._confirmed.empty():
+            keys += self.incoming._confirmed.get() or []
         return keys
 
 

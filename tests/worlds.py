@@ -69,9 +69,9 @@ def counting(episodes: Sequence[tuple[int, str]], offset: int = 0) -> Callable[[
     return lambda: Counting(episodes, offset, reuse=False)
 
 
-def told(step: dict[str, Any], lane: int | None = None) -> str:
+def told(step: dict[str, Any], env: int | None = None) -> str:
     """Spell a step: observation, action, reward, discount, then `F`irst, `L`ast, `t`erminated, t`r`uncated."""
-    values = step if lane is None else {key: value[lane] for key, value in step.items()}
+    values = step if env is None else {key: value[env] for key, value in step.items()}
     observation = np.unique(values["observation"])
     assert len(observation) == 1
     flags = zip("FLtr", ("is_first", "is_last", "terminated", "truncated"), strict=True)

@@ -13,14 +13,14 @@ import functools
 import itertools
 import os
 import threading
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_priority, check_timeout, integer
+from reverb_writer.background import in_background
 from reverb_writer.client.server_connection import Sample, ServerConnection
+from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
@@ -28,12 +28,12 @@ from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["Client", "Sample", "as_client", "in_background"]
+__all__ = ["Client", "Sample", "as_client"]
 
 _T = TypeVar("_T")
 
 
-class Client:
+class Client(ClosedAtExit):
     """A connection to a replay server, or one to each of several.
 
     Thread-safe. Not usable in a forked child: make one there. A context manager.
@@ -173,7 +173,7 @@ class Client:
                 signature, or a table that was first written with another spec. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
-            ServerUnavailableError: likewise, and there is no connection to the server.
+            ServerUnavailableError: not confirmed in time, because there is no connection to the server.
             ClosedError: another thread has closed the client.
         """
         self._next().insert(data, priorities, self._deadline(timeout_s), squeeze=squeeze, spec=spec)
@@ -279,16 +279,6 @@ class Client:
             for shard in self.shards:
                 shard.close()
 
-    def __enter__(self) -> Client:
-        """Return the client itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
-
     def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
         self.check_usable()
@@ -296,7 +286,8 @@ class Client:
         if len(self.shards) == 1:
             return [verb(self.shards[0], deadline)]
         answers = [in_background(functools.partial(verb, shard, deadline)) for shard in self.shards]
-        wait(answers)
+        for answer in answers:  # all of them, before one of them raises
+            answer.wait()
         return [answer.result() for answer in answers]
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
@@ -375,20 +366,6 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def in_background(work: Callable[[], _T]) -> Future[_T]:
-    """Start `work` in a daemon thread; return its result, to come."""
-    future: Future[_T] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  # raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=run, name="reverb-writer-call", daemon=True).start()
-    return future
 
 
 def _remade(addresses: Sequence[str], tls: Any, token: str | None, timeout_s: float, use_proxy: bool) -> Client:

@@ -22,7 +22,7 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, Spe
 from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import checkpoint_path
+from reverb_writer.protocol.responses import parse
 from reverb_writer.protocol.table_specs import SPECS_TABLE, check_same, check_signature, packer, spec_key
 from reverb_writer.rate_limits import explain_samples
 from reverb_writer.table_info import ServerInfo, check_tables_exist
@@ -167,7 +167,8 @@ class ServerConnection:
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
-        return checkpoint_path(self._call(messages.CHECKPOINT, messages.CheckpointRequest(), deadline))
+        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), deadline)
+        return str(parse("CheckpointResponse", messages.CheckpointResponse, reply).checkpoint_path)
 
     def close(self) -> None:
         """Close the connection. Idempotent; does nothing in a forked child."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout, integer, number
-from reverb_writer.client.client import Client, as_client, in_background
+from reverb_writer.background import Outcome, in_background
+from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.waiting_log import logged
+from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.leaves import host_array
@@ -37,7 +38,7 @@ MAX_BYTES = 1_000_000_000
 """Size of the largest nest that can be published, in bytes."""
 
 
-class Variables:
+class Variables(ClosedAtExit):
     """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
 
     The table must have `max_size` 1, and its items may be sampled any number of times: `TableConfig(name, max_size=1)`.
@@ -77,7 +78,7 @@ class Variables:
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
-        self._news: Future[tuple[_Stored, int, Any] | None] | None = None  # the request of `poll` that is in flight
+        self._news: Outcome[tuple[_Stored, int, Any] | None] | None = None  # the request of `poll` that is in flight
         self._seen: _Stored | None = None
         self.version = 0
         self._lock = threading.Lock()
@@ -163,9 +164,10 @@ class Variables:
             if not self._news.done():
                 return default
             news, self._news = self._news, None
-            if isinstance(news.exception(), ReplayTimeoutError | ServerUnavailableError):
+            try:
+                found = news.result()
+            except (ReplayTimeoutError, ServerUnavailableError):
                 return default
-            found = news.result()
             if found is None:
                 return default
             self._seen, self.version, nest = found
@@ -210,14 +212,6 @@ class Variables:
         """Close the client, if it is this object's own. Idempotent."""
         if self._owns_client:
             self._client.close()
-
-    def __enter__(self) -> Variables:
-        """Return the object itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close."""
-        self.close()
 
 
 def _check_one_server(client: Client) -> None:

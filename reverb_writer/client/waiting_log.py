@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 
+from reverb_writer.background import in_background
 from reverb_writer.flags import Flag
 
 __all__ = ["LOG_EVERY_S", "logged"]
@@ -27,8 +27,8 @@ def logged(describe: Callable[[], str]) -> Iterator[None]:
         while not done.wait(LOG_EVERY_S):
             _LOG.warning("%s for %.0f s.", describe(), time.monotonic() - start)
 
-    _thread.start_new_thread(run, ())  # `Thread.start` waits with a lock, which an interrupt may leave taken
     try:
+        in_background(run)
         yield
     finally:
         done.set()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import LAST
+from reverb_writer.steps import BOUNDARY_MARKS
 
 __all__ = ["as_step", "is_boundary", "without_markers"]
 
@@ -35,7 +35,7 @@ def is_boundary(fields: Mapping[str, Any]) -> Any:
     Raises:
         StructureError: it does not say.
     """
-    for name, last in (("step_type", LAST), ("is_last", 1)):
+    for name, last in BOUNDARY_MARKS:
         if name in fields:
             return np.asarray(fields[name]) == last
     raise StructureError("a step for n-step transitions needs `is_last` or `step_type`, or pass `end_of_episode`.")

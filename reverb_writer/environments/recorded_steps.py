@@ -29,21 +29,33 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FALSE", "TRUE", "ZERO", "last_step"]
+__all__ = ["FALSE", "TRUE", "ZERO", "recorded_step"]
 
 FALSE, TRUE = np.False_, np.True_
 ZERO = np.float32(0)
 
 
-def last_step(observation: Any, action: Any, reward: Any, discount: Any, terminated: Any, truncated: Any) -> Any:
-    """Return the step that ends an episode; `action`, `reward` and `discount` are zeros."""
+def recorded_step(
+    observation: Any,
+    action: Any,
+    reward: Any,
+    discount: Any,
+    *,
+    is_first: Any = FALSE,
+    is_last: Any = FALSE,
+    terminated: Any = FALSE,
+    truncated: Any = FALSE,
+    **others: Any,
+) -> dict[str, Any]:
+    """Return a step with these fields and `others`; of several environments if all leaves are [N, ...]."""
     return {
         "observation": observation,
         "action": action,
         "reward": reward,
         "discount": discount,
-        "is_first": FALSE,
-        "is_last": TRUE,
+        "is_first": is_first,
+        "is_last": is_last,
         "terminated": terminated,
         "truncated": truncated,
+        **others,
     }

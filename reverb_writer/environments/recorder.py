@@ -12,7 +12,7 @@ from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import Autoreset
 
 from reverb_writer.environments.policy_extras import PolicyExtras
-from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, last_step
+from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, recorded_step
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
 
 __all__ = ["Recorder"]
@@ -76,16 +76,8 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         result = self.env.step(action)
         observation, reward, terminated, truncated, _ = result
         self._needs_reset = True
-        step = {
-            "observation": self._observation,
-            "action": encoded,
-            "reward": np.float32(reward),
-            "discount": ZERO if terminated else _ONE,
-            "is_first": self._is_first,
-            "is_last": FALSE,
-            "terminated": FALSE,
-            "truncated": FALSE,
-        }
+        discount = ZERO if terminated else _ONE
+        step = recorded_step(self._observation, encoded, np.float32(reward), discount, is_first=self._is_first)
         if self._seeds:
             step["seed"] = self._seed
         if extras is not None:
@@ -127,7 +119,9 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         if self._is_first:
             return
         terminated, truncated = self._ends or (FALSE, TRUE)
-        step = last_step(self._observation, self._no_action, ZERO, ZERO, terminated, truncated)
+        step = recorded_step(
+            self._observation, self._no_action, ZERO, ZERO, is_last=TRUE, terminated=terminated, truncated=truncated
+        )
         if self._seeds:
             step["seed"] = self._seed
         if self._extras is not None:

@@ -32,7 +32,7 @@ def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[],
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`.
 
     Raises:
-        SpecError: `env` is no environment; it has a space that cannot be written (names the part, and the reason);
+        SpecError: `env` is not an environment; it has a space that cannot be written (names the part, and the reason);
             `extras` is no function; or the observer does not take its steps.
 
     Example:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from reverb_writer.environments.recorded_steps import FALSE, TRUE, last_step
+from reverb_writer.environments.recorded_steps import FALSE, TRUE, recorded_step
 from reverb_writer.errors import StructureError
 
 __all__ = ["TimeStepRecorder"]
@@ -84,16 +84,8 @@ class TimeStepRecorder:
             result["extras"] = extras
         observation = _copy(next_timestep.observation)
         self._is_open = False
-        self._observer(
-            {
-                "observation": self._observation,
-                **result,
-                "is_first": FALSE if self._num_steps else TRUE,
-                "is_last": FALSE,
-                "terminated": FALSE,
-                "truncated": FALSE,
-            }
-        )
+        is_first = FALSE if self._num_steps else TRUE
+        self._observer(recorded_step(self._observation, **result, is_first=is_first))
         if not self._num_steps:
             self._zeros = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf))[()], result)
         self._num_steps += 1
@@ -110,12 +102,10 @@ class TimeStepRecorder:
         self._is_open = False
         if not self._num_steps:
             return
-        zeros = dict(self._zeros)
         terminated, truncated = self._ends or (FALSE, TRUE)
-        step = last_step(
-            self._observation, zeros.pop("action"), zeros.pop("reward"), zeros.pop("discount"), terminated, truncated
+        self._observer(
+            recorded_step(self._observation, **self._zeros, is_last=TRUE, terminated=terminated, truncated=truncated)
         )
-        self._observer({**step, **zeros})
         self._num_steps = 0
         self._ends = None
 

@@ -20,6 +20,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from reverb_writer.environments.policy_extras import PolicyExtras
+from reverb_writer.environments.recorded_steps import recorded_step
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
 from reverb_writer.episodes.autoreset import AutoresetMode, final_observation
 from reverb_writer.nests import write_row
@@ -86,16 +87,16 @@ class VectorRecorder(VectorWrapper):
         self._needs_reset = True
         if ending.any():
             action = tree.map_structure(lambda taken, none: _choose(ending, none, taken), action, self._no_actions)
-        step = {
-            "observation": self._observations,
-            "action": action,
-            "reward": np.where(ending, self._zeros, rewards).astype(np.float32),
-            "discount": np.logical_not(ending | terminated).astype(np.float32),
-            "is_first": self._num_steps == 0,
-            "is_last": ending,
-            "terminated": self._terminated,
-            "truncated": self._truncated,
-        }
+        step = recorded_step(
+            self._observations,
+            action,
+            np.where(ending, self._zeros, rewards).astype(np.float32),
+            np.logical_not(ending | terminated).astype(np.float32),
+            is_first=self._num_steps == 0,
+            is_last=ending,
+            terminated=self._terminated,
+            truncated=self._truncated,
+        )
         observations = self._encode_observations(observations)
         self._observer(self._completed(step, extras))
         self._forget(ending)
@@ -144,16 +145,16 @@ class VectorRecorder(VectorWrapper):
         """Write the last step of some environments, with the observations of now."""
         if not env_mask.any():
             return
-        step = {
-            "observation": self._observations,
-            "action": self._no_actions,
-            "reward": self._zeros,
-            "discount": self._zeros,
-            "is_first": self._false,
-            "is_last": self._true,
-            "terminated": self._terminated,
-            "truncated": self._truncated | ~self._terminated,
-        }
+        step = recorded_step(
+            self._observations,
+            self._no_actions,
+            self._zeros,
+            self._zeros,
+            is_first=self._false,
+            is_last=self._true,
+            terminated=self._terminated,
+            truncated=self._truncated | ~self._terminated,
+        )
         self._observer(self._completed(step, None if self._extras is None else self._extras.zeros), env_mask=env_mask)
         self._forget(env_mask)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,23 +15,13 @@ from reverb_writer.episodes.json_encoding import decoded, encoded
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
 from reverb_writer.extras import needs
 
+if TYPE_CHECKING:
+    from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
+
 __all__ = ["broken_state", "column_state", "restore_column"]
 
 
-class Buffer(Protocol):
-    """What this module knows of an `InfiniteLookbackBuffer`."""
-
-    rows: Columns
-    lookback: int
-    finalized: bool
-    space: Any
-
-    @property
-    def is_untyped(self) -> bool:
-        """Whether rows are any objects."""
-
-
-Restored = TypeVar("Restored", bound=Buffer)
+Restored = TypeVar("Restored", bound="InfiniteLookbackBuffer")
 
 _SPACES = {
     "Box": {"low": "low", "high": "high", "shape": "shape", "dtype": "dtype"},
@@ -51,10 +41,10 @@ def broken_state(of: str) -> Iterator[None]:
     except FormatError:
         raise
     except (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FormatError(f"this is no state of {of}: {type(error).__name__}: {error}") from error
+        raise FormatError(f"this is not a state of {of}: {type(error).__name__}: {error}") from error
 
 
-def column_state(buffer: Buffer, name: str) -> dict[str, Any]:
+def column_state(buffer: InfiniteLookbackBuffer, name: str) -> dict[str, Any]:
     """Return the state of a buffer; the name is for messages.
 
     Raises:
@@ -120,5 +110,5 @@ def _space(state: Any) -> Any:
         return spaces.Tuple([_space(part) for part in content])
     values = decoded(content)
     if kind not in _SPACES or not values.keys() <= _SPACES[kind].keys():
-        raise FormatError(f"{kind!r} with {sorted(values)} is no space that a state can have.")
+        raise FormatError(f"{kind!r} with {sorted(values)} is not a space that a state can have.")
     return getattr(spaces, kind)(**values)

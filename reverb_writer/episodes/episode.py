@@ -206,7 +206,7 @@ class Episode(EpisodeData):
 
         Raises:
             ClosedError: the episode is done.
-            SpecError: `len_lookback_buffer` is no integer >= 0.
+            SpecError: `len_lookback_buffer` is not an integer >= 0.
         """
         if self.is_done:
             raise ClosedError("the episode is over: no chunk can follow. Start a new `Episode`.")
@@ -227,7 +227,7 @@ class Episode(EpisodeData):
         """Return `slice(item)`.
 
         Raises:
-            NotImplementedError: the index is no slice.
+            NotImplementedError: the index is not a slice.
         """
         if not isinstance(item, slice):
             raise NotImplementedError(
@@ -288,7 +288,7 @@ class Episode(EpisodeData):
         """Return the episode of a state that `get_state` returned.
 
         Raises:
-            FormatError: this is no state of an episode.
+            FormatError: this is not a state of an episode.
         """
         return restore(Episode(), state)
 

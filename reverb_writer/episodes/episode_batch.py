@@ -56,11 +56,11 @@ class EpisodeBatch:
         Args:
             num_envs: N, >= 1.
             autoreset_mode: ours, Gymnasium's, or its name there, such as "SameStep".
-            observation_space: of one environment; needed where a batch is no array, as of texts.
+            observation_space: of one environment; needed where a batch is not an array, as of texts.
             action_space: of one environment.
 
         Raises:
-            SpecError: there is no such mode, or `num_envs` is no integer >= 1.
+            SpecError: there is no such mode, or `num_envs` is not an integer >= 1.
         """
         self._num_envs = integer("num_envs", num_envs, minimum=1)
         self.autoreset_mode = AutoresetMode.parse(autoreset_mode)

@@ -67,7 +67,7 @@ class EpisodeData:
 
         Raises:
             StructureError: the numbers of items do not match, or items differ in structure.
-            SpecError: `t_started` or `len_lookback_buffer` is no number >= 0.
+            SpecError: `t_started` or `len_lookback_buffer` is not a number >= 0.
         """
         self.id_ = uuid.uuid4().hex if id_ is None else id_
         self.agent_id = agent_id

@@ -48,7 +48,7 @@ def restore(episode: Restored, state: Mapping[str, Any]) -> Restored:
     """Set the state of an episode.
 
     Raises:
-        FormatError: this is no state of an episode.
+        FormatError: this is not a state of an episode.
     """
     with broken_state("an episode"):
         for name in _PLAIN:

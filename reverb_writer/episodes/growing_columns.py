@@ -57,7 +57,7 @@ def stacked(items: Sequence[Any], what: str) -> Block:
     """Return a block of items, each a nest without time; dtypes are those of `np.stack`.
 
     Raises:
-        StructureError: items differ in structure or shape, or a leaf is no array, number or string.
+        StructureError: items differ in structure or shape, or a leaf is not an array, number or string.
     """
     paths, first = _leaves(items[0], what)
     columns: list[list[Array]] = [[leaf] for leaf in first]
@@ -313,7 +313,7 @@ def _array(leaf: Any, what: str, path: str, *, copy: bool) -> Array:
     where, action = what + _at(path), "Turn it into an array, or keep it in `infos`."
     array = as_array(leaf, where, action, copy=copy)
     if array.dtype.kind not in "biufcO":
-        raise StructureError(f"{where}: {array.dtype} is no dtype of numbers or strings. {action}")
+        raise StructureError(f"{where}: {array.dtype} is not a dtype of numbers or strings. {action}")
     return array
 
 

@@ -75,7 +75,7 @@ def decoded(value: Any) -> Any:
     """Return the value that was encoded; arrays are new and writable.
 
     Raises:
-        FormatError: this is no result of `encoded`.
+        FormatError: this is not a result of `encoded`.
 
     >>> decoded({"a": {"$tuple": [1, {"$scalar": ["<f4", "AAAAPw=="]}]}})["a"][1].dtype
     dtype('float32')
@@ -104,7 +104,7 @@ def _base64(data: bytes) -> str:
 def _array(dtype: str, shape: list[int], data: str) -> Any:
     kind = np.dtype(dtype)
     if kind.kind not in "biufc":
-        raise ValueError(f"{dtype} is no dtype of numbers")
+        raise ValueError(f"{dtype} is not a dtype of numbers")
     return np.frombuffer(base64.b64decode(data, validate=True), kind).reshape(shape).astype(kind.newbyteorder("="))
 
 

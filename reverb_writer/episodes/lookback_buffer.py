@@ -34,13 +34,14 @@ class InfiniteLookbackBuffer:
     Attributes:
         lookback: number of rows that are look-back, >= 0.
         finalized: whether getters return arrays.
+        is_untyped: whether rows are any objects, stored unchanged.
 
     >>> buffer = InfiniteLookbackBuffer([10, 11, 12, 13, 14], lookback=2)
     >>> len(buffer), buffer.finalize().get(slice(-7, 5), fill=0)
     (3, array([ 0,  0, 10, 11, 12, 13, 14,  0,  0]))
     """
 
-    __slots__ = ("_parts", "_space", "_untyped", "finalized", "lookback", "rows")
+    __slots__ = ("_parts", "_space", "finalized", "is_untyped", "lookback", "rows")
 
     def __init__(self, data: Any = None, lookback: int = 0, space: Any = None, *, untyped: bool = False) -> None:
         """Start with the first rows.
@@ -54,7 +55,7 @@ class InfiniteLookbackBuffer:
         Raises:
             StructureError: rows differ in structure or shape.
         """
-        self._untyped = untyped
+        self.is_untyped = untyped
         self.finalized = data is not None and not isinstance(data, list) and not untyped
         self.rows = Columns(untyped=untyped)
         if self.finalized or data:
@@ -63,16 +64,6 @@ class InfiniteLookbackBuffer:
             self.rows.size = block.num_rows
         self.lookback = min(integer("lookback", lookback, minimum=0), self.rows.size)
         self.space = space
-
-    @property
-    def is_untyped(self) -> bool:
-        """Whether rows are any objects, kept as they are."""
-        return self._untyped
-
-    @property
-    def space_struct(self) -> Any:
-        """The spaces within Dict and Tuple spaces, as a nest."""
-        return None if self._parts is None else self._parts.struct
 
     @property
     def space(self) -> Any:
@@ -117,7 +108,7 @@ class InfiniteLookbackBuffer:
         Raises:
             StructureError: its structure or shapes differ from the first row.
         """
-        block = as_objects([item]) if self._untyped else stacked([item], what)
+        block = as_objects([item]) if self.is_untyped else stacked([item], what)
         return self.rows.check(block, what)
 
     def extend(self, items: Any) -> None:
@@ -143,8 +134,8 @@ class InfiniteLookbackBuffer:
 
         The first `lookback` of these rows are the look-back of the new buffer.
         """
-        part = InfiniteLookbackBuffer(space=self.space, untyped=self._untyped)
-        part.rows = Columns(self.rows.block(index), untyped=self._untyped)
+        part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
+        part.rows = Columns(self.rows.block(index), untyped=self.is_untyped)
         part.lookback = min(lookback, len(index))
         part.finalized = self.finalized
         return part
@@ -162,7 +153,7 @@ class InfiniteLookbackBuffer:
 
     def finalize(self) -> InfiniteLookbackBuffer:
         """Make getters return arrays; return the buffer. Idempotent."""
-        if not self.finalized and not self._untyped:
+        if not self.finalized and not self.is_untyped:
             self.rows.trim()
             self.finalized = True
         return self
@@ -304,14 +295,14 @@ class InfiniteLookbackBuffer:
         """
         if self.finalized:
             raise ClosedError(f"cannot add to a finalized {type(self).__name__}.")
-        result = InfiniteLookbackBuffer(self.data, self.lookback, self.space, untyped=self._untyped)
+        result = InfiniteLookbackBuffer(self.data, self.lookback, self.space, untyped=self.is_untyped)
         if isinstance(other, InfiniteLookbackBuffer):
             result.concat(other)
         elif isinstance(other, list):
             result.extend(other)
         elif isinstance(other, int | float | complex | np.number):
             data = [item + other if isinstance(item, int | float | complex | np.number) else item for item in self.data]
-            return InfiniteLookbackBuffer(data, self.lookback, self.space, untyped=self._untyped)
+            return InfiniteLookbackBuffer(data, self.lookback, self.space, untyped=self.is_untyped)
         else:
             return NotImplemented
         return result
@@ -333,7 +324,7 @@ class InfiniteLookbackBuffer:
         return f"{type(self).__name__}({data[: self.lookback]} <- lookback({self.lookback}) | {data[self.lookback :]})"
 
     def _block(self, data: Any) -> Block:
-        if self._untyped:
+        if self.is_untyped:
             return as_objects(data)
         return stacked(data, "item") if isinstance(data, list) else batched(data, "data")
 

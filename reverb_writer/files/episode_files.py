@@ -15,7 +15,7 @@ from reverb_writer.files.nest_json import decode_nest
 from reverb_writer.files.trajectory_folder import TrajectoryFolder
 from reverb_writer.nests import packer
 from reverb_writer.slices.markers import read_markers
-from reverb_writer.steps import LAST
+from reverb_writer.steps import BOUNDARY_MARKS
 
 __all__ = ["EpisodeFiles", "Layout", "Outcome"]
 
@@ -135,7 +135,7 @@ class EpisodeFiles:
 
 def _is_boundary_step(rows: Any) -> bool:
     """Return whether the last step is a boundary step, which only holds an observation (TF-Agents, RLDS)."""
-    for name, last in (("step_type", LAST), ("is_last", 1)):
+    for name, last in BOUNDARY_MARKS:
         column = rows.get(name) if isinstance(rows, Mapping) else getattr(rows, name, None)
         if column is not None:
             return bool(column[-1] == last)

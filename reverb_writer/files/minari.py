@@ -83,7 +83,7 @@ def to_minari(
         dataset_id: such as "ant/expert-v0".
         fields: names of leaves, as for `RolloutDataset`.
         observation_space: a Gymnasium space; None for an unbounded one of the stored dtypes and shapes.
-        action_space: likewise.
+        action_space: the same for actions.
 
     Raises:
         SpecError: there are no trajectories, or the folder has a data set already.

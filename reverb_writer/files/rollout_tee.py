@@ -50,9 +50,9 @@ class RolloutTee:
 
         Args:
             step: as for the observer.
-            end_of_episode: likewise.
+            end_of_episode: as for the observer.
             terminated: for the trajectory's end flags, as for the writer; ends the observer's episode, too.
-            truncated: likewise.
+            truncated: as `terminated`.
 
         Raises:
             OSError: the disk failed; the observer has taken the step.

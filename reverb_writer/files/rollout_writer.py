@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import time
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
+from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.column_encoding import choose_encodings
 from reverb_writer.files.episode_files import EpisodeFiles, Layout, Outcome
@@ -46,7 +46,7 @@ class PlannedStep(NamedTuple):
     final: Sequence[Any] | None
 
 
-class RolloutWriter:
+class RolloutWriter(ClosedAtExit):
     """Write each episode as one trajectory, which readers see as soon as it is complete.
 
     Any number of writers, in any number of processes, may write to one directory. At most `part_length` steps of each
@@ -260,16 +260,6 @@ class RolloutWriter:
         if self._is_open:
             self._is_open = False
             self.end_episode()
-
-    def __enter__(self) -> RolloutWriter:
-        """Return the writer itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
     def _start(self, structure: StepStructure, example: Any) -> None:
         """Set the structure of all steps, from the first step or from a spec."""

@@ -59,7 +59,7 @@ class TransitionBatch(NamedTuple):
             value.
         next_observation: after the action, of the same trajectory. After the last step it is the final observation;
             where none was stored, the last one again.
-        next_privileged_observation: likewise.
+        next_privileged_observation: the same for the critic alone.
         is_first: bool, whether it is the first transition delivered of its trajectory.
         mask: bool, False where no trajectory is left for an environment; its other fields are zeros.
     """

@@ -27,15 +27,11 @@ _MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no
 
 
 class Incoming:
-    """One insert stream, read in one thread and answered in another.
-
-    Attributes:
-        confirmed: lists of keys of items that are in their tables now; None at the end.
-    """
+    """One insert stream, read in one thread and answered in another."""
 
     def __init__(self, store: Store) -> None:
         """Begin with nothing kept."""
-        self.confirmed: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
+        self._confirmed: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
         self._store = store
         self._kept: dict[int, Chunk] = {}
         self._num_waiting = 0
@@ -69,14 +65,25 @@ class Incoming:
                 confirmed = self._insert([self._item(*item) for item in items])
                 self._keep(request.keep_chunk_keys)
                 if confirmed:
-                    self.confirmed.put(confirmed)
+                    self._confirmed.put(confirmed)
+
+    def take_confirmed(self) -> list[int]:
+        """Wait for items that are in their tables now and return the keys of all of them; none at the end."""
+        keys: list[int] = []
+        while not keys or not self._confirmed.empty():
+            more = self._confirmed.get()
+            if more is None:
+                self._confirmed.put(None)  # for the next call
+                break
+            keys += more
+        return keys
 
     def finish(self) -> None:
-        """Say that nothing more comes; `confirmed` ends when what waits is in its tables."""
+        """Say that nothing more comes; `take_confirmed` returns none when what waits is in its tables."""
         with self._store.lock:
             self._half_closed = True
             if not self._num_waiting:
-                self.confirmed.put(None)
+                self._confirmed.put(None)
 
     def end(self) -> None:
         """Give up what waits, and keep nothing. Idempotent."""
@@ -89,7 +96,7 @@ class Incoming:
                 self._store.chunks.release(self._kept.values())
                 self._kept.clear()
         self._room.set()
-        self.confirmed.put(None)
+        self._confirmed.put(None)
 
     def _item(self, read: Any, keys: dict[int, int]) -> Item:
         """Return an item for its table; refuse one that could not be in it."""
@@ -142,9 +149,9 @@ class Incoming:
         self._num_waiting -= 1
         if self._num_waiting < _MAX_WAITING:
             self._room.set()
-        self.confirmed.put([key])
+        self._confirmed.put([key])
         if self._half_closed and not self._num_waiting:
-            self.confirmed.put(None)
+            self._confirmed.put(None)
 
 
 def read_chunk(data: bytes) -> Chunk:

@@ -70,7 +70,7 @@ class Service(grpc.GenericRpcHandler):
             return
         threading.Thread(target=read, name="reverb-writer-local-insert", daemon=True).start()
         try:
-            while (keys := incoming.confirmed.get()) is not None:
+            while keys := incoming.take_confirmed():
                 yield messages.InsertStreamResponse(keys=keys).SerializeToString()
         finally:
             incoming.end()

@@ -153,7 +153,8 @@ def encode_chunk(
     data = b"".join(parts)
     last = start + len(columns[0]) - 1
     steps = b"".join((_RANGE_EPISODE, varint(episode_id), _RANGE_START, varint(start), _RANGE_END, varint(last)))
-    head = b"".join((_CHUNK_KEY, varint(key), _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
+    encoded_key = varint.__wrapped__(key)  # random keys would evict the lengths from the cache
+    head = b"".join((_CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
     tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
     return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
 

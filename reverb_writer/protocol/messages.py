@@ -12,7 +12,8 @@ How to read it:
       name: repeated type = 4     any number of them
       kind/name: type = 5         at most one of the fields that start with `kind/` is set
 
-The classes are typed as `Any`: their fields exist at run time only, so no type checker can know them.
+A class has its message's name, without the package. The classes are typed as `Any`: their fields exist at run time
+only, so no type checker can know them.
 
 Source: Reverb 0.14 (`schema.proto`, `reverb_service.proto`); TensorFlow 2.15 (`tensor.proto`, `tensor_shape.proto`,
 `types.proto`, `struct.proto`); protobuf (`timestamp.proto`).
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -367,50 +368,14 @@ def _build() -> dict[str, Any]:
 
 _CLASSES: Final = _build()
 
-Timestamp = _CLASSES["google.protobuf.Timestamp"]
+# `messages.ChunkData` and the like. The views of Reverb's messages have names of their own.
+for _name, _class in _CLASSES.items():
+    _package, _, _own_name = _name.rpartition(".")
+    if _package in ("google.protobuf", "tensorflow", "deepmind.reverb"):
+        globals()[_own_name] = _class
+SampledResponse, SampledChunk = _CLASSES["reverb_writer.sampled.Response"], _CLASSES["reverb_writer.sampled.Chunk"]
+StoredRequest, StoredItem = _CLASSES["reverb_writer.stored.Request"], _CLASSES["reverb_writer.stored.Item"]
 
-TensorProto = _CLASSES["tensorflow.TensorProto"]
-TensorShapeProto = _CLASSES["tensorflow.TensorShapeProto"]
-StructuredValue = _CLASSES["tensorflow.StructuredValue"]
-NoneValue = _CLASSES["tensorflow.NoneValue"]
-TensorSpecProto = _CLASSES["tensorflow.TensorSpecProto"]
-BoundedTensorSpecProto = _CLASSES["tensorflow.BoundedTensorSpecProto"]
-ListValue = _CLASSES["tensorflow.ListValue"]
-TupleValue = _CLASSES["tensorflow.TupleValue"]
-DictValue = _CLASSES["tensorflow.DictValue"]
-NamedTupleValue = _CLASSES["tensorflow.NamedTupleValue"]
-PairValue = _CLASSES["tensorflow.PairValue"]
+if TYPE_CHECKING:
 
-ChunkData = _CLASSES["deepmind.reverb.ChunkData"]
-SequenceRange = _CLASSES["deepmind.reverb.SequenceRange"]
-PrioritizedItem = _CLASSES["deepmind.reverb.PrioritizedItem"]
-FlatTrajectory = _CLASSES["deepmind.reverb.FlatTrajectory"]
-InsertStreamRequest = _CLASSES["deepmind.reverb.InsertStreamRequest"]
-InsertStreamResponse = _CLASSES["deepmind.reverb.InsertStreamResponse"]
-SampleStreamRequest = _CLASSES["deepmind.reverb.SampleStreamRequest"]
-Timeout = _CLASSES["deepmind.reverb.Timeout"]
-SampleStreamResponse = _CLASSES["deepmind.reverb.SampleStreamResponse"]
-SampleInfo = _CLASSES["deepmind.reverb.SampleInfo"]
-SampledResponse = _CLASSES["reverb_writer.sampled.Response"]
-SampledChunk = _CLASSES["reverb_writer.sampled.Chunk"]
-StoredRequest = _CLASSES["reverb_writer.stored.Request"]
-StoredItem = _CLASSES["reverb_writer.stored.Item"]
-MutatePrioritiesRequest = _CLASSES["deepmind.reverb.MutatePrioritiesRequest"]
-MutatePrioritiesResponse = _CLASSES["deepmind.reverb.MutatePrioritiesResponse"]
-KeyWithPriority = _CLASSES["deepmind.reverb.KeyWithPriority"]
-ResetRequest = _CLASSES["deepmind.reverb.ResetRequest"]
-ResetResponse = _CLASSES["deepmind.reverb.ResetResponse"]
-InitializeConnectionResponse = _CLASSES["deepmind.reverb.InitializeConnectionResponse"]
-CheckpointRequest = _CLASSES["deepmind.reverb.CheckpointRequest"]
-CheckpointResponse = _CLASSES["deepmind.reverb.CheckpointResponse"]
-ServerInfoRequest = _CLASSES["deepmind.reverb.ServerInfoRequest"]
-ServerInfoResponse = _CLASSES["deepmind.reverb.ServerInfoResponse"]
-Uint128 = _CLASSES["deepmind.reverb.Uint128"]
-TableInfo = _CLASSES["deepmind.reverb.TableInfo"]
-KeyDistributionOptions = _CLASSES["deepmind.reverb.KeyDistributionOptions"]
-RateLimiterInfo = _CLASSES["deepmind.reverb.RateLimiterInfo"]
-RateLimiterCallStats = _CLASSES["deepmind.reverb.RateLimiterCallStats"]
-TableWorkerTime = _CLASSES["deepmind.reverb.TableWorkerTime"]
-ReverbServerConfig = _CLASSES["deepmind.reverb.ReverbServerConfig"]
-PriorityTableCheckpoint = _CLASSES["deepmind.reverb.PriorityTableCheckpoint"]
-RateLimiterCheckpoint = _CLASSES["deepmind.reverb.RateLimiterCheckpoint"]
+    def __getattr__(name: str) -> Any: ...

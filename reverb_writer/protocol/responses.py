@@ -1,4 +1,4 @@
-"""Answers: keys of acknowledged items, samples with the encoded chunks that they need, and paths of checkpoints.
+"""Responses of a server: keys of acknowledged items, and samples with the encoded chunks that they need.
 
 A server may split a sample over several entries and over several messages. Only the first entry has the info, and only
 the last one has `end_of_sequence`. Pure: no I/O.
@@ -14,35 +14,28 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 
-__all__ = ["SampleReassembler", "acknowledged_keys", "checkpoint_path"]
+__all__ = ["SampleReassembler", "acknowledged_keys", "parse"]
 
 _MAX_SPLIT_BYTES = 1 << 31
 _MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
 
 
+def parse(name: str, message_class: Any, reply: bytes) -> Any:
+    """Return a message of a server; the name is for the error.
+
+    Raises:
+        FormatError: the bytes are not such a message.
+    """
+    try:
+        return message_class.FromString(reply)
+    except DecodeError as error:
+        raise FormatError(f"{len(reply)} bytes that are not a {name} ({error}).") from None
+
+
 def acknowledged_keys(reply: bytes) -> Sequence[int]:
-    """Return the keys of an InsertStreamResponse.
-
-    Raises:
-        FormatError: the bytes are not an InsertStreamResponse.
-    """
-    try:
-        keys: Sequence[int] = messages.InsertStreamResponse.FromString(reply).keys
-    except DecodeError as error:
-        raise FormatError(f"{len(reply)} bytes that are no InsertStreamResponse ({error}).") from None
+    """Return the keys of an InsertStreamResponse; errors as of `parse`."""
+    keys: Sequence[int] = parse("InsertStreamResponse", messages.InsertStreamResponse, reply).keys
     return keys
-
-
-def checkpoint_path(reply: bytes) -> str:
-    """Return the path in a CheckpointResponse.
-
-    Raises:
-        FormatError: the bytes are not a CheckpointResponse.
-    """
-    try:
-        return str(messages.CheckpointResponse.FromString(reply).checkpoint_path)
-    except DecodeError as error:
-        raise FormatError(f"{len(reply)} bytes that are no CheckpointResponse ({error}).") from None
 
 
 class SampleReassembler:
@@ -65,10 +58,7 @@ class SampleReassembler:
         Raises:
             FormatError: the bytes are not a SampleStreamResponse, or a sample is larger than any server sends.
         """
-        try:
-            entries = messages.SampledResponse.FromString(message).entries
-        except DecodeError as error:
-            raise FormatError(f"{len(message)} bytes that are no SampleStreamResponse ({error}).") from None
+        entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
         if self._incomplete is None and all(entry.end_of_sequence for entry in entries):
             return list(entries)
         return [sample for entry in entries if (sample := self._join(entry))]

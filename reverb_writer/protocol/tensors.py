@@ -178,21 +178,25 @@ def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
     if number == DataType.DT_STRING:
         encode_content = _encode_strings
     elif dtype == dtype.newbyteorder("<"):
-        encode_content = _compress
+        encode_content = _compress if num_bytes >= _MIN_VIEW_BYTES else _compress_copy
     else:
         encode_content = _swap_and_compress
     return header.SerializeToString() + _CONTENT_TAG, encode_content
 
 
 def _compress(array: Array) -> Any:
-    if array.nbytes >= _MIN_VIEW_BYTES and array.flags.c_contiguous:
-        return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8).data)
-    # `tobytes` makes a copy, but supports every memory layout, 0-d arrays, and bfloat16, which cramjam refuses.
+    if not array.flags.c_contiguous:
+        return _compress_copy(array)
+    return cramjam.snappy.compress_raw(array.reshape(-1).view(np.uint8).data)
+
+
+def _compress_copy(array: Array) -> Any:
+    """Compress an array of any memory layout, 0-d, or of bfloat16, which cramjam refuses."""
     return cramjam.snappy.compress_raw(array.tobytes())
 
 
 def _swap_and_compress(array: Array) -> Any:
-    return _compress(array.astype(array.dtype.newbyteorder("<")))
+    return _compress_copy(array.astype(array.dtype.newbyteorder("<")))
 
 
 def _encode_strings(array: Array) -> bytes:

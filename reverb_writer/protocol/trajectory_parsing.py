@@ -51,6 +51,7 @@ class ItemLayout(NamedTuple):
 
 
 _FIELD, _INDEX = b"\x0a", b"\x20"  # tags: field 1, of both columns and slices; a slice's index
+_ZERO_INDEX = b"\x20\x00"
 _SQUEEZE = b"\x10\x01"
 _INDICES = [bytes([index]) for index in range(128)]
 
@@ -67,41 +68,30 @@ def parse_trajectory(flat_trajectory: bytes) -> tuple[ItemLayout, Sequence[Seque
     return _parse_uniform(flat_trajectory) or _parse_any(flat_trajectory)
 
 
-def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:  # noqa: PLR0911  # many other forms
+def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
     """Parse a trajectory whose columns differ only in the index, as those of our writers do; None if they do not.
 
     Only the first column is parsed. The bytes that the other columns must have are then computed and compared, which is
     ten times as fast as parsing them.
     """
-    if len(flat) < 3 or flat[0] != 0x0A:  # noqa: PLR2004  # a tag and a length of up to two bytes
+    if len(flat) < 4 or flat[0] != 0x0A:  # noqa: PLR2004  # a tag and a length of up to two bytes
         return None
     size, start = (flat[1], 2) if flat[1] < 0x80 else (flat[1] - 0x80 + flat[2] * 0x80, 3)  # noqa: PLR2004
     stop = start + size
-    if stop + 1 < len(flat) and flat[stop + 1] <= min(size, 0x7F):  # the next column has no room for an index
+    # The first column names tensor 0. Its slices lack an index (protobuf's canonical form), or all end in an explicit 0
+    # (as our writers send them).
+    first_stop = start + 2 + flat[start + 1] if start + 1 < len(flat) else 0
+    index_bytes = 2 if flat[first_stop - 2 : first_stop] == _ZERO_INDEX else 0
+    added = 2 - index_bytes  # bytes by which a slice of another column is longer
+    if stop + 1 < len(flat) and flat[stop + 1] < min(size + added, 0x80):  # the next column has no room for an index
         return None
-    # The first column names tensor 0, so each of its slices is without an index. Split it where one would stand.
-    slices: list[Slice] = []
-    pieces = []
-    at = start
-    try:
-        while at < stop and flat[at] == 0x0A:  # noqa: PLR2004
-            length = flat[at + 1]
-            body = flat[at + 2 : at + 2 + length]
-            read = messages.FlatTrajectory.ChunkSlice.FromString(body)
-            if read.index or read.offset < 0 or read.length < 1:
-                return None
-            slices.append((read.chunk_key, read.offset, read.length))
-            pieces.append(b"".join((_FIELD, _INDICES[length + 2], body, _INDEX)))
-            at += 2 + length
-    except (IndexError, DecodeError):
+    column = _split_column(flat[start:stop], index_bytes) if stop <= len(flat) else None
+    if column is None:
         return None
-    squeeze = flat[at:stop]
-    if not slices or stop > len(flat) or squeeze not in (b"", _SQUEEZE):
-        return None
-    if squeeze and sum(length for _, _, length in slices) != 1:
-        return None
-    head = _FIELD + varint(size + 2 * len(slices))
-    others, rest = divmod(len(flat) - stop, len(head) + size + 2 * len(slices))
+    slices, pieces, squeeze = column
+    size += added * len(slices)
+    head = _FIELD + varint(size)
+    others, rest = divmod(len(flat) - stop, len(head) + size)
     if rest or others > 127:  # noqa: PLR2004  # an index of two bytes
         return None
     pieces[0] = head + pieces[0]
@@ -109,6 +99,33 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None: 
     if others and flat[stop:] != b"".join([index.join(pieces) for index in _INDICES[1 : others + 1]]):
         return None
     return _uniform_layout(others + 1, bool(squeeze)), [slices]
+
+
+def _split_column(column: bytes, index_bytes: int) -> tuple[list[Slice], list[bytes], bytes] | None:
+    """Return a column's slices, its bytes split where the index stands or would stand, and its mark as a scalar.
+
+    None if it does not name tensor 0 alone, or is damaged.
+    """
+    slices: list[Slice] = []
+    pieces = []
+    at = 0
+    try:
+        while at < len(column) and column[at] == 0x0A:  # noqa: PLR2004
+            length = column[at + 1]
+            body = column[at + 2 : at + 2 + length]
+            read = messages.FlatTrajectory.ChunkSlice.FromString(body)
+            if read.index or read.offset < 0 or read.length < 1 or (index_bytes and body[-2:] != _ZERO_INDEX):
+                return None
+            slices.append((read.chunk_key, read.offset, read.length))
+            body = body[: len(body) - index_bytes]
+            pieces.append(b"".join((_FIELD, _INDICES[len(body) + 2], body, _INDEX)))
+            at += 2 + length
+    except (IndexError, DecodeError):
+        return None
+    squeeze = column[at:]
+    if not slices or squeeze not in (b"", _SQUEEZE) or (squeeze and sum([part[2] for part in slices]) != 1):
+        return None
+    return slices, pieces, squeeze
 
 
 @functools.lru_cache(maxsize=64)

@@ -61,7 +61,7 @@ class Dataset(abc.ABC):
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
         self._readers: list[TableReader] = []
-        # A dataset that is not closed must not hang the interpreter's end.
+        # A dataset that is not closed must not hang the interpreter's end; nor one whose opening was interrupted.
         owned_client = self._client if self._owns_client else None
         self._finalizer = weakref.finalize(self, _shut_down, self._readers, owned_client)
         try:
@@ -70,6 +70,8 @@ class Dataset(abc.ABC):
         except BaseException:
             self._finalizer()
             raise
+        for reader in self._readers:
+            reader.start()
 
     @property
     def reuses_buffers(self) -> bool:
@@ -150,7 +152,8 @@ class Dataset(abc.ABC):
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
         fetchers = [fetcher for reader in self._readers for fetcher in reader.fetchers]
-        if not self._finalizer.detach() or any(fetcher.is_forked for fetcher in fetchers):
+        # The finalizer is alive until the end of all below, which may be interrupted.
+        if not self._finalizer.alive or any(fetcher.is_forked for fetcher in fetchers):
             return
         deadline = time.monotonic() + timeout_s
         stop_fetchers(fetchers, _MAX_SILENCE_S, timeout_s)
@@ -158,6 +161,7 @@ class Dataset(abc.ABC):
             reader.finish(deadline)
         if self._owns_client:
             self._client.close()
+        self._finalizer.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""

@@ -1,8 +1,7 @@
-"""Start and stop the fetchers of a dataset, one for each server, and check what the servers tell first."""
+"""Make and stop the fetchers of a dataset, one for each server, and check what the servers tell first."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from reverb_writer.reading.thread_fetcher import Part, ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
-__all__ = ["LEAST_S", "check_end", "request_infos", "start_fetchers", "stop_fetchers"]
+__all__ = ["LEAST_S", "check_end", "make_fetchers", "request_infos", "stop_fetchers"]
 
 LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
@@ -77,7 +76,7 @@ def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerIn
     return infos
 
 
-def start_fetchers(
+def make_fetchers(
     client: Client,
     infos: Sequence[ServerInfo],
     table: str,
@@ -87,7 +86,7 @@ def start_fetchers(
     prepare: Callable[[int, float], object] | None = None,
     finish: Callable[[int, BatchAssembler], Sequence[Part]] | None = None,
 ) -> list[ThreadFetcher]:
-    """Start a fetcher for each server. If one cannot start, the others are stopped.
+    """Make a fetcher for each server; none is started.
 
     Args:
         client: of the servers.
@@ -99,14 +98,11 @@ def start_fetchers(
         prepare: as that of a `ThreadFetcher`; it also gets the number of the server.
         finish: likewise.
     """
-    with contextlib.ExitStack() as started:
-        fetchers = []
-        hooks = {name: hook for name, hook in (("prepare", prepare), ("finish", finish)) if hook is not None}
-        for number, (shard, info) in enumerate(zip(client.shards, infos, strict=True)):
-            how: dict[str, Any] = {name: functools.partial(hook, number) for name, hook in hooks.items()}
-            fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake, **how))
-            started.callback(stop_fetchers, fetchers[-1:])
-        started.pop_all()
+    hooks = {name: hook for name, hook in (("prepare", prepare), ("finish", finish)) if hook is not None}
+    fetchers = []
+    for number, (shard, info) in enumerate(zip(client.shards, infos, strict=True)):
+        how: dict[str, Any] = {name: functools.partial(hook, number) for name, hook in hooks.items()}
+        fetchers.append(ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake, **how))
     return fetchers
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from reverb_writer.background import start_thread
 from reverb_writer.client.client import Client
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
@@ -35,7 +36,7 @@ class PriorityUpdates:
     """Priorities to be set in one table. Thread-safe."""
 
     def __init__(self, client: Client, table: TableInfo) -> None:
-        """Start the thread; `client` is not closed by this."""
+        """Prepare; `start` begins to send, and `client` is not closed by this."""
         self._client, self._table = client, table.name
         self._warning = (
             None
@@ -52,8 +53,11 @@ class PriorityUpdates:
         self._closed = False
         self.num_sent = 0
         self.num_failed = 0
-        self._thread = threading.Thread(target=self._run, name="reverb-writer-priorities", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to send. After an interrupt of this `close` ends the thread, if it has begun."""
+        self._thread = start_thread(self._run, "reverb-writer-priorities")
 
     def remember_owner(self, keys: npt.NDArray[np.uint64], shard: int) -> None:
         """Remember which server keys came from, for as many as a learner can have in hand."""
@@ -102,6 +106,8 @@ class PriorityUpdates:
         """
         self._check_not_forked()
         deadline = time.monotonic() + timeout_s
+        with self._lock:  # `put` may have been interrupted before
+            self._changed.notify_all()
         while self._pending or self._sending:
             if time.monotonic() >= deadline:
                 raise ReplayTimeoutError(
@@ -119,7 +125,8 @@ class PriorityUpdates:
         with self._lock:
             self._closed = True
             self._changed.notify_all()
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
         with self._lock:
             self.num_failed += len(self._pending)
             self._pending.clear()

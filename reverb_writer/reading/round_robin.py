@@ -25,21 +25,21 @@ class RoundRobin:
     """
 
     def __init__(
-        self, table: str, batch_size: int, start: Callable[[Callable[[], None]], Sequence[ThreadFetcher]]
+        self, table: str, batch_size: int, make: Callable[[Callable[[], None]], Sequence[ThreadFetcher]]
     ) -> None:
-        """Start to fetch.
+        """Make the fetchers; the owner starts them.
 
         Args:
             table: its name, for messages.
             batch_size: samples in a batch, for messages.
-            start: starts the fetchers and returns them; gets the function that each calls when a batch is ready.
+            make: makes the fetchers; gets the function that each calls when a batch is ready.
         """
         self.latest = 0
         self._table, self._batch_size = table, batch_size
         self._turn = 0
         self._late: set[int] = set()
         self._ready = Flag()
-        self.fetchers = start(self._ready.set)
+        self.fetchers = make(self._ready.set)
 
     def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch; None if no more will come.

@@ -17,7 +17,7 @@ from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer
-from reverb_writer.reading.fetchers import LEAST_S, check_end, request_infos, start_fetchers
+from reverb_writer.reading.fetchers import LEAST_S, check_end, make_fetchers, request_infos
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
@@ -52,7 +52,7 @@ class TableReader:
         num_steps: int | None = None,
         finish: Callable[[BatchAssembler, Any, str], Sequence[Part]] | None = None,
     ) -> None:
-        """Find the table and start to fetch.
+        """Find the table and prepare to fetch; `start` begins.
 
         Args:
             client: of the servers; not closed by this.
@@ -81,10 +81,16 @@ class TableReader:
                 "prepare": lambda number, timeout_s: self._find_pack(shards[number], timeout_s),
                 "finish": lambda number, samples: finish(samples, self.pack or packer(None), shards[number].address),
             }
-        start = functools.partial(start_fetchers, client, infos, table, batch_size, options, **how)
-        self._round_robin = RoundRobin(table, batch_size, start)
+        make = functools.partial(make_fetchers, client, infos, table, batch_size, options, **how)
+        self._round_robin = RoundRobin(table, batch_size, make)
         self.fetchers = self._round_robin.fetchers
         self.updates = PriorityUpdates(client, infos[0].tables[table])
+
+    def start(self) -> None:
+        """Start to fetch, and to send priorities."""
+        self.updates.start()
+        for fetcher in self.fetchers:
+            fetcher.start()
 
     @property
     def server(self) -> str:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from reverb_writer.background import start_thread
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (
@@ -70,7 +71,7 @@ class ThreadFetcher:
         prepare: Callable[[float], object] | None = None,
         finish: Callable[[BatchAssembler], Sequence[Part]] | None = None,
     ) -> None:
-        """Start to fetch.
+        """Prepare to fetch; `start` begins.
 
         Args:
             channel: the connection; not closed by this.
@@ -122,8 +123,11 @@ class ThreadFetcher:
         self._closed, self._is_ending = Flag(), False
         self._ended = False
         self._outage: ConnectionLoss | None = None  # while there is no connection
-        self._thread = threading.Thread(target=self._run, name="reverb-writer-prefetch", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start to fetch. After an interrupt of this `stop` ends the thread, if it has begun."""
+        self._thread = start_thread(self._run, "reverb-writer-prefetch")
 
     # ------------------------------------------------------------------------------------- for the reader
 
@@ -219,7 +223,8 @@ class ThreadFetcher:
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended, and ends by itself."""
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
         self._ended = True
 
     # ----------------------------------------------------------------------------------------- the thread

@@ -9,13 +9,13 @@ import pathlib
 import re
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import grpc
 
+from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.flags import Flag
 from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
@@ -53,7 +53,7 @@ class TLS:
             raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
 
 
-class Channel:
+class Channel(ClosedAtExit):
     """A connection to one server, shared by all that talk to it.
 
     Thread-safe. Connects on the first call and again by itself after a loss.
@@ -246,16 +246,6 @@ class Channel:
         with self._lock:
             self._closed = True
         uninterrupted(self._connection.close)
-
-    def __enter__(self) -> Channel:
-        """Return the channel itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:

@@ -23,6 +23,9 @@ _REFUSALS = {
 }
 """What a server, or a gateway in front of it, ends a stream with that it will not take the next time either."""
 
+_CONNECTION_ENDED = "Stream removed"
+"""How gRPC's core begins the text of a stream that ends with its connection, whatever state it gives it."""
+
 
 def translate_error(
     error: grpc.RpcError, address: str, *, is_stream: bool = False, reason: str | None = None
@@ -43,10 +46,12 @@ def translate_error(
     """
     code = error.code()
     reason = reason or describe_error(error)
-    is_unanswered = code is grpc.StatusCode.CANCELLED or is_silence(str(error.details()))
+    details = str(error.details())
+    is_unanswered = code is grpc.StatusCode.CANCELLED or is_silence(details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED or (code in NO_ANSWER and is_unanswered and not is_stream):
         return ReplayTimeoutError(f"the server at {address} did not answer in time ({reason}).")
-    if code in NO_ANSWER or (is_stream and code not in {*_REFUSALS, grpc.StatusCode.NOT_FOUND}):
+    is_refusal_of_stream = code in {*_REFUSALS, grpc.StatusCode.NOT_FOUND} and not details.startswith(_CONNECTION_ENDED)
+    if code in NO_ANSWER or (is_stream and not is_refusal_of_stream):
         return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
     kind = StructureError if code is grpc.StatusCode.NOT_FOUND else ReverbWriterError
     return kind(f"the server at {address} refused: {reason}.")

@@ -49,7 +49,7 @@ def insert_items(channel: Channel, requests: Sequence[InsertRequest], deadline: 
 
     Raises:
         ReplayTimeoutError: not confirmed in time; says why. What the server has taken by then may still be inserted.
-        ServerUnavailableError: likewise, and the server is gone.
+        ServerUnavailableError: not confirmed in time, because the server is gone.
         StructureError: it has one of the tables no more.
         ReverbWriterError: it refuses.
         ClosedError: another thread has closed the client.

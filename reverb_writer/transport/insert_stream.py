@@ -19,6 +19,7 @@ from typing import Literal
 import numpy as np
 
 from reverb_writer.arguments import integer
+from reverb_writer.background import LateThread
 from reverb_writer.errors import (
     ClosedError,
     ReplayTimeoutError,
@@ -47,8 +48,7 @@ OnBlock = Literal["wait", "raise", "drop_oldest"]
 _MESSAGE_BYTES = 1 << 20
 _GATHER_S = 0.025
 _FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 2.0
-_PROBE_TIMEOUT_S = 5.0
-_LOG_EVERY_S = 10.0
+_PROBE_TIMEOUT_S, _LOG_EVERY_S = 5.0, 10.0
 _SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
 
 
@@ -63,7 +63,7 @@ class InsertStream:
         max_in_flight_bytes: int = 128 << 20,
         on_block: OnBlock = "wait",
     ) -> None:
-        """Start the stream's thread; the connection is opened when there is something to send.
+        """Prepare the stream; its thread and its connection begin when there is something to send.
 
         Args:
             channel: the connection; not closed by the stream.
@@ -97,7 +97,7 @@ class InsertStream:
         self._blocked_s = 0.0
         self._reconnects = self._restarts = self._num_abandoned = 0
         self._dropping = self._orphaned = self._is_abandoned = False
-        threading.Thread(target=self._run, name="reverb-writer_run", daemon=True).start()
+        self._thread = LateThread(self._run, "reverb-writer_run")
         process_hooks.watch(self)
 
     def after_fork(self) -> None:
@@ -155,13 +155,12 @@ class InsertStream:
             self._flight.release(release)
             if self._ended.is_set():  # by another thread, in the meantime
                 self._num_abandoned += self._flight.drop_all()
-            while self._update() and self.on_block == "drop_oldest":
-                if not self._flight.drop_oldest():
-                    break
+            while self._update() and self.on_block == "drop_oldest" and self._flight.drop_oldest():
                 if not self._dropping:
                     self._dropping = True
                     _LOG.warning("%s: in-flight window full, oldest items are dropped.", self.channel.address)
             self._work.notify_all()
+        self._thread.start()
 
     def flush(self, timeout_s: float, request: InsertRequest | None = None, *, extend: bool = False) -> None:
         """Return when everything written so far, or this one request, is acknowledged.
@@ -359,6 +358,7 @@ class InsertStream:
 
     def _wait(self, done: Callable[[], bool], timeout_s: float, *, extend: bool = False) -> None:
         """Wait until `done`, at most `timeout_s` seconds; without progress, if `extend`."""
+        self._thread.start()  # unless the `write` before was interrupted, it runs
         wait = ConfirmationWait(self.channel, self._flight, timeout_s, extend=extend)
         try:
             with self._lock:

@@ -7,41 +7,27 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from reverb_writer.transport.insert_stream import InsertStream
 
 __all__ = ["unless_forked", "watch", "watch_call"]
 
 
-class Stream(Protocol):
-    """A stream that `watch` accepts."""
-
-    @property
-    def is_forked(self) -> bool:
-        """Whether this process is a forked child of the one that opened it."""
-
-    def abandon(self) -> None:
-        """End at once."""
-
-    def check(self) -> None:
-        """Raise ClosedError in a forked child, or if the stream is closed."""
-
-    def after_fork(self) -> None:
-        """Make every later call raise: this process is a forked child."""
-
-
 _Lock = TypeVar("_Lock")
 
-_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+_streams: weakref.WeakSet[InsertStream] = weakref.WeakSet()
 _calls: weakref.WeakSet[Any] = weakref.WeakSet()
 _ending = threading.Event()
 
 
-def watch(stream: Stream) -> None:
+def watch(stream: InsertStream) -> None:
     """Abandon the stream when the interpreter ends, and tell it of forks; holds no reference."""
     _streams.add(stream)
 
 
-def unless_forked(stream: Stream, lock: _Lock) -> _Lock:
+def unless_forked(stream: InsertStream, lock: _Lock) -> _Lock:
     """Return the lock; raise in a forked child, where a thread of the parent may hold it for ever."""
     if stream.is_forked:
         stream.check()

@@ -81,7 +81,7 @@ class SampleStream:
             ReplayTimeoutError: the deadline is over.
             StructureError: there is no such table.
             ServerUnavailableError: the connection is lost, or cancelled.
-            FormatError: a message is no response of Reverb's, or has more than was requested. The stream has ended.
+            FormatError: a message is not a response of Reverb's, or has more than was requested. The stream has ended.
         """
         try:
             message = next(self._call)

@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from google.protobuf.message import DecodeError
-
 from reverb_writer.errors import FormatError, ReplayTimeoutError
 from reverb_writer.protocol import messages, signatures
+from reverb_writer.protocol.responses import parse
 from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Reply
@@ -27,7 +26,7 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
     Raises:
         ServerUnavailableError: nothing answers at the address within `timeout_s` seconds.
         ReplayTimeoutError: the server did not answer in time.
-        ReverbWriterError: what answers is no Reverb server, or refuses this client.
+        ReverbWriterError: what answers is not a Reverb server, or refuses this client.
         FormatError: the answer cannot be read, or names too many tables.
     """
     return parse_server_info(channel.call(messages.SERVER_INFO, b"", timeout_s), time.monotonic())
@@ -63,10 +62,7 @@ def parse_server_info(reply: bytes, at: float) -> ServerInfo:
     Raises:
         FormatError: the bytes are none, or name more than 10,000 tables.
     """
-    try:
-        response = messages.ServerInfoResponse.FromString(reply)
-    except DecodeError as error:
-        raise FormatError(f"{len(reply)} bytes that are no ServerInfoResponse ({error}).") from None
+    response = parse("ServerInfoResponse", messages.ServerInfoResponse, reply)
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
     tables = {table.name: _table_info(table) for table in response.table_info}

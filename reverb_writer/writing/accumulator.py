@@ -26,7 +26,7 @@ __all__ = ["NotADictError", "TrajectoryAccumulator"]
 
 
 class NotADictError(SpecError, TypeError):
-    """The example is no dict of timescales."""
+    """The example is not a dict of timescales."""
 
 
 class TrajectoryAccumulator:
@@ -57,15 +57,15 @@ class TrajectoryAccumulator:
 
         Args:
             example: a nest for each timescale; only dtypes and shapes of its leaves are used, so specs work too. None
-                is no leaf, and stays None.
+                is not a leaf, and stays None.
             capacities: rows of each timescale, >= 1, or None for a single item: then `example` is what one `add` gives.
                 Without it, the shapes tell the capacities (see above).
             lossy_casts: whether a value may be changed by NumPy's cast to the example's dtype, as 1.9 to the integer 1.
                 Rounding to the nearest float is no change, overflow to infinity is.
 
         Raises:
-            NotADictError: `example` is no dict; a `TypeError`.
-            StructureError: a timescale has no leaf, leaves of different lengths, or a leaf that is no number.
+            NotADictError: `example` is not a dict; a `TypeError`.
+            StructureError: a timescale has no leaf, leaves of different lengths, or a leaf that is not a number.
             SpecError: `capacities` does not name exactly the timescales, or a capacity is < 1.
         """
         if not isinstance(example, Mapping):
@@ -149,7 +149,7 @@ class TrajectoryAccumulator:
 
         Columns are the leaves, in the order of dm-tree: N rows for a buffered timescale, a single value without time
         for a single item, one row if its leaves are [1, ...]. Learners get the same nest, by the table's signature
-        or, without one, by the spec that is stored beside the table; None in the example becomes an empty tuple.
+        or, without one, by the spec that is stored for the table; None in the example becomes an empty tuple.
 
         Args:
             client: an `rw.Client`; an address or a `reverb.Client` costs a connection with each call, unless

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
+from reverb_writer.background import start_thread
 from reverb_writer.transport.insert_stream import InsertStream
 
 __all__ = ["start_clock"]
@@ -24,7 +24,7 @@ def start_clock(stream: InsertStream, send_every_s: float, send: Callable[[], No
         send_every_s: how often `send` is called, seconds, > 0; infinity for never.
         send: sends the complete windows. It must not keep the observer alive.
     """
-    threading.Thread(target=_run, args=[stream, send_every_s, send], name="reverb-writer_tick", daemon=True).start()
+    start_thread(lambda: _run(stream, send_every_s, send), "reverb-writer_tick")
 
 
 def _run(stream: InsertStream, send_every_s: float, send: Callable[[], None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,7 +93,7 @@ class Observer:
 
         Raises:
             ReplayTimeoutError: not in time; names the cause with its numbers. Nothing is lost by it.
-            ServerUnavailableError: likewise, and the server is gone.
+            ServerUnavailableError: not in time, because the server is gone.
         """
         self._session.flush(timeout_s)
 
@@ -113,7 +114,7 @@ class Observer:
 
         Raises:
             ReplayTimeoutError: items were left; says how many and why. The observer is closed all the same.
-            ServerUnavailableError: likewise, and the server is gone.
+            ServerUnavailableError: items were left, because the server is gone.
         """
         timeout_s = self._session.timeout_s if timeout_s is None else check_timeout(timeout_s)
         try:
@@ -221,16 +222,15 @@ class SingleObserver(Observer):
             ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
         """
-        session, layout, writer = self._session, self._layout, self._writer
-        if layout is None or writer is None or writer.stream.blocked:
-            session.wait_for_room()
+        layout, writer = self._layout, self._writer
         if layout is None or writer is None:
+            self._session.wait_for_room()
             layout, writer = self._start(step)
         leaves = layout.flatten(step, self._num_before + writer.total_steps)
         last = layout.structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
         dropped = writer.append(leaves, last=bool(last))
         if dropped:
-            session.log_dropped(dropped)
+            self._session.log_dropped(dropped)
 
     def write_episode(self, episode: Episode) -> None:
         """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
@@ -269,7 +269,12 @@ class SingleObserver(Observer):
     def _start(self, example: Any) -> tuple[StepLayout, SequenceWriter]:
         """Make the writer, at the first step or from a spec."""
         layout = self._register(example)
-        writer = self._new_writer(layout, spans_episodes=self._spans_episodes)
+        session = weakref.proxy(self._session)  # what closes a forgotten session holds its writers
+        writer = self._new_writer(
+            layout,
+            spans_episodes=self._spans_episodes,
+            wait_for_room=lambda: session.wait_for_room(),  # noqa: PLW0108  # its bound method would hold the session
+        )
         self._num_before = self._session.num_steps
         self._session.add_writer(writer)
         self._layout, self._writer = layout, writer

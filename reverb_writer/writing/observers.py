@@ -61,8 +61,8 @@ class WindowObserver(SingleObserver):
                 of the tables: 1 at first, then what learners set, in this process at once, in others within a second.
             end_of_episode: what becomes of the last steps of an episode, see `EndOfEpisode`.
             windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
-                a `WindowTarget` for each name, with tables and a priority of its own. Beside or instead of the
-                arguments above.
+                a `WindowTarget` for each name, with tables and a priority of its own. They add to the
+                arguments above, or replace them.
             spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.
             mask: write one more column, after the leaves, that is True for real steps and False for padding.
             **options: time-out, bounds and policies of the stream: the fields of `StreamOptions`.
@@ -185,7 +185,8 @@ class EpisodeObserver(SingleObserver):
         """Set the priority of the items still to come.
 
         Raises:
-            SpecError: it is no number >= 0, or becomes a function in the middle of an episode. Nothing changed.
+            SpecError: it is not a number >= 0, or it becomes a function in the middle of an episode. Nothing
+                changed.
         """
         target = WindowTarget(WindowSpec.whole_episode(), self._session.targets[0].tables, priority)
         if self._writer is not None:

@@ -28,15 +28,14 @@ from reverb_writer.leaves import zeros
 from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.insert_stream import InsertStream
-from reverb_writer.writing.chunk_builder import ChunkBuilder
+from reverb_writer.writing.chunk_builder import Chunk, ChunkBuilder
 from reverb_writer.writing.priorities import EpisodeEnd, PricedStep, Priority
-from reverb_writer.writing.window_items import StreamUpdate, stream_update
+from reverb_writer.writing.request_writer import REQUEST_BYTES, REQUEST_ITEMS, RequestWriter
+from reverb_writer.writing.window_items import EpisodeWindows
 from reverb_writer.writing.window_scheduler import WindowScheduler
 from reverb_writer.writing.window_targets import WindowTarget, chunk_length_of
 
 __all__ = ["SequenceWriter"]
-
-_REQUEST_BYTES = 1 << 20
 
 
 class SequenceWriter:
@@ -44,7 +43,8 @@ class SequenceWriter:
 
     Attributes:
         stream: where items go. The writer does not own it: flush and close it yourself.
-        chunks: the chunks of the episode.
+        chunks: the chunks of the episode; `chunks.length` steps each at most, `chunks.num_chunks` in all episodes.
+        requests: what encodes windows; writers that are written together share it.
         total_steps, num_episodes, num_items: steps appended or skipped, episodes and items in all episodes.
         dropped: of these steps, those in no window, by reason, summed over the kinds of windows.
         num_steps: steps of this episode so far, padding not counted.
@@ -64,8 +64,9 @@ class SequenceWriter:
         padding_step: Sequence[Any] | None = None,
         pack: Callable[[Sequence[Any]], Any] = list,
         chunk_length: int | None = None,
-        request_items: int = 1024,
+        request_items: int = REQUEST_ITEMS,
         spans_episodes: bool = False,
+        wait_for_room: Callable[[], None] | None = None,
     ) -> None:
         """Make a writer; nothing is sent yet.
 
@@ -80,6 +81,7 @@ class SequenceWriter:
             request_items: complete windows at which a request is encoded; one with fewer may be sent for its bytes or
                 age.
             spans_episodes: whether windows go on after the last step of an episode, which only sends complete windows.
+            wait_for_room: called before a step if the stream is blocked; None to append it unless the stream is closed.
 
         Raises:
             SpecError: there are no targets, or `chunk_length` is not in 1..16383.
@@ -89,34 +91,24 @@ class SequenceWriter:
         padding_step = list(map(zeros, dtypes, shapes)) if padding_step is None else padding_step
         self.stream = stream
         self.chunks = ChunkBuilder(dtypes, shapes, [target.spec for target in targets], length, padding_step)
-        self.total_steps = self.num_episodes = self.num_items = 0
-        self.dropped: collections.Counter[str] = collections.Counter()
+        self.requests = RequestWriter(stream)
+        self.total_steps = 0
         largest = functools.partial(largest_priority, stream.channel)
         self._windows = WindowScheduler(targets, padding_step, pack, largest)
         self._request_steps = request_items / self._windows.items_per_step
-        self._spans_episodes = spans_episodes
+        self._spans_episodes, self._num_columns = spans_episodes, len(dtypes)
+        self._wait_for_room = wait_for_room or stream.check
         self._lock = threading.RLock()
-        self._outbox: StreamUpdate | None = None  # the stream may not have it yet
         self.is_pending = False
-        self._begin_episode()
+        self._begin_episode(0, 0, collections.Counter())
 
-    def _begin_episode(self) -> None:
+    def _begin_episode(self, num_items: int, num_episodes: int, dropped: collections.Counter[str]) -> None:
+        self.num_items, self.num_episodes, self.dropped = num_items, num_episodes, dropped
         self.chunks.begin_episode()
         self._windows.begin_episode()
         self.num_steps = self.num_skipped = 0
         self._boundary = 0  # step count at the last boundary step, where windows span episodes
         self._end: EpisodeEnd | None = None  # how the episode ends, once its last step is appended
-        self._is_over = False  # whether the end is written
-
-    @property
-    def chunk_length(self) -> int:
-        """Steps in a chunk at most."""
-        return self.chunks.length
-
-    @property
-    def num_chunks(self) -> int:
-        """Chunks sealed in all episodes."""
-        return self.chunks.num_chunks
 
     @property
     def has_functions(self) -> bool:
@@ -124,7 +116,7 @@ class SequenceWriter:
         return self._windows.priorities is not None
 
     def append(self, leaves: Sequence[Any], *, last: bool = False) -> dict[str, int]:
-        """Add a step to the episode; its leaves are copied. Never waits.
+        """Add a step to the episode; its leaves are copied. Waits only in `wait_for_room`.
 
         Args:
             leaves: one for each dtype, of that dtype and shape.
@@ -139,22 +131,22 @@ class SequenceWriter:
             ClosedError: the stream is closed, or this is a forked child.
         """
         if self.stream.blocked:
-            self.stream.check()
-        chunks = self.chunks
-        if len(leaves) != len(chunks.buffers):
-            raise StructureError(
-                f"a step has {len(leaves)} leaves, expected {len(chunks.buffers)}, one for each dtype."
-            )
+            self._wait_for_room()
+        if len(leaves) != self._num_columns:
+            raise StructureError(f"a step has {len(leaves)} leaves, expected {self._num_columns}, one for each dtype.")
         with self._lock:
             if self.is_pending:
                 self.finish_pending()
             priced = None if self._windows.priorities is None else self.evaluate(leaves, last=last)
+            chunks = self.chunks
             fill = chunks.fill
             for buffer, leaf in zip(chunks.buffers, leaves):  # noqa: B905  # they are as many, and the hottest line
                 buffer[fill] = leaf
             fill += 1
             if last or fill == chunks.capacity or priced is not None:
-                return self.commit(last=last, priced=priced)
+                dropped = self.commit(1, last=last, priced=priced)
+                self.finish_pending()
+                return dropped
             self.total_steps, self.num_steps, chunks.fill = self.total_steps + 1, self.num_steps + 1, fill
             return {}
 
@@ -170,6 +162,7 @@ class SequenceWriter:
             for buffer, column in zip(chunks.buffers, columns, strict=True):
                 buffer[fill:stop] = column[: stop - fill]
             self.commit(stop - fill)
+            self.finish_pending()
             return stop - fill
 
     def evaluate(self, leaves: Sequence[Any], *, last: bool = False) -> PricedStep | None:
@@ -186,31 +179,32 @@ class SequenceWriter:
             end = self._windows.episode_end(n) if last and not self._spans_episodes else None
             return self._windows.priorities.evaluate(leaves, n, end)
 
-    def commit(self, num_steps: int = 1, *, last: bool = False, priced: PricedStep | None = None) -> dict[str, int]:
-        """Append the steps that stand in the open chunk after its `fill`; see `append`.
+    def commit(self, num_steps: int, *, last: bool = False, priced: PricedStep | None = None) -> dict[str, int]:
+        """Append the steps that stand in the open chunk after its `fill`; `finish_pending` does what follows.
 
         Args:
             num_steps: how many; the chunk has room for them.
             last: whether the last of them ends the episode.
             priced: what `evaluate` returned for the step.
         """
-        chunks, fill = self.chunks, self.chunks.fill + num_steps
+        chunks = self.chunks
         if priced is not None and self._windows.priorities is not None:
             self._windows.priorities.commit(priced)
-        total, steps = self.total_steps + num_steps, self.num_steps + num_steps
-        end: EpisodeEnd | None = None
-        if last and self._spans_episodes:
+        total, steps, fill = self.total_steps + num_steps, self.num_steps + num_steps, chunks.fill + num_steps
+        if not last:
+            self.total_steps, self.num_steps, chunks.fill, self.is_pending = total, steps, fill, True
+            return {}
+        if self._spans_episodes:
             episodes = self.num_episodes + 1
             self.total_steps, self.num_steps, chunks.fill, self.num_episodes, self._boundary, self.is_pending = (
                 total, steps, fill, episodes, steps, True)  # fmt: skip
-        else:
-            end = self._windows.episode_end(steps) if last else None
-            self.total_steps, self.num_steps, chunks.fill, self._end, self.is_pending = total, steps, fill, end, True
-        self.finish_pending()
-        return {} if end is None else end.dropped
+            return {}
+        end = self._windows.episode_end(steps)
+        self.total_steps, self.num_steps, chunks.fill, self._end, self.is_pending = total, steps, fill, end, True
+        return end.dropped
 
     def skip(self, *, last: bool = False) -> dict[str, int]:
-        """Leave a step out, and thereby all of its episode; return what `append` does."""
+        """Leave a step out, and with it all of its episode; return what `append` does."""
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
             total, skipped = self.total_steps + 1, self.num_skipped + 1
@@ -259,32 +253,40 @@ class SequenceWriter:
         with self._lock:
             if not self.is_pending:
                 return
-            if self._outbox is not None:
-                self._write_outbox()
-            chunks = self.chunks
-            if self._is_over:
-                self._begin_episode()
-            elif self._end is not None:
-                chunks.pad(self.num_steps + max(self._end.num_padding))
-                stops = [window[1] for window in self._end.closing if window is not None]
-                if max([self._last_window_end(), *stops]) > chunks.num_sealed:
-                    chunks.seal()
-                self._write()
-            else:
-                if chunks.fill == chunks.capacity:
-                    chunks.seal()
-                num_unwritten = chunks.num_sealed - self._windows.written
-                if self.num_steps == self._boundary:
-                    self._send()
-                elif num_unwritten >= self._request_steps or chunks.unsent_bytes >= _REQUEST_BYTES:
-                    self._write()
+            self.requests.finish()
+            if self.is_pending and self.seal_pending():
+                self.requests.write([self])
             self.is_pending = False
+
+    def seal_pending(self) -> bool:
+        """Seal the chunks that committed steps ask for; return whether `requests` must write windows now."""
+        chunks, end = self.chunks, self._end
+        if end is not None:
+            chunks.pad(self.num_steps + max(end.num_padding))
+            stops = [window[1] for window in end.closing if window is not None]
+            if max([self._last_window_end(), *stops]) > chunks.num_sealed:
+                chunks.seal()
+            return True
+        if chunks.fill == chunks.capacity:
+            chunks.seal()
+        if self.num_steps == self._boundary:
+            return self.seal_complete()
+        num_unwritten = chunks.num_sealed - self._windows.written
+        return num_unwritten >= self._request_steps or chunks.unsent_bytes >= REQUEST_BYTES
+
+    def seal_complete(self) -> bool:
+        """Seal the open chunk if a complete window ends in it; return whether there are windows to write."""
+        last = self._last_window_end()
+        if last > self.chunks.num_sealed:
+            self.chunks.seal()
+        return last > 0
 
     def set_priority(self, index: int, priority: Priority) -> None:
         """Set the priority of one kind of window, for those that are not complete yet.
 
         Raises:
-            SpecError: it is no number >= 0, or a function for windows whose steps were not kept. Nothing changed.
+            SpecError: it is not a number >= 0, or it is a function for windows whose steps were not kept.
+                Nothing changed.
         """
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
@@ -297,12 +299,8 @@ class SequenceWriter:
         """Send the windows that are complete, without waiting for their chunk to fill."""
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
-            self._send()
-
-    def _send(self) -> None:
-        if self._last_window_end() > self.chunks.num_sealed:
-            self.chunks.seal()
-        self._write()
+            if self.seal_complete():
+                self.requests.write([self])
 
     def _last_window_end(self) -> int:
         return self._windows.last_window_end(self.chunks.num_sealed + self.chunks.fill, self._end)
@@ -314,36 +312,40 @@ class SequenceWriter:
             self.finish_pending()
             return self._windows.num_items(self.chunks.num_sealed + self.chunks.fill, self._end)
 
-    def _write(self) -> None:
-        """Encode complete windows, write them to the stream, and release the chunks that no later window can hold."""
-        self._write_outbox()
+    @property
+    def num_sealed_items(self) -> int:
+        """Of them, those whose steps are in sealed chunks."""
+        return self._windows.num_items(self.chunks.num_sealed, self._end)
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Names of all tables that get windows."""
+        return self._windows.tables
+
+    def sealed_windows(self) -> EpisodeWindows:
+        """Return the complete windows whose steps are in sealed chunks, and that are not yet in a request."""
         end, chunks, windows = self._end, self.chunks, self._windows
-        complete = windows.windows(chunks.num_sealed, end)
         first = chunks.num_sealed - windows.longest  # a closing window may end where the last regular one did
         num_released = len(chunks.sealed) if end else sum(chunk.stop <= first for chunk in chunks.sealed)
-        kept, outbox = stream_update(
-            chunks.sealed, num_released, complete, windows.tables, chunks.new_key(), len(chunks.buffers)
-        )
-        num_items = self.num_items + (outbox.request.num_items if outbox.request is not None else 0)
-        if end is None:
-            chunks.sealed, windows.written, chunks.unsent_bytes, self.num_items, self._outbox, self.is_pending = (
-                kept, chunks.num_sealed, 0, num_items, outbox, True,
-            )  # fmt: skip
-        else:
-            num_episodes = self.num_episodes + (self.num_steps + self.num_skipped > self._boundary)
-            dropped = self.dropped + collections.Counter(end.dropped)
-            self.num_items, self.num_episodes, self.dropped, self._outbox, self._is_over, self.is_pending = (
-                num_items, num_episodes, dropped, outbox, True, True,
-            )  # fmt: skip
-            self._begin_episode()
-        self._write_outbox()
-        if windows.priorities is not None:
-            windows.priorities.forget(windows.written)
-        self.is_pending = False
+        return EpisodeWindows(windows.windows(chunks.num_sealed, end), chunks.sealed, num_released)
 
-    def _write_outbox(self) -> None:
-        """Write to the stream what was encoded last; the stream accepts a request once, however often it is written."""
-        request, hold, release = self._outbox or (None, [], [])
-        if request is not None or release:
-            self.stream.write(request, hold=hold, release=release)
-        self._outbox = None
+    def after_encoding(self, num_items: int, kept: list[Chunk]) -> Callable[[], None]:
+        """Return what to do once `sealed_windows` are encoded: a function that may be called several times.
+
+        Args:
+            num_items: items that they make.
+            kept: the chunks that later windows need.
+        """
+        end, num_items = self._end, self.num_items + num_items
+        if end is None:
+            return functools.partial(self._set_written, self.chunks.num_sealed, num_items, kept)
+        num_episodes = self.num_episodes + (self.num_steps + self.num_skipped > self._boundary)
+        dropped = self.dropped + collections.Counter(end.dropped) if end.dropped else self.dropped
+        return functools.partial(self._begin_episode, num_items, num_episodes, dropped)
+
+    def _set_written(self, num_steps: int, num_items: int, kept: list[Chunk]) -> None:
+        self._windows.written, self.num_items, self.chunks.sealed, self.chunks.unsent_bytes = (
+            num_steps, num_items, kept, 0
+        )  # fmt: skip
+        if self._windows.priorities is not None:
+            self._windows.priorities.forget(num_steps)

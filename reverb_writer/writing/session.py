@@ -8,8 +8,8 @@ import operator
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, astuple, dataclass, field, replace
+from typing import Any, TypeAlias
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
@@ -21,8 +21,10 @@ from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.clock import start_clock
+from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
+from reverb_writer.writing.vector_writer import VectorWriter
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
 
@@ -31,28 +33,7 @@ __all__ = ["ObserverStats", "WriteSession"]
 _LOG = logging.getLogger("reverb_writer")
 _LOG_EVERY_S = 10.0
 
-
-class Writer(Protocol):
-    """What writes an observer's windows; see `SequenceWriter`."""
-
-    @property
-    def total_steps(self) -> int:
-        """Steps counts."""
-
-    @property
-    def num_episodes(self) -> int:
-        """Episodes ended."""
-
-    @property
-    def dropped(self) -> collections.Counter[str]:
-        """Steps in no window, by reason."""
-
-    @property
-    def num_unsent_items(self) -> int:
-        """Items of windows that are complete and not yet in a request."""
-
-    def send(self) -> None:
-        """Send the windows that are complete."""
+_Writer: TypeAlias = SequenceWriter | VectorWriter
 
 
 @dataclass(frozen=True)
@@ -63,7 +44,7 @@ class Counts:
     episodes: int = 0
     dropped: collections.Counter[str] = field(default_factory=collections.Counter)
 
-    def plus(self, writer: Writer) -> Counts:
+    def plus(self, writer: _Writer) -> Counts:
         """Return the sum."""
         dropped = self.dropped + writer.dropped
         return Counts(self.steps + writer.total_steps, self.episodes + writer.num_episodes, dropped)
@@ -122,7 +103,7 @@ class WriteSession:
         self.given_client = client
         self.targets = tuple(targets)
         self.options = options
-        self._writers: list[Writer] = []
+        self._writers: list[_Writer] = []
         self._past = Counts(), InsertStats()  # by writers and streams that are closed
         self._logged: set[str] = set()
         self._stream: InsertStream | None = None
@@ -180,6 +161,7 @@ class WriteSession:
             if session is not None:
                 session.send()
 
+        stream.write(None)  # starts its thread: from here on the finalizer ends it, whatever interrupts this
         start_clock(stream, options.max_delay_s / 2, send)
         self._stream = stream
         due_windows.add(self)
@@ -209,7 +191,7 @@ class WriteSession:
                 check_signature(table, signature, layout.paths, layout.dtypes, layout.shapes)
         self._client.store_spec(list(self._signatures), layout.spec, self.timeout_s)
 
-    def add_writer(self, writer: Writer) -> None:
+    def add_writer(self, writer: _Writer) -> None:
         """Count what this writer does, and send its windows when they are due."""
         self._writers.append(writer)
 
@@ -264,14 +246,15 @@ class WriteSession:
 
     def _end(self, stream: InsertStream) -> None:
         """Give up what is left, and take the counters over."""
-        if not stream.channel.is_forked:
+        is_forked = stream.channel.is_forked
+        if not is_forked:
             stream.abandon(sum(writer.num_unsent_items for writer in self._writers))
         counts, inserted = self._counts(), _add(self._past[1], stream.stats())
         self._past, self._writers, self._stream = (counts, inserted), [], None
         self._finalizer.detach()
         if self._owns_client:
             self._client.close()
-        if counts.dropped:
+        if counts.dropped and not is_forked:  # they are the parent's
             reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items()))
             level = logging.INFO if inserted.items else logging.WARNING
             _LOG.log(level, "Observer closed: of %d steps some are in no window (%s).", counts.steps, reasons)
@@ -288,19 +271,10 @@ class WriteSession:
         now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
         # In a forked child a writer's lock may be held for ever, by a thread that is not there.
         num_unsent_items = 0 if self.is_forked else sum(writer.num_unsent_items for writer in list(self._writers))
+        now = replace(now, items=now.items + num_unsent_items, pending_items=now.pending_items + num_unsent_items)
         counts = self._counts()
         return ObserverStats(
-            steps=counts.steps,
-            episodes=counts.episodes,
-            items=now.items + num_unsent_items,
-            acknowledged_items=now.acknowledged_items,
-            pending_items=now.pending_items + num_unsent_items,
-            pending_bytes=now.pending_bytes,
-            dropped_items=now.dropped_items,
-            dropped_steps=dict(counts.dropped),
-            blocked_s=now.blocked_s,
-            reconnects=now.reconnects,
-            server_restarts=now.server_restarts,
+            steps=counts.steps, episodes=counts.episodes, dropped_steps=dict(counts.dropped), **asdict(now)
         )
 
 
@@ -322,7 +296,7 @@ def _find(client: Client, timeout_s: float) -> ServerInfo:
     return client.request_info(max(left_s, 0.001))
 
 
-def _shut_down(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
+def _shut_down(writers: Sequence[_Writer], stream: InsertStream, client: Client | None) -> None:
     if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
         return
     stream.abandon(sum(writer.num_unsent_items for writer in writers))

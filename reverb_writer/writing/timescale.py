@@ -62,8 +62,8 @@ class Timescale:
             capacity: rows, >= 1; None for a single item.
 
         Raises:
-            StructureError: there is no leaf, one that is no number, or leaves of different lengths.
-            SpecError: the capacity is no integer >= 1.
+            StructureError: there is no leaf, one that is not a number, or leaves of different lengths.
+            SpecError: the capacity is not an integer >= 1.
         """
         self.name = name
         self.count = 0
@@ -189,7 +189,7 @@ def _spec(leaf: Any, where: str) -> tuple[np.dtype[Any] | None, tuple[int, ...]]
         leaf = np.asarray(leaf)
     dtype = np.dtype(leaf.dtype)
     if dtype.kind in _NO_NUMBERS or dtype.names:
-        raise StructureError(f"{where}: {dtype} is no number. Encode it as one, or write it with an observer.")
+        raise StructureError(f"{where}: {dtype} is not a number. Encode it as one, or write it with an observer.")
     return dtype, tuple(leaf.shape)
 
 

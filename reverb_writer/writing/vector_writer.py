@@ -55,8 +55,10 @@ class VectorWriter:
         self._blocks = [
             np.zeros((len(self._writers), *buffer.shape), buffer.dtype) for buffer in self._writers[0].chunks.buffers
         ]
+        self._requests = self._writers[0].requests
         for env, writer in enumerate(self._writers):
             writer.chunks.buffers = [block[env] for block in self._blocks]
+            writer.requests = self._requests
         self._steps = np.zeros(len(self._writers), np.int64)  # of each environment, in all its episodes
         self._first = self._steps.copy()  # of each, its steps before its open chunk
         self._full = self._steps.copy()  # of each, its steps when its open chunk is full
@@ -94,8 +96,7 @@ class VectorWriter:
             self._is_behind = True
             self._catch_up()
             self._is_behind = True
-            for writer in self._writers:
-                writer.send()
+            self._requests.write([writer for writer in self._writers if writer.seal_complete()])
             self._catch_up()
 
     def append(
@@ -170,19 +171,24 @@ class VectorWriter:
 
     def _commit(self, pending: _Pending) -> dict[str, int]:
         """Have writers commit the steps that they do not know of yet; return what they drop."""
-        dropped: dict[str, int] = {}
+        dropped: collections.Counter[str] = collections.Counter()
+        self._requests.finish()
+        writers = [self._writers[env] for env in pending.env_ids]
+        steps = self._steps[pending.env_ids]
         priced = itertools.repeat(None) if pending.priced is None else pending.priced
-        total = self._steps.tolist()
-        for env, last, of_env in zip(pending.env_ids, pending.last, priced, strict=False):
-            writer, steps = self._writers[env], total[env]
-            if writer.is_pending:
-                writer.finish_pending()
-            if writer.total_steps < steps:
-                of_writer = writer.commit(steps - writer.total_steps, last=last, priced=of_env)
-                for reason, count in of_writer.items():
-                    dropped[reason] = dropped.get(reason, 0) + count
-            chunks = writer.chunks
-            self._first[env] = first = steps - chunks.fill
-            self._full[env] = first + chunks.capacity
+        complete = []
+        for writer, num_steps, last, of_env in zip(writers, steps.tolist(), pending.last, priced, strict=False):
+            if (missing := num_steps - writer.total_steps) and (
+                lost := writer.commit(missing, last=last, priced=of_env)
+            ):
+                dropped.update(lost)
+            if writer.is_pending and writer.seal_pending():
+                complete.append(writer)
+        self._requests.write(complete)
+        for writer in writers:
+            writer.is_pending = False
+        first = steps - [writer.chunks.fill for writer in writers]
+        self._first[pending.env_ids] = first
+        self._full[pending.env_ids] = first + [writer.chunks.capacity for writer in writers]
         self._pending = None
         return dropped

@@ -71,7 +71,7 @@ class WindowScheduler:
         """Return the `targets` and `priorities` to set for a new priority of one kind after `num_steps` steps.
 
         Raises:
-            SpecError: it is no number >= 0, or a function for windows whose steps were not kept.
+            SpecError: it is not a number >= 0, or it is a function for windows whose steps were not kept.
         """
         target = replace(self.targets[index], priority=priority)
         targets = (*self.targets[:index], target, *self.targets[index + 1 :])

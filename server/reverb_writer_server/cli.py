@@ -96,10 +96,9 @@ def serve(
         "sampler_exponent": sampler_exponent,
     }
     of_tables = {key: value for key, value in of_tables.items() if value is not None}
-    for name in names or (("replay",) if of_tables else ()):
-        defaults = {"max_size": 1_000_000, "min_size": 1}
-        flags |= {("tables", name, key): value for key, value in (defaults | of_tables).items()}
-    loaded = configuration.load(config, os.environ, flags)
+    tables = names or (("replay",) if of_tables else ())
+    flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
+    loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log_format, loaded.log_level)
     service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
     sys.exit(service.run())

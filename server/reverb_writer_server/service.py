@@ -23,8 +23,10 @@ from reverb_writer_server.checkpoints.contents import Checkpoint
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory, what_to_restore
 from reverb_writer_server.config.schema import ServerConfig
+from reverb_writer_server.limits import raise_descriptor_limit
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.memory import estimate
 from reverb_writer_server.observability.monitor import Monitor
@@ -100,6 +102,7 @@ class Service:
     def _start(self, resources: contextlib.ExitStack) -> ReverbProcess:
         config, state = self._config, self._state
         _logger.info("%s", banner.versions_line())
+        _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
         for line in banner.table_lines(config.tables):
             _logger.info("%s", line)
         lines, excess = banner.memory_lines(config)
@@ -107,14 +110,21 @@ class Service:
             _logger.log(logging.WARNING if excess else logging.INFO, "%s", line)
         check_memory(config)
         state.estimates = {table.config.name: estimate(table).total_bytes for table in config.tables}
+        state.max_silence_s = config.http_max_silence_s
         if config.http_port:
             status_server = StatusServer(config.http_host, config.http_port, state)
             resources.callback(status_server.close)
-            _logger.info("status page, /metrics, /livez and /readyz at http://%s/", status_server.address)
+            if config.http_address_file is not None:
+                resources.enter_context(status_server.address_in(config.http_address_file))
+            everywhere = "" if status_server.host == config.http_host else ", and at this machine's other addresses"
+            address = f"http://{status_server.address}/"
+            _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
         restore, tables = self._open_checkpoint_folder(resources)
+        watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
+        resources.callback(watch.close)
         process = ReverbProcess()
         resources.callback(process.kill)
-        state.process_ids = ("self", process.pid)
+        state.reverb_pid = process.pid
         started = time.monotonic()
         convert = restore is not None and config.checkpoints.on_mismatch == "config"
         request = StartRequest(
@@ -150,6 +160,7 @@ class Service:
             return what_to_restore(self._config)
         self._folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
         state.keeps_checkpoints = True
+        state.checkpoint_every_s = wanted.every_s
         state.starts = self._folder.starts
         self._update_checkpoint_status()
         chosen, tables = what_to_restore(self._config)
@@ -169,6 +180,7 @@ class Service:
 
         def waiting(bytes_read: int) -> None:
             nonlocal logged
+            self._state.loop_runs()
             received = signals.next_signal(0)
             if received is not None:
                 raise _StopNowError(received)  # nothing is served yet, so nothing is lost
@@ -198,12 +210,13 @@ class Service:
         }
         due = {what: time.monotonic() + seconds for what, seconds in every.items() if seconds}
         while True:
+            state.loop_runs()
             received = signals.next_signal(_TICK_S)
             if received is not None:
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 return self._end(process)
             if not process.alive():
-                _logger.error("the Reverb process has died; its last log lines:\n%s", process.last_log_lines())
+                _logger.error("%s", process.describe_end())
                 return DIED
             self._keep_finished()
             now = time.monotonic()
@@ -223,6 +236,7 @@ class Service:
         finishing = threading.Thread(target=lambda: outcome.append(self._finish(process)), name="end", daemon=True)
         finishing.start()
         while finishing.is_alive():
+            self._state.loop_runs()
             second = signals.next_signal(_PAUSE_S)
             if second is not None:
                 _logger.warning("%s again: stopped at once", second.name)
@@ -284,6 +298,12 @@ class Service:
             if new:
                 self._update_checkpoint_status()
         return True
+
+    def _keep_disk_facts(self, facts: DiskFacts) -> None:
+        self._state.disk = facts
+        if self._folder is not None:
+            with self._keeping:
+                self._update_checkpoint_status()
 
     def _update_checkpoint_status(self) -> None:
         assert self._folder is not None  # noqa: S101  # asked with a folder only

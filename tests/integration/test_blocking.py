@@ -88,7 +88,7 @@ def test_full_window_makes_a_step_wait_and_then_says_why(server: HostedServer) -
         assert waited_s < FAR_TOO_LONG_S
         for part in (
             "table `queue`",
-            "items unconfirmed after 3.0 s",
+            "items unconfirmed after ",  # more than 3.0 s, if the first items are confirmed after the wait has begun
             "samples = 10, max_diff 10",
             "nothing has sampled",
         ):

@@ -52,11 +52,11 @@ def test_windows_of_an_environment_hold_its_terminal_observations(place: Place) 
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("prioritized", [False, True])
-def test_each_lane_of_a_vector_environment_has_its_own_episodes(
+def test_each_environment_of_a_vector_environment_has_its_own_episodes(
     place: Place, mode: AutoresetMode, kind: Any, prioritized: bool
 ) -> None:
-    lanes = [counting([(2, "terminated"), (1, "truncated")]), counting([(3, "terminated"), (9, "truncated")], 1000)]
-    vector = kind(lanes, autoreset_mode=mode)
+    makers = [counting([(2, "terminated"), (1, "truncated")]), counting([(3, "terminated"), (9, "truncated")], 1000)]
+    vector = kind(makers, autoreset_mode=mode)
     priority: Any = (lambda window: float(window["observation"][0, 0])) if prioritized else 1.0
     with rw.VectorObserver(place.client, "a", sequence_length=2, priority=priority, num_envs=2) as observer:
         env = rw.environments.record(vector, observer)
@@ -78,7 +78,7 @@ def test_each_lane_of_a_vector_environment_has_its_own_episodes(
     assert sorted(observed(place)) == expected
 
 
-def test_lanes_that_take_no_step_stay_as_they_are(place: Place) -> None:
+def test_environments_that_take_no_step_stay_as_they_are(place: Place) -> None:
     def step(number: int) -> dict[str, Any]:
         return {"n": np.array([number, 10 + number, 20 + number])}
 
@@ -146,8 +146,8 @@ def test_text_comes_back_as_it_was_said(place: Place, num_envs: int | None) -> N
     else:
         envs = [Sampling(space, spaces.Discrete(2)) for _ in range(2)]
         vector = SyncVectorEnv([lambda: envs[0], lambda: envs[1]], autoreset_mode=AutoresetMode.SAME_STEP)
-        with rw.VectorObserver(place.client, "a", sequence_length=4, num_envs=2) as lanes:
-            env = rw.environments.record(vector, lanes)
+        with rw.VectorObserver(place.client, "a", sequence_length=4, num_envs=2) as observer:
+            env = rw.environments.record(vector, observer)
             env.reset()
             for _ in range(3):
                 env.step(np.zeros(2, np.int64))

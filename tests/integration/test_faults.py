@@ -143,14 +143,14 @@ def test_all_kinds_of_windows_in_all_tables_survive_a_kill(lone_server: StartSer
     assert sum(map(len, found.values())) == len(short) + 2 * len(long) - acknowledged
 
 
-def test_all_lanes_of_a_vector_observer_survive_a_kill(lone_server: StartServer) -> None:
+def test_all_environments_of_a_vector_observer_survive_a_kill(lone_server: StartServer) -> None:
     server = lone_server(fifo("replay"))
-    lanes = np.arange(8)
+    envs = np.arange(8)
     with rw.VectorObserver(server.address, "replay", 3, num_envs=8) as observer:
 
         def write_all(steps: range) -> None:
             for number in steps:
-                observer({"lane": lanes, "n": np.full(8, number)}, end_of_episode=lanes == number % 50)
+                observer({"env": envs, "n": np.full(8, number)}, end_of_episode=envs == number % 50)
 
         write_all(range(500))
         observer.flush()
@@ -164,13 +164,13 @@ def test_all_lanes_of_a_vector_observer_survive_a_kill(lone_server: StartServer)
     with rw.Client(server.address) as client:
         samples = [sample.data for sample in client.sample("replay", client.server_info()["replay"].current_size)]
     assert len(samples) == total - acknowledged
-    for lane in range(8):
-        ends = [number for number in range(1500) if number % 50 == lane]
+    for env in range(8):
+        ends = [number for number in range(1500) if number % 50 == env]
         episodes = np.split(np.arange(1500), [end + 1 for end in ends])
         windows = [episode[i : i + 3].tolist() for episode in episodes for i in range(len(episode) - 2)]
-        found = [numbers.tolist() for lanes_of_item, numbers in samples if lanes_of_item[0] == lane]
+        found = [numbers.tolist() for envs_of_item, numbers in samples if envs_of_item[0] == env]
         assert are_all_but(len(windows) - len(found), found, windows)
-        assert len(windows) - len(found) >= before.count([lane] * 3)
+        assert len(windows) - len(found) >= before.count([env] * 3)
 
 
 def test_writers_that_share_a_stream_survive_a_kill(lone_server: StartServer) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -113,3 +117,82 @@ def test_dataset_hands_out_batches_after_an_interrupt_at_any_moment(client: rw.C
             done = interrupted(lambda: next(dataset), moment)
             next(dataset)
     assert moment > 50
+
+
+def test_poll_brings_new_weights_after_an_interrupt_at_any_moment(replay_server: Callable[..., HostedServer]) -> None:
+    server = replay_server(rw.TableConfig("weights", 1))
+    moment, done = 0, False
+    with (
+        rw.Variables(server.address, "weights") as learner,
+        rw.Variables(server.address, "weights", interval_s=0.0) as actor,
+    ):
+        while not done:
+            moment += 1
+            learner.publish({"version": np.int64(moment)})
+            seen = None
+
+            def poll() -> None:
+                nonlocal seen
+                seen = actor.poll(seen)
+
+            for _ in range(3):  # it begins to ask, waits, and takes the answer
+                done = interrupted(poll, moment)
+                time.sleep(0.01)
+            end = time.monotonic() + _AGAIN_WITHIN_S
+            while seen is None or seen["version"] < moment:
+                assert time.monotonic() < end
+                poll()
+                time.sleep(0.001)
+    assert moment > 10
+
+
+def test_priorities_are_set_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
+    client.reset("replay")
+    insert(client)
+    (sample,) = client.sample("replay")
+    moment, done = 0, False
+    with rw.ReplayDataset(client, "replay", 1, timeout_s=_AGAIN_WITHIN_S) as dataset:
+        while not done:
+            moment += 1
+            dataset.flush_priorities(_AGAIN_WITHIN_S)
+            done = interrupted(functools.partial(dataset.update_priorities, [sample.info.key], [1.0 + moment]), moment)
+            dataset.flush_priorities(_AGAIN_WITHIN_S)
+    assert moment > 20
+
+
+OPEN: dict[str, Callable[[rw.Client], Any]] = {
+    "observer": lambda client: rw.TrajectoryObserver(client, "replay", 1),
+    "dataset": lambda client: rw.ReplayDataset(client, "replay", 1),
+    "variables": lambda client: rw.Variables(client, "weights"),
+    "address": lambda client: rw.TrajectoryObserver(client.address, "replay", 1),
+}
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")]
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_interrupt_at_any_moment_of_an_opening_leaves_no_lock_and_no_thread(
+    replay_server: Callable[..., HostedServer], kind: str
+) -> None:
+    server = replay_server(rw.TableConfig("replay", 1000), rw.TableConfig("weights", 1))
+    moment, done = 0, False
+    opened: list[Any] = []
+    with rw.Client(server.address) as client:
+        insert(client)
+        while not done:
+            moment += 1 + moment // 30
+            done = interrupted(lambda: opened.append(OPEN[kind](client)), moment)
+            while opened:
+                one = opened.pop()
+                interrupted(one.close, 1 + moment // 2)
+                one.close()
+            if moment % 5 == 0:
+                OPEN[kind](client).close()
+        assert moment > 50
+    gc.collect()
+    end = time.monotonic() + _AGAIN_WITHIN_S
+    while our_threads():
+        assert time.monotonic() < end, our_threads()
+        time.sleep(0.05)

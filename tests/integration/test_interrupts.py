@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,12 +23,16 @@ import reverb_writer as rw
 
 _OWN_CODE = str(Path(rw.__file__).parent)
 _NUM_STEPS = 5
+_HOLDS_LOCK = re.compile(r"\s*with .*lock\b.*:$")
 
 
 class Interrupts:
     """Raise KeyboardInterrupt at the n-th line of this package's code that this thread comes to.
 
-    Not where a `with` block is left: CPython handles no signal between the end of the block and `__exit__`.
+    Not at one line event: after the block of `with lock:` comes one of that line, before `__exit__` gives the lock
+    back. CPython raises nothing there: it looks for signals at the begin of a function, after a call, and where a loop
+    goes back, and none of them lies between the block's last call, which is in the block, and the return of `__exit__`,
+    by when a lock of C's is free. `test_signal_at_any_moment_leaves_no_lock_taken` sees that with signals.
     """
 
     def __init__(self) -> None:
@@ -47,13 +55,48 @@ class Interrupts:
         if event == "line":
             number, last = frame.f_lineno, self._lines.get(frame, 0)
             self._lines[frame] = number
-            if number < last and linecache.getline(frame.f_code.co_filename, number).lstrip().startswith("with "):
+            if number < last and _HOLDS_LOCK.match(linecache.getline(frame.f_code.co_filename, number)):
                 return self._trace
             self.left -= 1
             if not self.left:
                 sys.settrace(None)
                 raise KeyboardInterrupt
         return self._trace
+
+
+def test_signal_at_any_moment_leaves_no_lock_taken() -> None:
+    lock = threading.RLock()
+
+    def hold() -> None:
+        while True:
+            with lock:
+                len("a call at the end of the block")
+            with lock:
+                for _ in range(2):
+                    pass
+            with lock:
+                pass
+
+    def is_free() -> bool:
+        taken = lock.acquire(blocking=False)  # in a thread that does not hold it
+        if taken:
+            lock.release()
+        return taken
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        with ThreadPoolExecutor(1) as other:
+            for number in range(300):
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001 + number * 1e-6)
+                    hold()
+                assert other.submit(is_free).result()
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def interrupted(call: Callable[[], None], line: int) -> int:
@@ -154,7 +197,7 @@ def test_interrupt_at_any_line_of_many_environments_loses_and_doubles_no_window(
     expected: list[list[int]] = []
     number, line = 0, 0
     done = False
-    lanes = np.array([True, not some, True])
+    envs = np.array([True, not some, True])
     with rw.VectorObserver(place.client, "a", 2, 1, priority, num_envs=3, max_delay_s=1000, chunk_length=3) as observer:
         observer({"n": np.zeros(3, np.int64)}, end_of_episode=[True] * 3)
         while not done:
@@ -165,15 +208,15 @@ def test_interrupt_at_any_line_of_many_environments_loses_and_doubles_no_window(
                 number += 1
                 step, last = {"n": number + np.array([0, 1_000_000, 2_000_000])}, np.full(3, i == _NUM_STEPS - 1)
                 left = write_surely(
-                    observer, lambda step=step, last=last: observer(step, end_of_episode=last, env_mask=lanes), left
+                    observer, lambda step=step, last=last: observer(step, end_of_episode=last, env_mask=envs), left
                 )
-            for lane in np.flatnonzero(lanes):
-                expected += [[n + lane * 1_000_000, n + 1 + lane * 1_000_000] for n in range(first, number)]
+            for env in np.flatnonzero(envs):
+                expected += [[n + env * 1_000_000, n + 1 + env * 1_000_000] for n in range(first, number)]
             done = left > 0
         observer.flush()
         stats = observer.stats()
         assert line > 100
-        assert (stats.steps, stats.episodes) == (3 + number * lanes.sum(), 3 + line * lanes.sum())
+        assert (stats.steps, stats.episodes) == (3 + number * envs.sum(), 3 + line * envs.sum())
     assert sorted(place.column()) == sorted(expected)
 
 

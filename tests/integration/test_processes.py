@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,13 +48,16 @@ def program(server: HostedServer, text: str) -> Iterator[subprocess.Popen[str]]:
     """Run a program that may `write`, and that waits for `go` where it has been `told`."""
     command = [sys.executable, "-c", WRITE + text, server.address]
     pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # its children, too
-        process.communicate()
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True, cwd=folder
+        )
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its children, too
+            process.communicate()
 
 
 def ready(process: subprocess.Popen[str]) -> None:
@@ -276,6 +280,69 @@ vector.close()
         ended(process)
 
 
+CHILD_ENDINGS = {
+    "exit": "",
+    "close": "for one in everything: one.close()",
+    "error": """
+try:
+    with contextlib.ExitStack() as stack:
+        for one in everything:
+            stack.enter_context(one)
+        raise ValueError
+except ValueError:
+    pass
+""",
+    "garbage": "everything.clear(); del observer, dataset; gc.collect()",
+}
+
+
+@pytest.mark.parametrize("ending", CHILD_ENDINGS)
+def test_forked_child_says_nothing_of_its_parents_items_and_leaves_its_session_open(
+    replay_server: StartServer, ending: str
+) -> None:
+    server = replay_server(fifo("replay"), rw.TableConfig.queue("queue", 10), rw.TableConfig("read"))
+    text = f"""
+import contextlib, logging
+logging.basicConfig(level=logging.INFO)
+client = rw.Client(address)
+client.insert(np.zeros((1, 1)), {{"read": 1.0}})
+observer = rw.TrajectoryObserver(client, "queue", 1, max_delay_s=0.002)
+everything = [
+    observer,
+    rw.VectorObserver(address, "replay", 2, num_envs=2, max_delay_s=1000),
+    rw.EpisodeObserver(address, "replay", 50, max_delay_s=1000),
+    client.open_stream(),
+    dataset := rw.ReplayDataset(address, "read", 2),
+    client,
+]
+write(observer, range(30))  # 10 are acknowledged, 20 wait
+for number in range(3):
+    everything[1]({{"n": np.arange(2)}}, end_of_episode=[number == 0] * 2)  # a step each that is in no window
+    everything[2]({{"n": np.int64(number)}}, end_of_episode=False)
+while observer.stats().acknowledged_items < 10:
+    time.sleep(0.01)
+next(dataset)
+child = os.fork()
+if not child:
+    log = os.open("child.log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 2)
+    exec({CHILD_ENDINGS[ending]!r})
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+with open("child.log") as log:
+    assert log.read() == ""
+assert [len(list(client.sample("queue", 10))) for _ in range(3)] == [10, 10, 10]
+observer.flush()
+next(dataset)
+for one in everything[:3]:
+    stats = one.stats()
+    assert (stats.reconnects, stats.dropped_items) == (0, 0), stats
+assert dataset.stats().reconnects == dataset.stats().lost_samples == 0
+"""
+    with program(server, text) as process:
+        ended(process)
+
+
 ENDS_IN_A_CHILD = """
 stop = threading.Event()
 
@@ -400,11 +467,6 @@ def our_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")]
 
 
-def num_threads() -> int:
-    """Return the number of threads that run: not what `threading` remembers of those that others have started."""
-    return sum(not isinstance(thread, threading._DummyThread) for thread in threading.enumerate())
-
-
 def settled(count: Callable[[], int], at_most: int) -> bool:
     """Wait until what ends in the background has ended."""
     end = time.monotonic() + END_WITHIN_S
@@ -425,12 +487,41 @@ def test_closed_observers_leave_no_thread_and_no_file(replay_server: StartServer
 
     cycle()
     assert settled(lambda: len(our_threads()), 0)
-    files, threads = num_files(), num_threads()
+    files, threads = num_files(), threading.active_count()
     for _ in range(30):
         cycle()
     assert settled(lambda: len(our_threads()), 0)
-    assert settled(num_threads, threads)
+    assert settled(threading.active_count, threads)
     assert settled(num_files, files)
+
+
+def test_calls_of_the_main_thread_leave_no_thread_behind(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    text = """
+foreign = []
+
+class Foreign(threading._DummyThread):  # what `threading` remembers of a thread that it has not started
+    def __init__(self):
+        super().__init__()
+        foreign.append(self)
+
+threading._DummyThread = Foreign
+with rw.TrajectoryObserver(address, "replay", 1) as observer, rw.Client(address) as client:
+    write(observer, range(3))
+    observer.flush()
+    client.insert({"n": np.zeros(1, np.int64)}, {"replay": 1.0})
+    assert len(list(client.sample("replay", 2))) == 2
+    dataset = rw.ReplayDataset(client, "replay", 2)
+    next(dataset)
+    dataset.close()
+assert not foreign
+end = time.monotonic() + 20
+while threading.enumerate() != [threading.main_thread()]:
+    assert time.monotonic() < end, threading.enumerate()
+    time.sleep(0.05)
+"""
+    with program(server, text) as process:
+        ended(process)
 
 
 def test_observers_that_are_closed_without_a_server_leave_nothing_either(lone_server: StartServer) -> None:

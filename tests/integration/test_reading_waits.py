@@ -36,7 +36,7 @@ def test_empty_table_is_named(replay_server: StartServer) -> None:
     with rw.Client(server.address) as client:
         client.reset("replay")
         with pytest.raises(rw.ReplayTimeoutError, match=r"1 of 1 samples.*is empty"):
-            next(client.sample("replay", 1, timeout_s=0.3))
+            next(client.sample("replay", 1, timeout_s=3.0))
 
 
 def test_rate_limiter_that_waits_for_inserts_is_named(replay_server: StartServer) -> None:

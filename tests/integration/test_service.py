@@ -306,8 +306,9 @@ def test_banner_tells_tables_and_memory(tmp_path: Path) -> None:
     with service(tmp_path, text) as server:
         log = server.log()
     assert "blocks samples while it is empty" in log
-    # 1000 items of 4 steps, 1 apart: 1003 steps of 100 bytes, and 1000 bytes an item: 1,100,300 bytes.
-    assert "memory of table `replay`: about 1.0 MiB (1,003 steps of 100 bytes before compression)" in log
+    # 1000 items of 4 steps, 1 apart, in chunks of 2: 600 + 145 x 2.5 + 1400 / 2 + 1.15 x 100 bytes for each.
+    assert "memory of table `replay`: about 1.7 MiB (1,003 steps of 100 bytes before compression)" in log
+    assert "total memory: about 574.7 MiB (572.2 MiB for the processes, 793.5 KiB while a checkpoint is written)" in log
 
 
 def test_tables_that_may_not_fit_are_refused_if_so_configured(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_blocked_side_is_named_with_exit_code_1(replay_server: StartServer) -> N
     assert (shown.returncode, machine.returncode) == (1, 1)
     words = " ".join(shown.stdout.split())
     assert "table `queue`: inserts have stood still for 1 s or more." in words
-    assert "1 sample lets the next insert in; so does a higher max_diff." in words
+    assert "1 sample lets the next insert in; so does a larger `max_size`." in words
     told = json.loads(machine.stdout)
     assert told["health"] == "blocked"
     assert [(one["table"], one["side"]) for one in told["blocked"]] == [("queue", "inserts")]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,8 @@ PHONE = {"width": 360, "height": 740}
 CONFIGURATION = """
     [checkpoints]
     directory = "{folder}"
-    every_s = 0
+    every_s = 3600
+    [tables.plain]
     [tables.replay]
     rate_limiter = "ratio"
     samples_per_insert = 4
@@ -89,7 +92,14 @@ def test_metrics_are_those_of_the_tables(served: ServiceProcess) -> None:
     assert 0 < found["reverb_memory_bytes"] < found["reverb_memory_limit_bytes"]
     assert (found["reverb_ready"], found["reverb_starts_total"], found["reverb_checkpoints_kept"]) == (1, 1, 1)
     assert found["reverb_checkpoint_bytes"] > 0
-    assert found["reverb_checkpoint_age_seconds"] >= 0
+    assert found["reverb_start_time_seconds"] < found["reverb_checkpoint_timestamp_seconds"] <= time.time()
+    assert found["reverb_checkpoint_interval_seconds"] == 3600
+    assert found['reverb_table_max_diff{table="plain"}'] == math.inf
+    for name in ("ratio_wanted", "diff"):
+        assert f'reverb_table_{name}{{table="plain"}}' not in found  # it keeps none
+    assert 0 < found["reverb_disk_free_bytes"] < found["reverb_disk_size_bytes"]
+    versions = 'dm_reverb="0.14.0",python="3.11.'
+    assert next(name for name in found if name.startswith("reverb_build_info")).partition("{")[2].startswith(versions)
 
 
 def test_every_metric_is_explained_and_every_explained_one_is_told(served: ServiceProcess) -> None:
@@ -97,7 +107,9 @@ def test_every_metric_is_explained_and_every_explained_one_is_told(served: Servi
     _, _, rows = guide.read_text().partition("## All of them")
     explained = {row.split("`")[1] for row in rows.splitlines() if row.startswith("| `")}
     told = {name.partition("{")[0] for name in metrics(served)}
-    assert told | {"reverb_checkpoint_duration_seconds"} == explained  # the server itself has asked for none
+    # The server itself has asked for no checkpoint, and has no gateway.
+    elsewhere = {"reverb_checkpoint_duration_seconds", "reverb_certificate_expiry_timestamp_seconds"}
+    assert told | elsewhere == explained
 
 
 def test_server_that_does_not_answer_is_alive_and_not_ready(tmp_path: Path) -> None:
@@ -106,9 +118,8 @@ def test_server_that_does_not_answer_is_alive_and_not_ready(tmp_path: Path) -> N
         child = server.child()
         os.kill(child, signal.SIGSTOP)
         try:
-            assert server.get("/livez")[0] == 200
-            status, text = server.get("/readyz")
-            assert (status, text) == (503, "the server does not answer within 2 s\n")
+            eventually(lambda: server.get("/readyz")[0] == 503, "it is not ready")
+            assert server.get("/livez") == (200, "alive\n")
         finally:
             os.kill(child, signal.SIGCONT)
         eventually(lambda: server.get("/readyz")[0] == 200, "it is ready again")
@@ -167,10 +178,13 @@ def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None
     assert "10 of 1,000 items" in replay.inner_text()
     assert "2.00 of 4" in replay.inner_text()
     assert "inserts \u00d7 4 \u2212 samples = 20" in replay.inner_text()
-    assert "Nothing stands still." in replay.inner_text()
+    assert "Nobody waits." in replay.inner_text()
+    assert "inserts in all\n10\nsamples in all\n20" in replay.inner_text()
+    assert "Nobody waits; the next sample would wait for an insert." in page.locator("[data-table=plain]").inner_text()
+    assert page.locator("#age").inner_text().startswith("figures of ")
     sentence = queue.locator(".blocked").inner_text()
     assert sentence.startswith("inserts have stood still for ")
-    assert sentence.endswith("1 sample lets the next insert in; so does a higher max_diff.")
+    assert sentence.endswith("1 sample lets the next insert in; so does a larger `max_size`.")
     assert page.locator("#phase").inner_text() == "serving, a side is blocked"
     assert "1" in page.locator("#kept").inner_text()
 
@@ -184,9 +198,44 @@ def test_page_is_live(page: Any, served: ServiceProcess) -> None:
         _shows(page, "[data-table=replay]", "10 of 1,000")
 
 
-def test_page_fits_a_phone_and_draws_its_rates(page: Any) -> None:
-    eventually(lambda: page.evaluate("document.querySelector('path.inserts').getTotalLength()") > 10, "a line is drawn")
+def test_page_fits_a_phone_and_draws_each_side_on_an_axis_of_its_own(page: Any, served: ServiceProcess) -> None:
+    def insert_and_sample() -> bool:
+        client.insert(np.zeros(3), {"plain": 1.0})
+        list(client.sample("plain", 200))
+        return all(
+            page.evaluate(f"document.querySelector('[data-table=plain] path.{side}').getBBox().height") > 20
+            for side in sides
+        )
+
+    sides = ("inserts", "samples")
+    with rw.Client(served.address) as client:
+        eventually(insert_and_sample, "a line of inserts is no flat one beside 200 times as many samples")
+    tops = [
+        page.locator(f"[data-table=plain] figure:has(path.{side}) .heights span").first.inner_text() for side in sides
+    ]
+    inserts, samples = (float(text.replace(",", "")) for text in tops)
+    assert samples >= 10 * inserts > 0
+    times = page.locator("[data-table=plain] figure").first.locator(".times span").all_inner_texts()
+    assert len(times) == 5
+    assert times[-1] == "now"
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+def test_page_tells_that_reverb_does_not_answer_and_how_old_its_figures_are(browser: Any, tmp_path: Path) -> None:
+    with service(tmp_path, "[tables.replay]") as server:
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.http_port}/")
+        _shows(page, "#phase", "serving")
+        assert "good" in page.locator("#phase").get_attribute("class")
+        os.kill(server.child(), signal.SIGSTOP)
+        _shows(page, "#phase", "the server has not answered for ")
+        assert "bad" in page.locator("#phase").get_attribute("class")
+        assert page.locator("#tables").get_attribute("class") == "old"
+        seconds = int(page.locator("#age").inner_text().removeprefix("figures of ").removesuffix(" s ago"))
+        assert seconds >= 6
+        os.kill(server.child(), signal.SIGCONT)
+        _shows(page, "#phase", "serving")
+        page.close()
 
 
 def test_page_says_when_the_server_is_gone(browser: Any, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""`VectorObserver` on a real server: each lane is what an observer of its own would have written.
+"""`VectorObserver` on a real server: each environment is what an observer of its own would have written.
 
-Steps are (lane, number), both from 1 on, so that zeros are padding.
+Steps are (environment, number), both from 1 on, so that zeros are padding.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import reverb_writer as rw
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
 
-# When the episodes of each lane end, by the number of the step.
+# When the episodes of each environment end, by the number of the step.
 ENDS = [{3, 4, 10}, {10}, set[int](), {1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, {6, 9}]
 NUM_STEPS = 12
 
 
-def lanes_of(place: Place, table: str = "a") -> dict[int, list[list[int]]]:
-    """Take out all items; return the numbers in the windows of each lane, in their order."""
+def windows_by_env(place: Place, table: str = "a") -> dict[int, list[list[int]]]:
+    """Take out all items; return the numbers in the windows of each environment, in their order."""
     found: dict[int, list[list[int]]] = {}
     for item in read(place.client, table):
-        lanes, numbers = (column.tolist() for column in item.data[:2])
-        assert set(lanes) <= {lanes[0], 0}
-        found.setdefault(lanes[0], []).append(numbers)
+        envs, numbers = (column.tolist() for column in item.data[:2])
+        assert set(envs) <= {envs[0], 0}
+        found.setdefault(envs[0], []).append(numbers)
     return found
 
 
@@ -39,7 +39,7 @@ def numbers_of(window: Any) -> float:
 
 
 def step_of(number: int, num_envs: int) -> dict[str, Any]:
-    return {"lane": np.arange(1, num_envs + 1), "n": np.full(num_envs, number)}
+    return {"env": np.arange(1, num_envs + 1), "n": np.full(num_envs, number)}
 
 
 def ending(number: int) -> list[bool]:
@@ -54,21 +54,21 @@ def feed(observer: Any, flush_every: int | None = None) -> None:
 
 
 def episodes(ends: set[int]) -> list[range]:
-    """Return the complete episodes of a lane, as the numbers of their steps."""
+    """Return the complete episodes of an environment, as the numbers of their steps."""
     return [range(start + 1, stop + 1) for start, stop in itertools.pairwise([0, *sorted(ends)])]
 
 
 def expected(spec: rw.WindowSpec) -> dict[int, list[list[int]]]:
-    """Return the windows of each lane; those of an episode that is not over are the complete ones."""
+    """Return the windows of each environment; those of an episode that is not over are the complete ones."""
     found = {}
-    for lane, ends in enumerate(ENDS, 1):
+    for env, ends in enumerate(ENDS, 1):
         windows = []
         for episode in episodes(ends):
             windows += cut(episode, spec.windows(len(episode)))
         rest = range(max(ends, default=0) + 1, NUM_STEPS + 1)
         windows += cut(rest, spec.spanning_windows(len(rest)))
         if windows:
-            found[lane] = windows
+            found[env] = windows
     return found
 
 
@@ -88,11 +88,11 @@ def observed(place: Place, spec: rw.WindowSpec, /, **options: Any) -> rw.VectorO
 
 
 @pytest.mark.parametrize("priority", [1.0, numbers_of], ids=["together", "one by one"])
-def test_lane_holds_what_its_own_observer_would_write(place: Place, priority: Any) -> None:
+def test_environment_holds_what_its_own_observer_would_write(place: Place, priority: Any) -> None:
     for spec in SMALL_GRID:
         with observed(place, spec, priority=priority) as observer:
             feed(observer)
-        assert lanes_of(place) == expected(spec), spec
+        assert windows_by_env(place) == expected(spec), spec
         # Steps are in a window, or counted.
         stats = observer.stats()
         dropped = 0
@@ -113,58 +113,58 @@ def test_lane_holds_what_its_own_observer_would_write(place: Place, priority: An
         {"chunk_length": 1000},
         {"max_delay_s": 0.002},
         {"max_in_flight_items": 1},
-        {"spec": {"lane": spec_of((), np.int64), "n": np.zeros((), np.int64)}},
+        {"spec": {"env": spec_of((), np.int64), "n": np.zeros((), np.int64)}},
     ],
     ids=str,
 )
-def test_lanes_are_the_same_however_they_are_sent(place: Place, way: dict[str, Any]) -> None:
+def test_environments_are_the_same_however_they_are_sent(place: Place, way: dict[str, Any]) -> None:
     for spec in SMALL_GRID[::3]:
         options = dict(way)
         beforehand = options.pop("spec", None)
         with observed(place, spec, spec=beforehand, **options) as observer:
             feed(observer)
-        assert lanes_of(place) == expected(spec), spec
+        assert windows_by_env(place) == expected(spec), spec
 
 
 @pytest.mark.parametrize("period", [1, 3])
-def test_lanes_are_the_same_whenever_they_are_flushed(place: Place, period: int) -> None:
+def test_environments_are_the_same_whenever_they_are_flushed(place: Place, period: int) -> None:
     for spec in SMALL_GRID[::4]:
         with observed(place, spec) as observer:
             feed(observer, flush_every=period)
-        assert lanes_of(place) == expected(spec), spec
+        assert windows_by_env(place) == expected(spec), spec
 
 
-def test_long_lanes_are_one_stream_of_windows_each(place: Place) -> None:
+def test_long_episodes_of_environments_are_one_stream_of_windows_each(place: Place) -> None:
     spec = rw.WindowSpec(5, 2, "cover")
     ends = [700, 1501, 13]
     with rw.VectorObserver(place.client, "a", 5, 2, end_of_episode="cover", num_envs=3) as observer:
         for number in range(1, 2001):
             observer(step_of(number, 3), end_of_episode=[number % end == 0 for end in ends])
-    found = lanes_of(place)
-    for lane, end in enumerate(ends, 1):
+    found = windows_by_env(place)
+    for env, end in enumerate(ends, 1):
         windows = []
         for start in range(0, 2000, end):
             steps = range(start + 1, min(start + end, 2000) + 1)
             windows += cut(steps, spec.windows(end) if len(steps) == end else spec.spanning_windows(len(steps)))
-        assert found[lane] == windows
+        assert found[env] == windows
 
 
-def test_lanes_write_several_kinds_of_windows(place: Place) -> None:
+def test_environments_write_several_kinds_of_windows(place: Place) -> None:
     kinds = {"a": rw.WindowSpec(4, 3, "truncate"), "b": rw.WindowSpec(2, 2, "tile")}
     with rw.VectorObserver(place.client, windows=kinds, num_envs=len(ENDS)) as observer:
         feed(observer)
     for table, spec in kinds.items():
-        assert lanes_of(place, table) == expected(spec)
+        assert windows_by_env(place, table) == expected(spec)
 
 
 def test_one_environment_is_a_batch_of_one(place: Place) -> None:
     with rw.VectorObserver(place.client, "a", 2, num_envs=1) as observer:
         for number in (1, 2, 3):
             observer(step_of(number, 1), end_of_episode=[False])
-    assert lanes_of(place) == {1: [[1, 2], [2, 3]]}
+    assert windows_by_env(place) == {1: [[1, 2], [2, 3]]}
 
 
-def test_lanes_are_episodes_of_their_own_to_the_server(place: Place) -> None:
+def test_environments_are_episodes_of_their_own_to_the_server(place: Place) -> None:
     with observed(place, rw.WindowSpec(1)) as observer:
         feed(observer)
     assert place.client.server_info()["a"].num_episodes == sum(len(ends | {NUM_STEPS}) for ends in ENDS)
@@ -173,10 +173,10 @@ def test_lanes_are_episodes_of_their_own_to_the_server(place: Place) -> None:
 # Leaves.
 
 
-def test_frames_strings_and_numbers_go_to_their_lanes(place: Place) -> None:
+def test_frames_strings_and_numbers_go_to_their_environments(place: Place) -> None:
     rng = np.random.default_rng(0)
     frames = rng.integers(256, size=(9, 4, 84, 84), dtype=np.uint8)
-    names = np.array([[f"{t}/{lane}" for lane in range(4)] for t in range(9)])
+    names = np.array([[f"{t}/{env}" for env in range(4)] for t in range(9)])
     with rw.VectorObserver(place.client, "a", 3, 3, num_envs=4) as observer:
         for t in range(9):
             observer({"frame": frames[t], "half": frames[t, :, 0, :2].astype(">f2"), "name": names[t]})
@@ -184,11 +184,11 @@ def test_frames_strings_and_numbers_go_to_their_lanes(place: Place) -> None:
     assert len(items) == 12
     for item in items:
         frame, half, name = item.data
-        t, lane = map(int, name[0].decode().split("/"))
-        assert name.tolist() == [f"{t + i}/{lane}".encode() for i in range(3)]
-        np.testing.assert_array_equal(frame, frames[t : t + 3, lane], strict=True)
+        t, env = map(int, name[0].decode().split("/"))
+        assert name.tolist() == [f"{t + i}/{env}".encode() for i in range(3)]
+        np.testing.assert_array_equal(frame, frames[t : t + 3, env], strict=True)
         assert half.dtype == np.float16
-        assert half.tolist() == frames[t : t + 3, lane, 0, :2].astype(float).tolist()
+        assert half.tolist() == frames[t : t + 3, env, 0, :2].astype(float).tolist()
 
 
 def test_leaves_are_copied(place: Place) -> None:
@@ -198,16 +198,16 @@ def test_leaves_are_copied(place: Place) -> None:
             step["n"][:] = number
             observer(step)
             step["n"][:] = -1
-    assert lanes_of(place) == {1: [[1, 2], [2, 3]], 2: [[1, 2], [2, 3]]}
+    assert windows_by_env(place) == {1: [[1, 2], [2, 3]], 2: [[1, 2], [2, 3]]}
 
 
-def test_mask_is_true_for_the_real_steps_of_each_lane(place: Place) -> None:
+def test_mask_is_true_for_the_real_steps_of_each_environment(place: Place) -> None:
     for priority in (1.0, lambda _: 1.0):
         with observed(place, rw.WindowSpec(4, 2, "tile"), mask=True, priority=priority) as observer:
             feed(observer)
         for item in read(place.client, "a"):
-            lane, _, mask = (column.tolist() for column in item.data)
-            assert mask == [number > 0 for number in lane]
+            env, _, mask = (column.tolist() for column in item.data)
+            assert mask == [number > 0 for number in env]
 
 
 def test_padding_of_a_trajectory_is_a_boundary(place: Place) -> None:
@@ -240,28 +240,28 @@ def test_steps_tell_the_ends_of_their_episodes(place: Place, name: str) -> None:
         for number, last in enumerate([[0, 0], [1, 0], [0, 1], [0, 0]], 1):
             flag = np.array(last, bool) if name == "is_last" else np.array(last, np.int32) + 1
             observer({"a": np.arange(1, 3), "b": np.full(2, number), name: flag})
-    assert lanes_of(place) == {1: [[1, 2], [3, 4]], 2: [[1, 2], [2, 3]]}
+    assert windows_by_env(place) == {1: [[1, 2], [3, 4]], 2: [[1, 2], [2, 3]]}
 
 
 # Priorities.
 
 
-def test_function_gives_each_window_of_each_lane_its_priority(place: Place) -> None:
+def test_function_gives_each_window_of_each_environment_its_priority(place: Place) -> None:
     for spec in SMALL_GRID[::5]:
-        with observed(place, spec, priority=lambda w: 100 * w["lane"][0] + w["n"].sum(), chunk_length=3) as observer:
+        with observed(place, spec, priority=lambda w: 100 * w["env"][0] + w["n"].sum(), chunk_length=3) as observer:
             feed(observer)
         for item in read(place.client, "a"):
-            lanes, numbers = (column.tolist() for column in item.data)
-            assert item.info.priority == 100 * lanes[0] + sum(numbers)
+            envs, numbers = (column.tolist() for column in item.data)
+            assert item.info.priority == 100 * envs[0] + sum(numbers)
 
 
-@pytest.mark.parametrize("bad_lane", [1, 2, 3])
+@pytest.mark.parametrize("bad_env", [1, 2, 3])
 @pytest.mark.parametrize("bad", [1, 3, 4])
-def test_function_that_fails_for_one_lane_changes_nothing(place: Place, bad_lane: int, bad: int) -> None:
+def test_function_that_fails_for_one_environment_changes_nothing(place: Place, bad_env: int, bad: int) -> None:
     failing = False
 
     def priority(window: Any) -> float:
-        return -1.0 if failing and window["lane"][0] == bad_lane else float(window["n"].sum())
+        return -1.0 if failing and window["env"][0] == bad_env else float(window["n"].sum())
 
     spec = rw.WindowSpec(1) if bad == 1 else rw.WindowSpec(2, 2, "cover")
     with rw.VectorObserver(
@@ -276,7 +276,7 @@ def test_function_that_fails_for_one_lane_changes_nothing(place: Place, bad_lane
                 assert observer.stats().steps == 3 * (number - 1)
             observer(step_of(number, 3), end_of_episode=[number == 5] * 3)
     windows = cut(range(1, 6), spec.windows(5))
-    assert lanes_of(place) == {1: windows, 2: windows, 3: windows}
+    assert windows_by_env(place) == {1: windows, 2: windows, 3: windows}
 
 
 # Steps that are refused.
@@ -285,8 +285,8 @@ def test_function_that_fails_for_one_lane_changes_nothing(place: Place, bad_lane
 @pytest.mark.parametrize(
     ("step", "end_of_episode", "message"),
     [
-        ({"lane": np.arange(3)}, None, "step 2: .* Missing: `n`"),
-        (step_of(9, 2), None, r"step 2, leaf `lane`: int64 \(2,\), expected int64 \(3,\)"),
+        ({"env": np.arange(3)}, None, "step 2: .* Missing: `n`"),
+        (step_of(9, 2), None, r"step 2, leaf `env`: int64 \(2,\), expected int64 \(3,\)"),
         ({**step_of(9, 3), "n": np.zeros(3)}, None, "step 2, leaf `n`: float64"),
         ({**step_of(9, 3), "n": 5}, None, r"step 2, leaf `n`: int64 \(\)"),
         (step_of(9, 3), True, r"`end_of_episode` has shape \(\), expected \(3,\): one an environment"),
@@ -301,7 +301,7 @@ def test_refused_step_changes_nothing(place: Place, step: Any, end_of_episode: A
                 with pytest.raises(rw.StructureError, match=message):
                     observer(step, end_of_episode=end_of_episode)
             observer(step_of(number, 3))
-    assert lanes_of(place) == {lane: [[1, 2, 3]] for lane in (1, 2, 3)}
+    assert windows_by_env(place) == {env: [[1, 2, 3]] for env in (1, 2, 3)}
 
 
 def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
@@ -313,7 +313,7 @@ def test_nothing_is_learned_of_a_refused_first_step(place: Place) -> None:
         with pytest.raises(rw.StructureError, match="leaf `x`: dtype datetime64"):
             observer({"x": np.zeros(2, "M8[s]")})
         observer(step_of(1, 2))
-    assert lanes_of(place) == {1: [[1]], 2: [[1]]}
+    assert windows_by_env(place) == {1: [[1]], 2: [[1]]}
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 2.0, True])
@@ -326,7 +326,7 @@ def test_number_of_environments_that_is_none_is_refused(place: Place, num_envs: 
 
 
 @pytest.mark.parametrize("priority", [1.0, lambda _: 1.0], ids=["together", "one by one"])
-def test_reset_ends_the_episodes_of_some_lanes(place: Place, priority: Any) -> None:
+def test_reset_ends_the_episodes_of_some_environments(place: Place, priority: Any) -> None:
     with rw.VectorObserver(place.client, "a", 3, 2, priority, num_envs=4) as observer:
         observer.reset()  # before the first step
         for number in range(1, 8):
@@ -339,7 +339,7 @@ def test_reset_ends_the_episodes_of_some_lanes(place: Place, priority: Any) -> N
         observer.reset(env_ids=[3, 2])
         assert observer.stats().dropped_steps == {"reset": 1}
         assert observer.stats().episodes == 4
-    assert lanes_of(place) == {
+    assert windows_by_env(place) == {
         1: [[1, 2, 3], [2, 3, 4], [5, 6, 7]],
         2: [[1, 2, 3], [5, 6, 7]],
         3: [[1, 2, 3], [3, 4, 5], [5, 6, 7]],
@@ -347,14 +347,14 @@ def test_reset_ends_the_episodes_of_some_lanes(place: Place, priority: Any) -> N
     }
 
 
-def test_reset_of_all_lanes_drops_and_counts_those_that_are_too_short(place: Place) -> None:
+def test_reset_of_all_environments_drops_and_counts_those_that_are_too_short(place: Place) -> None:
     with rw.VectorObserver(place.client, "a", 3, num_envs=2) as observer:
         observer(step_of(1, 2), end_of_episode=[True, False])
         observer(step_of(2, 2))
         observer(step_of(3, 2))
         observer.reset()
         assert observer.stats().dropped_steps == {"short_episode": 1 + 2}
-    assert lanes_of(place) == {2: [[1, 2, 3]]}
+    assert windows_by_env(place) == {2: [[1, 2, 3]]}
 
 
 @pytest.mark.parametrize("env_ids", [[2], [-1], [0, 5], [True, False], [0.0], np.array([True, False])])
@@ -364,7 +364,7 @@ def test_environment_numbers_out_of_range_are_refused(place: Place, env_ids: Any
         with pytest.raises(rw.SpecError, match="`env_ids` must be"):
             observer.reset(env_ids=env_ids)
         observer(step_of(2, 2))
-    assert lanes_of(place) == {1: [[1, 2]], 2: [[1, 2]]}
+    assert windows_by_env(place) == {1: [[1, 2]], 2: [[1, 2]]}
 
 
 def test_closed_observer_says_so_until_it_is_opened_again(place: Place) -> None:
@@ -381,5 +381,5 @@ def test_closed_observer_says_so_until_it_is_opened_again(place: Place) -> None:
     observer(step_of(2, 2))
     observer(step_of(3, 2))
     observer.close()
-    assert lanes_of(place) == {1: [[2, 3]], 2: [[2, 3]]}
+    assert windows_by_env(place) == {1: [[2, 3]], 2: [[2, 3]]}
     assert observer.stats().steps == 6

@@ -109,14 +109,14 @@ def test_step_is_stored_once_for_all_windows_and_tables(client: rw.Client, strea
     writer.end_episode()
     stream.flush(20)
     pieces = list(itertools.chain.from_iterable([*slices_of(client, "a"), *slices_of(client, "b")]))
-    assert len({key for key, _, _, _ in pieces}) == writer.num_chunks == 10
+    assert len({key for key, _, _, _ in pieces}) == writer.chunks.num_chunks == 10
     assert {size for _, _, _, size in pieces} == {4}
 
 
 @pytest.mark.parametrize("chunk_length", [1, 3, 16383])
 def test_chunks_have_the_length_that_is_asked_for(client: rw.Client, stream: InsertStream, chunk_length: int) -> None:
     writer = writer_of(stream, rw.WindowSpec(6, 2), chunk_length=chunk_length)
-    assert writer.chunk_length == chunk_length
+    assert writer.chunks.length == chunk_length
     append_all(writer, *range(12))
     writer.end_episode()
     stream.flush(20)
@@ -156,19 +156,19 @@ def test_writers_share_a_stream_each_with_episodes_of_its_own(client: rw.Client,
 def test_writers_of_many_threads_do_not_disturb_each_other(client: rw.Client, stream: InsertStream) -> None:
     spec = rw.WindowSpec(5, 3, "tile")
     writers = [writer_of(stream, spec, request_items=7) for _ in range(4)]
-    firsts = [[1000 * (10 * lane + episode) for episode in range(10)] for lane in range(4)]
+    firsts = [[1000 * (10 * index + episode) for episode in range(10)] for index in range(4)]
     done = threading.Event()
 
-    def write(lane: int) -> None:
-        for first, i in itertools.product(firsts[lane], range(60)):
-            writers[lane].append([np.int64(first + i)], last=i == 59)
+    def write(index: int) -> None:
+        for first, i in itertools.product(firsts[index], range(60)):
+            writers[index].append([np.int64(first + i)], last=i == 59)
 
     def send_all_the_time() -> None:
         while not done.is_set():
             for writer in writers:
                 writer.send()
 
-    threads = [threading.Thread(target=write, args=[lane]) for lane in range(4)]
+    threads = [threading.Thread(target=write, args=[index]) for index in range(4)]
     sender = threading.Thread(target=send_all_the_time)
     for thread in (*threads, sender):
         thread.start()
@@ -178,10 +178,10 @@ def test_writers_of_many_threads_do_not_disturb_each_other(client: rw.Client, st
     sender.join()
     stream.flush(20)
     found = read_column(client, "a")
-    for lane in range(4):
-        episodes = [[*range(first, first + 60), *[0] * 10] for first in firsts[lane]]
+    for index in range(4):
+        episodes = [[*range(first, first + 60), *[0] * 10] for first in firsts[index]]
         expected = [steps[start:stop] for steps in episodes for start, stop in spec.windows(60)]
-        assert [window for window in found if window[0] // 10_000 == lane] == expected
+        assert [window for window in found if window[0] // 10_000 == index] == expected
 
 
 # Ends.
@@ -205,7 +205,7 @@ def test_items_and_chunks_are_counted(client: rw.Client, stream: InsertStream) -
     append_all(writer, *range(8))
     assert writer.num_steps == 8
     writer.send()
-    assert (writer.num_unsent_items, writer.num_items, writer.num_chunks) == (0, 4 + 2, 4)
+    assert (writer.num_unsent_items, writer.num_items, writer.chunks.num_chunks) == (0, 4 + 2, 4)
     writer.end_episode()
     assert (writer.num_steps, writer.num_items) == (0, 6)
     stream.flush(20)

@@ -1,4 +1,4 @@
-"""Damaged requests to a local server: refused, and the next one is answered. `make fuzz` sends a million."""
+"""Damaged requests to a local server: refused, and the next one is answered. `make fuzz` reads a million."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Rollout(NamedTuple):
-    """One lane of T rows, and the numbers that go with them."""
+    """One env of T rows, and the numbers that go with them."""
 
     rewards: Floats
     values: Floats
@@ -165,21 +165,21 @@ def test_n_step_transitions_fold_rewards_and_discounts(r: Rollout, n: int) -> No
 
 @no_deadline
 @given(st.lists(rollouts(), min_size=2, max_size=4))
-def test_lanes_have_nothing_to_do_with_each_other(lanes: list[Rollout]) -> None:
-    size = min(len(lane.rewards) for lane in lanes)
+def test_lanes_have_nothing_to_do_with_each_other(envs: list[Rollout]) -> None:
+    size = min(len(env.rewards) for env in envs)
     parts = [
-        lane._replace(
-            rewards=lane.rewards[:size],
-            values=lane.values[:size],
-            terminated=lane.terminated[:size],
-            truncated=lane.truncated[:size],
+        env._replace(
+            rewards=env.rewards[:size],
+            values=env.values[:size],
+            terminated=env.terminated[:size],
+            truncated=env.truncated[:size],
         )
-        for lane in lanes
+        for env in envs
     ]
-    alone = [gae(lane.rewards, lane.values, lam=0.8, **{**lane.ends, "gamma": 0.9}) for lane in parts]
-    ends = [lane.ends for lane in parts]
+    alone = [gae(env.rewards, env.values, lam=0.8, **{**env.ends, "gamma": 0.9}) for env in parts]
+    ends = [env.ends for env in parts]
     columns = {name: np.stack([end[name] for end in ends]) for name in ("discounts", "continues", "next_values")}
-    rewards, values = (np.stack([getattr(lane, name) for lane in parts]) for name in ("rewards", "values"))
+    rewards, values = (np.stack([getattr(env, name) for env in parts]) for name in ("rewards", "values"))
     together = gae(rewards, values, gamma=0.9, lam=0.8, **columns)
     np.testing.assert_allclose(together.advantages, [one.advantages for one in alone], atol=1e-12)
     # Time first is the same, turned.

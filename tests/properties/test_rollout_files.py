@@ -91,23 +91,23 @@ def test_every_transition_comes_once_a_loop_in_order(
     with tempfile.TemporaryDirectory() as folder:
         write_transitions(Path(folder), lengths, part_length=part_length)
         dataset = RolloutDataset(folder, num_envs, loops)
-        lanes: list[list[tuple[int, int]]] = [[] for _ in range(num_envs)]
+        delivered: list[list[tuple[int, int]]] = [[] for _ in range(num_envs)]
         for turn in range(1000):
             try:
                 batch = dataset.get_batch(batch_lengths[turn % len(batch_lengths)])
             except StopIteration:
                 break
-            for env, lane in enumerate(lanes):
+            for env, of_env in enumerate(delivered):
                 real = batch.mask[:, env]
                 rows = batch.observation[real, env].astype(int).tolist()
                 following = batch.next_observation[real, env].astype(int).tolist()
                 for (episode, t), after, done in zip(rows, following, batch.done[real, env], strict=True):
                     assert after == [episode, min(t + 1, lengths[episode] - 1)]
                     assert done == (t == lengths[episode] - 1)
-                    assert not lane or lane[-1][1] == lengths[lane[-1][0]] - 1 or lane[-1] == (episode, t - 1)
-                    lane.append((episode, t))
+                    assert not of_env or of_env[-1][1] == lengths[of_env[-1][0]] - 1 or of_env[-1] == (episode, t - 1)
+                    of_env.append((episode, t))
         every = [(episode, t) for episode, n in enumerate(lengths) for t in range(n)]
-        assert sorted(itertools.chain(*lanes)) == sorted(every * loops)
+        assert sorted(itertools.chain(*delivered)) == sorted(every * loops)
 
 
 def test_memory_is_bounded_by_the_part_length(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_an_example_that_is_no_dict_is_a_type_error() -> None:
 
 
 def test_a_leaf_that_is_no_number_is_refused() -> None:
-    with pytest.raises(rw.StructureError, match="timescale 'x', leaf `a`: <U2 is no number"):
+    with pytest.raises(rw.StructureError, match="timescale 'x', leaf `a`: <U2 is not a number"):
         rw.TrajectoryAccumulator({"x": {"a": np.array(["ab", "c"])}})
 
 

@@ -17,7 +17,7 @@ from sampled import chunk, item, response, together
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import Column, split_samples
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.protocol import messages
+from reverb_writer.protocol import item_encoding, messages
 from reverb_writer.protocol.responses import SampleReassembler
 from reverb_writer.protocol.trajectory_parsing import ColumnGroup, parse_trajectory
 
@@ -70,6 +70,26 @@ def test_uniform_trajectories_are_parsed_as_all_others_are(
         one.flat_trajectory.columns.add().chunk_slices.add(chunk_key=3, offset=1, length=1, index=0)
     flat = one.flat_trajectory.SerializeToString()
     assert parse_trajectory(flat) == _parse_any(flat)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=4),
+    st.integers(1, 140),
+)
+def test_trajectories_as_our_writers_send_them_are_parsed_by_their_first_column(
+    of_all: list[tuple[int, int, int]], num_columns: int
+) -> None:
+    from reverb_writer.protocol.trajectory_parsing import _parse_uniform
+
+    keys, offsets, lengths = (np.array([of]) for of in zip(*of_all, strict=True))
+    touched = np.arange(len(of_all))[None]
+    slices = item_encoding.encode_slices(keys[0].astype(np.uint64), touched, offsets, lengths)
+    rows = item_encoding.encode_items("t", np.array([7], np.uint64), np.ones(1), slices, num_columns)
+    item = messages.StoredItem.FromString(messages.StoredRequest.FromString(rows.tobytes()).items[0])
+    columns = tuple(range(num_columns))
+    assert parse_trajectory(item.flat_trajectory) == ((((columns, columns),), (False,) * num_columns), [of_all])
+    if num_columns <= 128:  # more have indices of two bytes
+        assert _parse_uniform(item.flat_trajectory) is not None
 
 
 def test_delta_encoded_scalar_and_string_columns() -> None:
@@ -316,5 +336,5 @@ def test_sample_larger_than_the_limit_is_unsafe() -> None:
 
 
 def test_bytes_that_are_not_a_response_are_refused() -> None:
-    with pytest.raises(FormatError, match="no SampleStreamResponse"):
+    with pytest.raises(FormatError, match="not a SampleStreamResponse"):
         samples_of(b"\xff\xff\xff")

@@ -15,7 +15,7 @@ from reverb_writer_server.observability.metrics import exposition
 from reverb_writer_server.observability.state import ServiceState
 
 ROOT = Path(__file__).parent.parent.parent
-METRIC = re.compile(r"\breverb_[a-z_]+[a-z]\b")
+METRIC = re.compile(r"\b(?:reverb|process)_[a-z_]+[a-z]\b")
 PROSE = {"reverb_writer", "reverb_writer_server"}
 
 

@@ -352,7 +352,7 @@ def test_environment_without_a_space_is_refused(missing: str) -> None:
         """An environment that says of one side only what it is like."""
 
     class BareLanes(VectorEnv[Any, Any, Any]):
-        """The same in lanes."""
+        """The same in several environments."""
 
         num_envs = 2
         metadata: Any = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}  # noqa: RUF012  # as Gymnasium's

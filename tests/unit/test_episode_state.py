@@ -93,7 +93,7 @@ def test_what_json_cannot_have_is_refused_by_path() -> None:
 def test_broken_state_is_refused(change: Any) -> None:
     with pytest.raises(FormatError):
         Episode.from_state({**Episode().get_state(), **change})
-    with pytest.raises(FormatError, match="this is no state of an episode"):
+    with pytest.raises(FormatError, match="this is not a state of an episode"):
         Episode.from_state({})
 
 

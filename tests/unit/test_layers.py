@@ -37,8 +37,10 @@ CLIENT = [
     "leaves",
     "nests",
     "deadline",
+    "background",
     "flags",
     "schedules",
+    "closing",
     "arguments",
     "array_api",
     "extras",
@@ -54,6 +56,7 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
+    "limits",
     "log_setup",
     "signals",
 ]

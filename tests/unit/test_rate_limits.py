@@ -83,7 +83,7 @@ def test_figures_are_json() -> None:
 def test_blocked_inserts_need_samples() -> None:
     why, remedy = explain_side(table(inserts=125), "inserts")  # one more: 1008, 8 above 1000
     assert why == "The rate limiter of table `replay` blocks inserts: inserts x 8 - samples = 1000, max_diff 1000."
-    assert remedy == "8 samples let the next insert in; so does a higher max_diff."
+    assert remedy == "8 samples let the next insert in; so does a larger `error_buffer`."
 
 
 def test_blocked_samples_need_inserts() -> None:
@@ -91,13 +91,13 @@ def test_blocked_samples_need_inserts() -> None:
     assert why == (
         "The rate limiter of table `replay` waits for 1 more inserts: inserts x 8 - samples = 600, min_diff 600."
     )
-    assert remedy == "1 insert lets the next sample out; so does a lower min_diff."
+    assert remedy == "1 insert lets the next sample out; so does a larger `error_buffer`."
 
 
 def test_table_that_is_not_full_enough_needs_the_rest() -> None:
     why, remedy = explain_side(table(size=97), "samples")
     assert why == "Table `replay` has 97 items; its rate limiter waits for 3 more (min_size_to_sample 100)."
-    assert remedy == "3 inserts let sampling start; so does a lower min_size."
+    assert remedy == "3 inserts let sampling start; so does a lower `min_size`."
 
 
 # Standing still.

@@ -50,5 +50,5 @@ def test_sample_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bytes_that_are_not_a_response_are_refused() -> None:
-    with pytest.raises(FormatError, match="3 bytes that are no SampleStreamResponse"):
+    with pytest.raises(FormatError, match="3 bytes that are not a SampleStreamResponse"):
         SampleReassembler().feed(b"\xff\xff\xff")

@@ -85,14 +85,14 @@ def test_vtrace_is_that_of_torchrl(max_rho: float, max_c: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of JAX and what it brings
-@pytest.mark.parametrize("lane", range(B))
-def test_returns_are_those_of_rlax_whose_discounts_are_0_where_an_episode_terminates(lane: int) -> None:
+@pytest.mark.parametrize("env", range(B))
+def test_returns_are_those_of_rlax_whose_discounts_are_0_where_an_episode_terminates(env: int) -> None:
     rlax = pytest.importorskip("rlax")
-    discounts = GAMMA * ~TERMINATED[:, lane]
-    rewards, values, ratios = REWARDS[:, lane], VALUES[:, lane], RATIOS[:, lane]
-    following = np.append(values[1:], LAST[lane])
+    discounts = GAMMA * ~TERMINATED[:, env]
+    rewards, values, ratios = REWARDS[:, env], VALUES[:, env], RATIOS[:, env]
+    following = np.append(values[1:], LAST[env])
     common: dict[str, Any] = {"gamma": 1.0, "discounts": discounts, "time_axis": 0}
-    arguments = rewards, np.append(values, LAST[lane])
+    arguments = rewards, np.append(values, LAST[env])
     for n in (1, 3, T + 5):
         theirs = rlax.n_step_bootstrapped_returns(rewards, discounts, following, n)
         np.testing.assert_allclose(n_step_returns(*arguments, n, **common), theirs, rtol=1e-4, atol=1e-4)
@@ -100,7 +100,7 @@ def test_returns_are_those_of_rlax_whose_discounts_are_0_where_an_episode_termin
     np.testing.assert_allclose(lambda_returns(*arguments, lam=0.7, **common), theirs, rtol=1e-4, atol=1e-4)
     theirs = rlax.discounted_returns(rewards, discounts, following)
     np.testing.assert_allclose(discounted_returns(*arguments, **common), theirs, rtol=1e-4, atol=1e-4)
-    theirs = rlax.truncated_generalized_advantage_estimation(rewards, discounts, 0.7, np.append(values, LAST[lane]))
+    theirs = rlax.truncated_generalized_advantage_estimation(rewards, discounts, 0.7, np.append(values, LAST[env]))
     np.testing.assert_allclose(gae(*arguments, lam=0.7, **common).advantages, theirs, rtol=1e-4, atol=1e-4)
     errors = rlax.vtrace(values, following, rewards, discounts, ratios, 0.7)
     ours = vtrace(*arguments, ratios, lam=0.7, **common)

@@ -22,8 +22,6 @@ from reverb_writer_server.observability.banner import memory_lines
 from reverb_writer_server.observability.describe import describe
 from reverb_writer_server.observability.memory import available_bytes, estimate
 
-ITEM_BYTES = 1_000
-
 
 def read(tmp_path: Path, text: str, environment: dict[str, str] | None = None, **flags: Any) -> ServerConfig:
     file = tmp_path / "server.toml"
@@ -146,7 +144,10 @@ def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) ->
         ("port = true", r"`port`: got true (boolean), allowed: an integer from 0 to 65535."),
         ("port =", r"is not valid TOML:"),
         ("prot = 1", r"unknown key `prot`. Did you mean `port`? Allowed: port"),
-        ("[http]\nprot = 1", r"unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host."),
+        (
+            "[http]\nprot = 1",
+            "unknown key `http.prot`. Did you mean `port`? Allowed in [http]: port, host, address_file, max_silence_s",
+        ),
         ("tables.a.sampler = 'unifrom'", r'`tables.a.sampler`: got "unifrom" (string), allowed: "uniform" or "fifo"'),
         ("tables.a.min_size = 0", r"`tables.a.min_size`: got 0 (integer), allowed: an integer from 1 to"),
         ("tables.a = 3", r"`tables.a`: got 3 (integer), allowed: a section [tables.a] with max_size, "),
@@ -183,7 +184,7 @@ def test_what_cannot_work_is_refused_by_file_key_value_and_what_is_allowed(
         (
             "REVERB_WRITER__HTTP",
             "3",
-            '`http`: got "3" (string), allowed: a section [http] with port, host.',
+            '`http`: got "3" (string), allowed: a section [http] with port, host, address_file, max_silence_s.',
         ),
         (
             "REVERB_WRITER__TABLES",
@@ -328,30 +329,41 @@ def test_textproto_that_cannot_work_is_refused(tmp_path: Path, old: str, new: st
     assert str(file) in str(refusal.value)
 
 
-# Memory. A step of 84 x 84 x 4 bytes and a float32 has 28,228 bytes.
+# Memory. A step of 84 x 84 x 4 bytes and a float32 has 28,228 bytes, in two columns.
 
 SIGNATURE = {"rgb": ArraySpec((20, 84, 84, 4), np.dtype(np.uint8)), "reward": ArraySpec((20,), np.dtype(np.float32))}
 
 
+# Chunks have 20 steps for S = 1 and 30, 5 for S = 5; a window of 20 steps touches 1.95 of the former on average.
 @pytest.mark.parametrize(
-    ("remover", "stride", "steps"),
-    [("fifo", 1, 1000 + 19), ("fifo", 5, 5000 + 15), ("fifo", 30, 20_000), ("uniform", 1, 20_000)],
+    ("remover", "stride", "episode", "steps", "slices", "chunks"),
+    [
+        ("fifo", 1, None, 1000 + 19, 1.95, 0.05),
+        ("fifo", 5, None, 5000 + 15, 4, 1),
+        ("fifo", 30, None, 20_000, 1, 1),
+        ("fifo", 1, 21, 20_000, 1.5, 1),  # two windows and two chunks an episode
+        ("uniform", 1, None, 39_000, 1.95, 1.95),
+    ],
 )
-def test_overlapping_windows_share_their_steps_where_the_oldest_goes_first(
-    remover: Any, stride: int, steps: int
+def test_overlapping_windows_share_their_chunks_where_the_oldest_goes_first(
+    remover: Any, stride: int, episode: int | None, steps: int, slices: float, chunks: float
 ) -> None:
     config = TableConfig("a", 1000, remover=remover, signature=SIGNATURE)
-    one = estimate(ServedTable(config, 20, stride))
+    one = estimate(ServedTable(config, 20, stride, episode_length=episode))
     assert (one.steps, one.step_bytes) == (steps, 84 * 84 * 4 + 4)
-    assert one.total_bytes == steps * 28_228 + 1000 * ITEM_BYTES
-    assert one.total_bytes_without_overlap == 20_000 * 28_228 + 1000 * ITEM_BYTES
+    held = 1000 * (600 + 2 * (145 * slices + 1400 * chunks))
+    num_steps = steps - (20 - min(stride, 20) if episode is None and remover == "fifo" else 0)
+    assert one.total_bytes == pytest.approx(held + 1.15 * num_steps * 28_228, rel=1e-6)
+    assert one.save_bytes == pytest.approx(1000 * (600 + 2 * 85 * slices))
+    assert one.total_bytes_without_overlap is not None
+    assert one.total_bytes_without_overlap >= max(one.total_bytes or 0, 20_000 * 28_228)
 
 
 def test_estimate_says_what_it_supposes_and_is_called_no_bound() -> None:
     config = replace(load(None, {}), tables=(ServedTable(TableConfig("a", 1000, signature=SIGNATURE), 20, 10),))
     (line, in_all), _ = memory_lines(config)
     assert line.startswith("memory of table `a`: about ")
-    assert line.endswith("MiB if no items overlap, as with short episodes")
+    assert line.endswith("MiB if no items overlap")
     assert in_all.startswith("total memory: about ")
 
 

@@ -111,12 +111,12 @@ def test_slices_run_on_at_the_rings_first_row() -> None:
     assert drawn(SliceSampler(4, 4), trajectories) == {(8, 9, 0, 1), (9, 0, 1, 2), (3, 4), (5, 6, 7)}
 
 
-def test_slices_of_lanes_stay_in_their_lane() -> None:
+def test_slices_of_environments_stay_in_their_environment() -> None:
     ids = np.array([[0, 3], [0, 3], [1, 3], [1, 4], [1, 4]])
-    steps = {"time": np.repeat(np.arange(5), 2).reshape(5, 2), "lane": np.tile([0, 1], (5, 1)), "traj_ids": ids}
+    steps = {"time": np.repeat(np.arange(5), 2).reshape(5, 2), "env": np.tile([0, 1], (5, 1)), "traj_ids": ids}
     batch = gather(steps, SliceSampler(4, 3).each(find_trajectories(Markers(traj_ids=ids)), rng()))
     assert batch.data["time"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-    assert batch.data["lane"].tolist() == [0] * 5 + [1] * 5
+    assert batch.data["env"].tolist() == [0] * 5 + [1] * 5
     assert batch.markers.traj_ids.tolist() == [0, 0, 1, 1, 1, 3, 3, 3, 4, 4]
 
 

@@ -127,7 +127,7 @@ def test_nest_without_leaves_is_refused(empty: Any) -> None:
 
 @pytest.mark.parametrize("leaf", [None, object(), {1, 2}, np.array([1, "a"], object), np.array({}, object)])
 def test_leaf_that_is_no_array_number_or_string_is_refused(leaf: Any) -> None:
-    with pytest.raises(StructureError, match=r"first step, leaf `a/0`: \w+ is no array, number or string"):
+    with pytest.raises(StructureError, match=r"first step, leaf `a/0`: \w+ is not an array, number or string"):
         StepStructure({"a": [leaf]})
 
 
@@ -230,9 +230,9 @@ def test_leaf_that_differs_is_refused_by_its_path(first: Any, later: Any, messag
 @pytest.mark.parametrize(
     ("leaf", "message"),
     [
-        (np.array({"a": 1}, object), "dict is no string"),
-        (np.array(3, object), "int is no string"),
-        (None, "NoneType is no string"),
+        (np.array({"a": 1}, object), "dict is not a string"),
+        (np.array(3, object), "int is not a string"),
+        (None, "NoneType is not a string"),
         ("\ud800", r"'\\ud800' is not Unicode: surrogates not allowed. Pass it as bytes."),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -54,6 +54,15 @@ KEYS: Mapping[str, Key] = {
         "127.0.0.1",
         "address that this port listens on; `0.0.0.0` for all interfaces",
     ),
+    "http.address_file": Key(
+        text("a path"), None, "file that gets the address of this port while it is served, for `docker/healthcheck`"
+    ),
+    "http.max_silence_s": Key(
+        quantity("seconds"),
+        120.0,
+        "time without an answer of Reverb after which `/livez` fails, so that the server is restarted; 0 for no limit",
+    ),
+    "gateway.certificate": Key(text("a path"), None, "PEM file with the gateway's certificate, whose end is a metric"),
     "checkpoints.directory": Key(
         text("a path"),
         None,
@@ -117,6 +126,9 @@ KEYS: Mapping[str, Key] = {
     "tables.*.stride_length": Key(
         count(1, _MAX_COUNT), 1, "number of steps between the starts of two items; for the memory estimate"
     ),
+    "tables.*.episode_length": Key(
+        count(1, _MAX_COUNT), None, "number of steps of an episode, for the memory estimate; long ones if it is not set"
+    ),
     "tables.*.signature": Key(
         Kind('a table of leaves such as obs = "uint8[84, 84, 4]"', (dict, list, str)),
         None,
@@ -133,6 +145,7 @@ class ServedTable:
         config: the table.
         sequence_length: number of steps of an item; None if unknown.
         stride_length: number of steps between the starts of two items.
+        episode_length: number of steps of an episode; None for long ones.
         advice: warnings about its rules, a sentence each.
     """
 
@@ -140,6 +153,7 @@ class ServedTable:
     sequence_length: int | None = None
     stride_length: int = 1
     advice: tuple[str, ...] = ()
+    episode_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +175,9 @@ class ServerConfig:
     port: int
     http_host: str
     http_port: int
+    http_address_file: Path | None
+    http_max_silence_s: float
+    gateway_certificate: Path | None
     checkpoints: CheckpointConfig
     memory_on_excess: str
     log_format: str
@@ -170,7 +187,10 @@ class ServerConfig:
 
 
 def load(
-    path: Path | None, environment: Mapping[str, str], flags: Mapping[tuple[str, ...], Any] | None = None
+    path: Path | None,
+    environment: Mapping[str, str],
+    flags: Mapping[tuple[str, ...], Any] | None = None,
+    tables: Sequence[str] = (),
 ) -> ServerConfig:
     """Read the configuration.
 
@@ -178,6 +198,7 @@ def load(
         path: a TOML file, or a textproto file of Reverb (`.textproto`, `.pbtxt`, `.textpb`); None for no file.
         environment: environment variables, such as `os.environ`.
         flags: command line options by key, such as `("tables", "replay", "max_size")`.
+        tables: names of tables on the command line, which are served even if nothing sets a key of theirs.
 
     Raises:
         ConfigError: a value is not allowed, or a table would always block; the message names its origin, the key, the
@@ -186,13 +207,15 @@ def load(
     settings = Settings({name: key.kind for name, key in KEYS.items()})
     given: tuple[ServedTable, ...] = ()
     if path is not None and path.suffix in textproto.SUFFIXES:
-        port, tables = textproto.read(path)
-        given = tuple(ServedTable(table, advice=tuple(rate_limiter_checks.advice(table))) for table in tables)
+        port, read = textproto.read(path)
+        given = tuple(ServedTable(table, advice=tuple(rate_limiter_checks.advice(table))) for table in read)
         if port:
             settings.set(("port",), port, str(path))
     elif path is not None:
         settings.read_file(path)
     settings.read_environment(environment)
+    for name in tables:
+        settings.declare(("tables", name), "command line")
     for key, flag in (flags or {}).items():
         settings.set(key, flag, "command line")
     named = tuple(_table(settings, name) for name in settings.names("tables"))
@@ -210,13 +233,15 @@ def load(
     def value(key: str) -> Any:
         return settings.get(*key.split("."), default=KEYS[key].default)
 
-    directory = value("checkpoints.directory")
     return ServerConfig(
         port=value("port"),
         http_host=value("http.host"),
         http_port=value("http.port"),
+        http_address_file=_path(value("http.address_file")),
+        http_max_silence_s=value("http.max_silence_s"),
+        gateway_certificate=_path(value("gateway.certificate")),
         checkpoints=CheckpointConfig(
-            Path(directory) if directory else None,
+            _path(value("checkpoints.directory")),
             *(value(f"checkpoints.{name}") for name in ("every_s", "keep", "on_exit", "restore", "on_mismatch")),
         ),
         memory_on_excess=value("memory.on_excess"),
@@ -225,6 +250,10 @@ def load(
         log_figures_every_s=value("log.figures_every_s"),
         tables=given + named or (ServedTable(TableConfig("replay")),),
     )
+
+
+def _path(value: str | None) -> Path | None:
+    return Path(value) if value else None
 
 
 def _table(settings: Settings, name: str) -> ServedTable:
@@ -245,7 +274,7 @@ def _table(settings: Settings, name: str) -> ServedTable:
     except SpecError as error:
         raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
     advice = (*(str(warning.message) for warning in caught), *rate_limiter_checks.advice(config))
-    return ServedTable(config, length, value("stride_length"), advice)
+    return ServedTable(config, length, value("stride_length"), advice, value("episode_length"))
 
 
 def _table_config(settings: Settings, name: str, signature: Any, value: _Values) -> TableConfig:

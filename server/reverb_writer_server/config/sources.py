@@ -150,6 +150,10 @@ class Settings:
             raise ConfigError(f"{origin}: `{'.'.join(key)}`: got {_describe_value(value)}, allowed: {kind.allowed}.")
         self._values[key] = (value, origin)
 
+    def declare(self, section: tuple[str, ...], origin: str) -> None:
+        """Name a section, such as a table, of which no value need be set."""
+        self._sections.setdefault(section, origin)
+
     def get(self, *key: str, default: Any = None) -> Any:
         """Return the value of a key, or `default` if it is not set."""
         return self._values.get(key, (default, ""))[0]
@@ -201,7 +205,7 @@ class Settings:
         if isinstance(value, dict) and not self._matches(key, whole=True):
             if key and not self._matches(key, whole=False):
                 raise self._unknown_key(key, origin)
-            self._sections.setdefault(key, origin)
+            self.declare(key, origin)
             for name, inner in value.items():
                 yield from self._flatten((*key, name), inner, origin)
         else:

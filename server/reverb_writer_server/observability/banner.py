@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
-from reverb_writer_server.observability.memory import Estimate, available_bytes, estimate, used_bytes
+from reverb_writer_server.observability.memory import PROCESS_BYTES, Estimate, available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.state import ServiceState
 
-__all__ = ["figures_line", "memory_lines", "table_lines", "versions_line"]
+__all__ = ["figures_line", "memory_lines", "table_lines", "versions", "versions_line"]
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that run, by name in snake case."""
+    names = ("reverb-writer-server", "dm-reverb", "tensorflow")
+    return {**{name.replace("-", "_"): _version(name) for name in names}, "python": platform.python_version()}
 
 
 def versions_line() -> str:
-    """Return the versions of the packages that run."""
-    names = ("reverb-writer-server", "dm-reverb", "tensorflow")
-    return ", ".join(f"{name} {_version(name)}" for name in names)
+    """Return the same as a line."""
+    return ", ".join(f"{name.replace('_', '-')} {version}" for name, version in versions().items())
 
 
 def table_lines(tables: Sequence[ServedTable]) -> Iterator[str]:
@@ -36,19 +44,27 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     estimates = [estimate(table) for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
-    total = sum(one.total_bytes or 0 for one in estimates)
+    saving = sum(one.save_bytes or 0 for one in estimates) if config.checkpoints.directory else 0
+    total = PROCESS_BYTES + saving + sum(one.total_bytes or 0 for one in estimates)
     excess = total > available
     if not any(one.total_bytes for one in estimates):
         return [*lines, f"total memory: unknown, available: {format_bytes(available)}"], False
     which = "" if _all_known(estimates) else " for the tables with an estimate"
     verdict = ": more than is available. Lower max_size or raise the limit" if excess else ""
-    lines.append(f"total memory: about {format_bytes(total)}{which}, available: {format_bytes(available)}{verdict}")
+    parts = f"{format_bytes(PROCESS_BYTES)} for the processes"
+    if saving:
+        parts += f", {format_bytes(saving)} while a checkpoint is written"
+    lines.append(
+        f"total memory: about {format_bytes(total)}{which} ({parts}), available: {format_bytes(available)}{verdict}"
+    )
     return lines, excess
 
 
 def figures_line(state: ServiceState, since_s: float) -> str:
-    """Return one line with the sizes and rates of the tables."""
+    """Return one line with the sizes and rates of the tables, or with the reason why there are none."""
     assert state.monitor is not None  # noqa: S101  # the service calls it while it serves
+    if not state.monitor.answers():
+        return str(state.monitor.fault())
     snapshot, rates = state.monitor.latest(), state.monitor.rates(since_s)
     parts = []
     for name, table in snapshot.tables.items():
@@ -65,9 +81,7 @@ def _describe_estimate(one: Estimate) -> str:
         return f"unknown, set its {missing}"
     without_overlap = ""
     if one.total_bytes_without_overlap != one.total_bytes and one.total_bytes_without_overlap is not None:
-        without_overlap = (
-            f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap, as with short episodes"
-        )
+        without_overlap = f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap"
     size = f"{one.steps:,} steps of {one.step_bytes:,} bytes before compression"
     return f"about {format_bytes(one.total_bytes)} ({size}){without_overlap}"
 

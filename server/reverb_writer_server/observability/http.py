@@ -1,24 +1,51 @@
-"""Health checks, metrics and the status page over HTTP, read-only, on a port of their own."""
+"""Health checks, metrics and the status page over HTTP, read-only, on a port of their own.
+
+Waitress bounds threads and requests. It stops accepting at its limit of connections, so that idle ones would shut out
+health checks; here the oldest idle connection is closed instead.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import ipaddress
 import json
+import logging
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from waitress import wasyncore
+from waitress.adjustments import Adjustments
+from waitress.server import TcpWSGIServer
 
 from reverb_writer_server.observability import metrics
 from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.ports import port_in_use
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 __all__ = ["StatusServer"]
 
-_IDLE_TIMEOUT_S = 10.0  # after which a silent client is disconnected
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+_logger = logging.getLogger(__name__)
+_MAX_CONNECTIONS = 128
+_NUM_THREADS = 4
+_BACKLOG = 1024
+_IDLE_TIMEOUT_S = 10  # after which a silent client is disconnected
+_MAX_REQUEST_BYTES = 8192
+_HEADERS = [
+    ("Cache-Control", "no-store"),
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+]
 
 
 class _Reply(NamedTuple):
@@ -31,11 +58,18 @@ class StatusServer:
     """Serves HTTP in its own threads until it is closed.
 
     Attributes:
-        address: "HOST:PORT".
+        host: an address or a name at which clients on this machine reach it.
+        port: its port.
+        address: both, "HOST:PORT".
     """
 
     def __init__(self, host: str, port: int, state: ServiceState) -> None:
         """Start to listen.
+
+        Args:
+            host: an address of this machine; "0.0.0.0" for all of IPv4, "::" for all of IPv4 and IPv6.
+            port: 1 to 65535.
+            state: what is served.
 
         Raises:
             PortInUseError: another process has the port.
@@ -46,32 +80,81 @@ class StatusServer:
             "/": lambda: _Reply(HTTPStatus.OK, "text/html; charset=utf-8", page),
             "/status.json": lambda: _Reply(HTTPStatus.OK, "application/json", json.dumps(state.snapshot()).encode()),
             "/metrics": lambda: _Reply(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.exposition(state)),
-            "/livez": lambda: _health_reply(True, "alive"),
+            "/livez": lambda: _health_reply(*state.alive()),
             "/readyz": lambda: _health_reply(*state.ready()),
         }
-        try:
-            self._server = _Server((host, port), _handler(routes))
-        except OSError as error:
-            raise port_in_use(port) if error.errno == errno.EADDRINUSE else error from error
-        self.address = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.2,), name="status-server", daemon=True
-        )
+        self.host, self.port = _reachable(host), port
+        self.address = f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+        logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst of requests is no event
+        self._sockets: wasyncore.Map = {}
+        self._server = _Server(_application(routes), self._sockets, _listener(host, port))
+        self._thread = threading.Thread(target=self._server.run, name="status-server", daemon=True)
         self._thread.start()
+
+    @contextlib.contextmanager
+    def address_in(self, file: Path) -> Iterator[None]:
+        """Have host and port in a file within the block, so that a health check needs no configuration."""
+        partial = file.with_name(f"{file.name}.partial")
+        try:
+            partial.write_text(f"{self.host} {self.port}\n")
+            partial.replace(file)
+        except OSError as error:
+            _logger.warning("http.address_file cannot be written, so docker/healthcheck will fail: %s", error)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_IDLE_TIMEOUT_S)
+        if self._thread.is_alive():
+            self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._sockets))
+            self._thread.join(_IDLE_TIMEOUT_S)
+            self._server.task_dispatcher.shutdown()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
+class _Server(TcpWSGIServer):  # type: ignore[misc]  # waitress has no types
+    """Waitress's server, which never stops accepting."""
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Do not log clients that disconnect."""
+    def __init__(self, application: WSGIApplication, sockets: wasyncore.Map, listener: socket.socket) -> None:
+        adjustments = Adjustments(
+            sockets=[listener],
+            threads=_NUM_THREADS,
+            backlog=_BACKLOG,
+            connection_limit=2 * _MAX_CONNECTIONS,
+            channel_timeout=_IDLE_TIMEOUT_S,
+            cleanup_interval=_IDLE_TIMEOUT_S,
+            max_request_header_size=_MAX_REQUEST_BYTES,
+            max_request_body_size=_MAX_REQUEST_BYTES,
+            log_socket_errors=False,  # clients that disconnect
+            asyncore_use_poll=True,  # select() ends at descriptor 1,024
+            ident=None,
+        )
+        about = (listener.family, listener.type, listener.proto, listener.getsockname())
+        super().__init__(application, sockets, _sock=listener, adj=adjustments, sockinfo=about, bind_socket=False)
+
+    def handle_accept(self) -> None:
+        super().handle_accept()
+        channels = [one for one in self.active_channels.values() if not one.will_close]  # oldest first
+        if len(channels) > _MAX_CONNECTIONS:
+            next((one for one in channels if not one.requests), channels[0]).will_close = True
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    family, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::")
+    except OSError as error:
+        raise port_in_use(port) if error.errno == errno.EADDRINUSE else error from error
+
+
+def _reachable(host: str) -> str:
+    try:
+        unspecified = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return host
+    return "localhost" if unspecified else host
 
 
 def _health_reply(healthy: bool, text: str) -> _Reply:
@@ -79,32 +162,17 @@ def _health_reply(healthy: bool, text: str) -> _Reply:
     return _Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
 
-def _handler(routes: dict[str, Callable[[], _Reply]]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _IDLE_TIMEOUT_S
-        server_version = "reverb-writer-server"
-        sys_version = ""
+def _application(routes: dict[str, Callable[[], _Reply]]) -> WSGIApplication:
+    def application(environment: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        method, route = environment["REQUEST_METHOD"], routes.get(environment["PATH_INFO"])
+        if method not in ("GET", "HEAD"):
+            reply = _Reply(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", b"GET, HEAD\n")
+        elif route is None:
+            reply = _Reply(HTTPStatus.NOT_FOUND, "text/plain", f"{' '.join(routes)}\n".encode())
+        else:
+            reply = route()
+        headers = [("Content-Type", reply.kind), ("Content-Length", str(len(reply.body))), *_HEADERS]
+        start_response(f"{reply.status.value} {reply.status.phrase}", headers)
+        return [b"" if method == "HEAD" else reply.body]
 
-        def do_GET(self) -> None:  # the name that http.server looks for
-            self._answer(with_body=True)
-
-        def do_HEAD(self) -> None:  # as above
-            self._answer(with_body=False)
-
-        def log_message(self, *arguments: Any) -> None:
-            """Do not log requests: health checks come every few seconds."""
-
-        def _answer(self, *, with_body: bool) -> None:
-            route = routes.get(self.path.partition("?")[0])
-            reply = route() if route else _Reply(HTTPStatus.NOT_FOUND, "text/plain", f"{' '.join(routes)}\n".encode())
-            self.send_response(reply.status)
-            self.send_header("Content-Type", reply.kind)
-            self.send_header("Content-Length", str(len(reply.body)))
-            self.send_header("Cache-Control", "no-store")
-            self.send_header("Content-Security-Policy", _POLICY)
-            self.send_header("X-Content-Type-Options", "nosniff")
-            self.end_headers()
-            if with_body:
-                self.wfile.write(reply.body)
-
-    return Handler
+    return application

@@ -1,10 +1,12 @@
 """Estimated memory of the tables, and the memory that is available.
 
-A step is stored once, however many items refer to it, and freed with the last of them. If the oldest item is removed
-first, N items of L steps that start S steps apart hold N x S + (L - S) steps in long episodes. Items do not overlap if
-episodes are shorter than L + S, and with any other remover the remaining items may not overlap either: then they hold
-N x L steps. Arrays are counted uncompressed; snappy often makes them much smaller. The estimates are not bounds: they
-include neither the allocator's overhead nor other steps in the chunks that items refer to.
+A step is stored once, in a chunk, however many items refer to it. If the oldest item is removed first, N items of L
+steps that start S steps apart hold N x S + (L - S) steps in long episodes. Items do not overlap in episodes of L
+steps, and with any other remover the remaining items may not overlap either: then each holds the chunks it touches.
+
+Beside the steps, Reverb keeps objects: for each item, for each slice that an item has of each column, and for each
+column of a chunk. Their sizes are measured: docs/decisions/memory-estimate.md. Arrays are counted uncompressed; snappy
+often makes them much smaller.
 """
 
 from __future__ import annotations
@@ -13,15 +15,24 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import tree
 
+from reverb_writer.windows import WindowSpec
+from reverb_writer.writing.window_targets import chunk_length_for
 from reverb_writer_server.config.schema import ServedTable
 
-__all__ = ["Estimate", "available_bytes", "estimate", "used_bytes"]
+__all__ = ["PROCESS_BYTES", "Estimate", "available_bytes", "estimate", "used_bytes"]
 
-_ITEM_BYTES = 1_000  # of Reverb's own bookkeeping for an item of one chunk; measured, see docs/server.md
+PROCESS_BYTES = 600_000_000  # of both processes with empty tables, and of streams
+_ITEM_BYTES = 600
+_SLICE_BYTES = 145  # of each column
+_CHUNK_BYTES = 1400  # of each column
+_PAYLOAD = 1.15
+_SAVED_ITEM_BYTES = 600  # while a checkpoint is written, items are copied, and chunks are not
+_SAVED_SLICE_BYTES = 85
 _CGROUP = Path("/sys/fs/cgroup")
 _NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63
 
@@ -32,17 +43,27 @@ class Estimate:
 
     Attributes:
         table: its name.
-        steps: number of steps in the table if its items overlap; None if their length is unknown.
+        steps: number of steps in the table, in episodes of the configured length or long ones; None if unknown.
         step_bytes: size of one step, uncompressed; None if the signature does not tell.
         total_bytes: size of the full table; None if it is unknown.
-        total_bytes_without_overlap: its size if no two items share a step.
+        total_bytes_without_overlap: its size if no two items share a chunk.
+        save_bytes: size of the copy that exists while a checkpoint is written; None if it is unknown.
     """
 
     table: str
     steps: int | None
     step_bytes: int | None
-    total_bytes: int | None
-    total_bytes_without_overlap: int | None
+    total_bytes: int | None = None
+    total_bytes_without_overlap: int | None = None
+    save_bytes: int | None = None
+
+
+class _PerItem(NamedTuple):
+    """How much of a stream an item has: slices and chunks of each column, and steps."""
+
+    slices: float
+    chunks: float
+    steps: float
 
 
 def estimate(table: ServedTable) -> Estimate:
@@ -52,18 +73,47 @@ def estimate(table: ServedTable) -> Estimate:
     sizes = [_leaf_bytes(spec) for spec in specs]
     step_bytes = sum(size for size in sizes if size is not None) if sizes and None not in sizes else None
     length = length or next((spec.shape[0] for spec in specs if spec.shape), None)
-    steps = None
-    if length is not None:
-        stride = min(table.stride_length, length)
-        steps = config.max_size * length
-        if config.remover == "fifo":
-            steps = config.max_size * stride + (length - stride)
-    if steps is None or step_bytes is None:
-        return Estimate(config.name, steps, step_bytes, None, None)
-    assert length is not None  # noqa: S101  # as `steps` is known
-    items_bytes = config.max_size * _ITEM_BYTES
-    total_bytes_without_overlap = config.max_size * length * step_bytes + items_bytes
-    return Estimate(config.name, steps, step_bytes, steps * step_bytes + items_bytes, total_bytes_without_overlap)
+    if length is None:
+        return Estimate(config.name, None, step_bytes)
+    stride = min(table.stride_length, length)
+    chunk = chunk_length_for([WindowSpec(length, stride)], math.inf if step_bytes is None else step_bytes)
+    shared, alone = _shared(length, stride, chunk, table.episode_length), _alone(length, stride, chunk, config.remover)
+    usual = shared if config.remover == "fifo" else alone
+    steps = math.ceil(config.max_size * usual.steps)
+    if usual is shared and table.episode_length is None:
+        steps += length - stride
+    if step_bytes is None:
+        return Estimate(config.name, steps, None)
+
+    def size(per_item: _PerItem) -> int:
+        objects = _ITEM_BYTES + len(specs) * (_SLICE_BYTES * per_item.slices + _CHUNK_BYTES * per_item.chunks)
+        return math.ceil(config.max_size * (objects + _PAYLOAD * per_item.steps * step_bytes))
+
+    save_bytes = config.max_size * (_SAVED_ITEM_BYTES + len(specs) * _SAVED_SLICE_BYTES * usual.slices)
+    return Estimate(config.name, steps, step_bytes, size(usual), max(size(usual), size(alone)), math.ceil(save_bytes))
+
+
+def _shared(length: int, stride: int, chunk: int, episode: int | None) -> _PerItem:
+    """Return what an item has where the items of an episode share its chunks."""
+    if stride == length:
+        return _PerItem(1, 1, length)
+    windows = None if episode is None else max(1, (episode - length) // stride + 1)
+    period = chunk // math.gcd(stride, chunk)
+    num_starts = period if windows is None else min(period, windows)
+    slices = fmean((k * stride % chunk + length - 1) // chunk + 1 for k in range(num_starts))
+    if windows is None:
+        return _PerItem(slices, stride / chunk, stride)
+    chunks = math.ceil(((windows - 1) * stride + length) / chunk) / windows
+    return _PerItem(slices, chunks, chunks * chunk)
+
+
+def _alone(length: int, stride: int, chunk: int, remover: Any) -> _PerItem:
+    """Return what an item has that shares no chunk: of an episode of its own, or the last one left of an episode."""
+    if remover == "fifo":
+        chunks: float = math.ceil(length / chunk)
+    else:
+        chunks = _shared(length, stride, chunk, None).slices
+    return _PerItem(chunks, chunks, max(chunks * chunk, length))
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:

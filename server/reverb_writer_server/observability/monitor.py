@@ -1,4 +1,4 @@
-"""Snapshots of a server's tables, taken every two seconds, and how long inserts or samples have been blocked."""
+"""Snapshots of a server's tables, taken every two seconds; whether it answers; how long a side has been blocked."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import reverb_writer as rw
 from reverb_writer.rate_limits import Standstill, StandstillDetector, figures, rates
 from reverb_writer.table_info import ServerInfo, TableInfo
+from reverb_writer_server.reverb.ports import accepts_connections
 
 __all__ = ["Monitor", "ServerSnapshot"]
 
@@ -21,6 +23,8 @@ _logger = logging.getLogger(__name__)
 _EVERY_S = 2.0
 _HISTORY = 300  # snapshots, ten minutes
 _ANSWER_TIMEOUT_S = 5.0
+_ACCEPT_TIMEOUT_S = 2.0
+_FRESH_S = 6.0  # an answer is this old at most where the server answers at once, and once late
 
 
 @dataclass(frozen=True)
@@ -41,23 +45,28 @@ class ServerSnapshot:
 class Monitor:
     """Takes a snapshot of a server every two seconds, in its own thread, until it is closed. Thread-safe.
 
+    A server may answer on connections that it has, and yet accept no new one: both are asked for.
+
     Attributes:
         client: its client; other threads may use it too.
+        ran_at: `time.monotonic()` at which its thread last began a round.
     """
 
     def __init__(self, address: str, order: Sequence[str]) -> None:
         """Take the first snapshot and start the thread.
 
         Args:
-            address: address of the server.
+            address: address of the server, "HOST:PORT".
             order: names of the tables, in the order in which they are reported.
         """
+        self._address = address
         self._order = order
         self.client = rw.Client(address, timeout_s=_ANSWER_TIMEOUT_S)
         self._watch = StandstillDetector()
         self._snapshots: deque[ServerSnapshot] = deque(maxlen=_HISTORY)
         self._closed = threading.Event()
         self._take_snapshot(self.client.request_info())
+        self.ran_at = self._accepted_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="monitor", daemon=True)
         self._thread.start()
 
@@ -65,13 +74,28 @@ class Monitor:
         """Return the last snapshot."""
         return self._snapshots[-1]
 
-    def answers(self, timeout_s: float) -> bool:
-        """Return whether the server answers now."""
-        try:
-            self.client.server_info(timeout_s)
-        except rw.ReverbWriterError:
-            return False
-        return True
+    def age_s(self) -> float:
+        """Return the age of the last snapshot in seconds."""
+        return time.monotonic() - self.latest().at
+
+    def silence_s(self) -> float:
+        """Return for how many seconds the server has not answered, or has not accepted a new connection."""
+        return max(self.age_s(), time.monotonic() - self._accepted_at)
+
+    def answers(self) -> bool:
+        """Return whether the server answers, so that the last snapshot tells what is true now."""
+        return self.age_s() <= _FRESH_S
+
+    def fault(self) -> str | None:
+        """Say why clients cannot use the server now; None if they can."""
+        if not self.answers():
+            return f"the server has not answered for {self.age_s():.0f} s"
+        if self.silence_s() > _FRESH_S:
+            return (
+                f"the server has accepted no new connection for {self.silence_s():.0f} s: it may be out of file "
+                "descriptors, or its listener has failed; its log says which"
+            )
+        return None
 
     def rates(self, since_s: float) -> dict[str, tuple[float, float]]:
         """Return inserts and samples a second by table, over the last `since_s` seconds."""
@@ -106,11 +130,21 @@ class Monitor:
         self.client.close()
 
     def _run(self) -> None:
+        was_usable = True
         while not self._closed.wait(_EVERY_S):
+            self.ran_at = time.monotonic()
             try:
+                if accepts_connections(self._address, _ACCEPT_TIMEOUT_S):
+                    self._accepted_at = time.monotonic()
                 self._take_snapshot(self.client.request_info())
-            except rw.ReverbWriterError as error:
-                _logger.warning("the server does not answer its own monitor: %s", error)
+            except (rw.ReverbWriterError, OSError) as error:
+                _logger.debug("the server does not answer its own monitor: %s", error)
+            except Exception:
+                _logger.exception("the monitor has failed, and goes on")
+            fault = self.fault()
+            if (fault is None) is not was_usable:
+                was_usable = fault is None
+                _logger.log(logging.INFO if was_usable else logging.ERROR, "%s", fault or "the server answers again")
 
     def _take_snapshot(self, info: ServerInfo) -> None:
         tables = {name: info.tables[name] for name in self._order}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from reverb_writer_server.checkpoints.contents import Checkpoint
+from reverb_writer_server.observability.disk import DiskFacts
 from reverb_writer_server.observability.memory import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 
 __all__ = ["CheckpointStatus", "ServiceState"]
 
-_ANSWER_TIMEOUT_S = 2.0
+_MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class CheckpointStatus:
         kept: number of complete checkpoints on disk.
         took_s: duration of the last checkpoint of this service, in seconds; None before the first.
         failures: number of checkpoints that failed.
+        written_at: Unix time at which the latest one was written; None if there is none.
     """
 
     latest: Checkpoint | None = None
@@ -33,10 +35,16 @@ class CheckpointStatus:
     kept: int = 0
     took_s: float | None = None
     failures: int = 0
+    written_at: float | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Look at the disk once: the checkpoint may be removed at any time, and readers must not fail."""
+        with contextlib.suppress(OSError):
+            object.__setattr__(self, "written_at", self.latest and self.latest.written_at.timestamp())
 
     def age_s(self) -> float | None:
         """Return the age of the newest checkpoint in seconds; None if there is none."""
-        return None if self.latest is None else max(0.0, time.time() - self.latest.written_at.timestamp())
+        return None if self.written_at is None else max(0.0, time.time() - self.written_at)
 
 
 class ServiceState:
@@ -47,9 +55,12 @@ class ServiceState:
         detail: more about the phase, such as the progress of a restore.
         monitor: None before the server runs.
         checkpoints: the checkpoints so far.
+        disk: what the service's disk has.
         keeps_checkpoints: whether there is a checkpoint folder.
+        checkpoint_every_s: seconds between checkpoints; 0 for no periodic ones.
         starts: number of starts of a server with that folder; 1 without one.
-        process_ids: ids of the processes of the server.
+        reverb_pid: id of the Reverb process; None before it runs.
+        max_silence_s: seconds without an answer of Reverb after which the service is not alive; 0 for no limit.
     """
 
     def __init__(self) -> None:
@@ -62,23 +73,58 @@ class ServiceState:
         self.keeps_checkpoints = False
         self.starts = 1
         self.started_at = time.time()
-        self.process_ids: tuple[int | str, ...] = ("self",)
+        self.disk = DiskFacts()
+        self.checkpoint_every_s = 0.0
+        self.reverb_pid: int | None = None
         self.estimates: dict[str, int | None] = {}
-        self._lock = threading.Lock()
+        self.max_silence_s = 0.0
+        self._loop_ran_at = time.monotonic()
+
+    @property
+    def process_ids(self) -> tuple[int | str, ...]:
+        """The ids of the processes of the server."""
+        return ("self",) if self.reverb_pid is None else ("self", self.reverb_pid)
+
+    def loop_runs(self) -> None:
+        """Take note that the service's own loop runs; it calls this at least once a second."""
+        self._loop_ran_at = time.monotonic()
+
+    def alive(self) -> tuple[bool, str]:
+        """Return whether the service works, and a reason. If it does not, a restart is due.
+
+        Its loop and its monitor must run. While it serves, Reverb must also answer, at least once in `max_silence_s`.
+        """
+        now = time.monotonic()
+        if now - self._loop_ran_at > _MAX_PAUSE_S:
+            return False, f"the service's loop has not run for {now - self._loop_ran_at:.0f} s"
+        monitor = self.monitor
+        if monitor is None or self.phase != "serving":
+            return True, "alive"
+        if now - monitor.ran_at > _MAX_PAUSE_S:
+            return False, f"the monitor has not run for {now - monitor.ran_at:.0f} s"
+        if 0 < self.max_silence_s < monitor.silence_s():
+            return (
+                False,
+                f"{monitor.fault() or 'the server answers again'}; http.max_silence_s is {self.max_silence_s:g}",
+            )
+        return True, "alive"
 
     def ready(self) -> tuple[bool, str]:
         """Return whether clients can use the server now, and a reason."""
         if self.phase != "serving" or self.monitor is None:
             return False, f"{self.phase} {self.detail}".strip()
-        if not self.monitor.answers(_ANSWER_TIMEOUT_S):
-            return False, f"the server does not answer within {_ANSWER_TIMEOUT_S:g} s"
-        return True, "serving"
+        fault = self.monitor.fault()
+        return fault is None, fault or "serving"
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON values."""
         log = self.checkpoints
+        ready, reason = self.ready()
         return {
             "phase": self.phase,
+            "ready": ready,
+            "reason": reason,
+            "age_s": self.monitor.age_s() if self.monitor else None,
             "detail": self.detail,
             "address": self.address,
             "uptime_s": time.time() - self.started_at,

@@ -16,7 +16,10 @@ from collections.abc import Iterator
 
 from reverb_writer.errors import ReverbWriterError
 
-__all__ = ["PortInUseError", "free_port", "port_in_use", "reserved"]
+__all__ = ["PortInUseError", "accepts_connections", "free_port", "port_in_use", "reserved"]
+
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and an empty SETTINGS frame
+_FRAME_HEADER_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 
 
 class PortInUseError(ReverbWriterError, OSError):
@@ -40,6 +43,22 @@ def reserved(port: int) -> Iterator[None]:
                 raise port_in_use(port) from error
             raise
         yield
+
+
+def accepts_connections(address: str, timeout_s: float) -> bool:
+    """Return whether a server of gRPC accepts a new connection now.
+
+    The kernel completes the handshake of a connection that the server never takes, so this waits for the first frame of
+    HTTP/2 that the server sends.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout_s) as one:
+            one.sendall(_HTTP2_PREFACE)
+            header = one.recv(_FRAME_HEADER_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        return False
+    return len(header) == _FRAME_HEADER_BYTES and header[_FRAME_TYPE] == _SETTINGS
 
 
 def free_port() -> int:

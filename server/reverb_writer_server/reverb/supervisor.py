@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
+import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer_server.limits import num_oom_kills
 from reverb_writer_server.reverb.allocator import with_jemalloc
 from reverb_writer_server.reverb.child import StartRequest
+from reverb_writer_server.reverb.child_log import level_of
 
 __all__ = ["ReverbProcess", "ReverbProcessError"]
 
@@ -26,8 +28,6 @@ _logger = logging.getLogger("reverb")
 _POLL_S = 0.2
 _ANSWER_TIMEOUT_S = 60.0
 _NUM_LAST_LINES = 20
-_INFO = re.compile(r"\[reverb/cc/\S+\]|I\d{4} |WARNING: All log messages before absl")
-_EXPECTED_WHEN_DRAINING = "Failed accept4"  # gRPC logs it when its listener is shut down, as draining does
 
 
 class ReverbProcessError(ReverbWriterError):
@@ -52,6 +52,8 @@ class ReverbProcess:
             )
         self._connection = Connection(ours.detach())
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
+        self._drains = False
+        self._num_oom_kills = num_oom_kills()
         self._listener = threading.Thread(target=self._listen, name="reverb-log", daemon=True)
         self._listener.start()
 
@@ -88,6 +90,7 @@ class ReverbProcess:
 
     def drain(self, keep: Collection[int]) -> int:
         """End all connections but those from the ports `keep`, refuse new ones; return how many were ended."""
+        self._drains = True
         self._send(("drain", frozenset(keep)))
         return int(self._receive(_ANSWER_TIMEOUT_S))
 
@@ -106,9 +109,19 @@ class ReverbProcess:
         self._connection.close()
         self._listener.join(_ANSWER_TIMEOUT_S)
 
-    def last_log_lines(self) -> str:
-        """Return the last lines that the process has logged."""
-        return "\n".join(self._last_lines)
+    def describe_end(self) -> str:
+        """Say how the process has ended, with the last lines that it has logged."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_POLL_S)
+        self._listener.join(_POLL_S)
+        code = self._process.poll()
+        how = f"has ended with code {code}" if code is None or code >= 0 else f"has died of {_signal_name(-code)}"
+        if code == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills:
+            how += (
+                ": the kernel has ended it for want of memory. Lower max_size of its tables, or give it more; "
+                "docs/server.md has the sizes"
+            )
+        return f"the Reverb process {how}. Its last log lines:\n" + "\n".join(self._last_lines)
 
     def _bytes_read(self) -> int:
         """Return how many bytes the process has read from files so far; 0 where the system does not count them."""
@@ -136,20 +149,20 @@ class ReverbProcess:
         return value
 
     def _ended_error(self) -> ReverbProcessError:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_POLL_S)
-        self._listener.join(_POLL_S)
-        code = self._process.poll()
-        return ReverbProcessError(
-            f"the Reverb process has ended with code {code}. Its last log lines:\n{self.last_log_lines()}"
-        )
+        return ReverbProcessError(self.describe_end())
 
     def _listen(self) -> None:
-        """Forward the log of the process: Reverb's info lines at level debug, the rest as warnings."""
+        """Forward the log of the process: information at level debug, errors as errors, the rest as warnings."""
         assert self._process.stderr is not None  # noqa: S101  # a pipe was asked for
         with self._process.stderr as log:
             for raw in log:
                 line = raw.decode(errors="replace").rstrip()
                 self._last_lines.append(line)
-                quiet = _INFO.match(line) or _EXPECTED_WHEN_DRAINING in line
-                _logger.log(logging.DEBUG if quiet else logging.WARNING, "%s", line)
+                _logger.log(level_of(line, drains=self._drains), "%s", line)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,157 @@
+"""Work done by other threads, for a thread that an interrupt may meet at any moment.
+
+`KeyboardInterrupt`, and whatever else a handler of a signal raises, comes at any moment of the main thread: also in
+`threading.Condition.__enter__`, when the lock has just been taken and no one is there yet to give it back. All who need
+that lock later hang for ever. Other threads get no signals. So what takes locks of Python's, such as gRPC, starts of
+threads and `concurrent.futures.Future`, is kept out of the main thread:
+
+    in_background(work) -> a thread that is idle, or a new one -> Outcome, which has no lock
+
+A thread that has had nothing to do for a second ends.
+"""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from reverb_writer.flags import Flag
+
+__all__ = ["LateThread", "Outcome", "in_background", "may_be_interrupted", "start_thread"]
+
+_IDLE_S = 1.0
+
+_T = TypeVar("_T")
+_Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None]]"
+
+_idle: collections.deque[_Jobs] = collections.deque()  # of the threads that wait for work
+
+
+class Outcome(Generic[_T]):
+    """What work in another thread comes to. Thread-safe."""
+
+    def __init__(self) -> None:
+        """Begin without one."""
+        self._ended = Flag()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """Return whether the work has come to its end."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end of the work, `timeout_s` seconds at most, None for ever; return whether it has come."""
+        return self._ended.wait(timeout_s)
+
+    def result(self) -> _T:
+        """Wait for the end of the work; return what it has returned, or raise what it has raised."""
+        self.wait()
+        if self._error is None:
+            return self._value  # type: ignore[no-any-return]
+        try:
+            raise self._error
+        finally:
+            del self  # the error refers to this frame
+
+    def settle(self, work: Callable[[], _T]) -> None:
+        """Do the work and keep what comes of it."""
+        try:
+            self._value = work()
+        except BaseException as error:  # noqa: BLE001  # raised in the thread that asks for the result
+            self._error = error
+        self._ended.set()
+
+
+def may_be_interrupted() -> bool:
+    """Return whether this is the main thread, and others can do its work: at the end of the interpreter none runs."""
+    # `current_thread` would remember for good each thread that was not started by `threading`.
+    return threading.get_ident() == threading.main_thread().ident and not sys.is_finalizing()
+
+
+def in_background(work: Callable[[], _T]) -> Outcome[_T]:
+    """Have another thread do something; it goes on to its end whatever becomes of the caller.
+
+    Does it here if there is no thread to be had, as when the interpreter ends.
+    """
+    outcome: Outcome[_T] = Outcome()
+    if sys.is_finalizing():
+        outcome.settle(work)
+        return outcome
+    try:
+        jobs = _idle.pop()
+    except IndexError:
+        jobs = queue.SimpleQueue()
+        try:
+            _thread.start_new_thread(_begin, (jobs,))  # `threading.Thread.start` takes locks of Python's
+        except RuntimeError:
+            outcome.settle(work)
+            return outcome
+    jobs.put(lambda: outcome.settle(work))
+    return outcome
+
+
+def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
+    """Start a daemon thread. If this is interrupted, the thread may start all the same."""
+    thread = threading.Thread(target=target, name=name, daemon=True)
+    if may_be_interrupted():
+        in_background(thread.start).result()
+    else:
+        thread.start()
+    return thread
+
+
+class LateThread:
+    """A daemon thread that begins when it is first needed. Thread-safe."""
+
+    def __init__(self, target: Callable[[], None], name: str) -> None:
+        """Take what it does, and its name."""
+        self._target, self._name = target, name
+        self._has_begun = threading.Lock()  # taken by the thread, and never released
+
+    def start(self) -> None:
+        """Start it, if it does not run yet; an interrupt of this may be followed by another call."""
+        if not self._has_begun.locked():
+            start_thread(self._run, self._name)
+
+    def _run(self) -> None:
+        if self._has_begun.acquire(blocking=False):
+            self._target()
+
+
+def _begin(jobs: _Jobs) -> None:
+    """Serve in a thread that `threading` has started: it keeps a record for good of others that gRPC runs in."""
+    try:
+        threading.Thread(target=_serve, args=(jobs,), name="reverb-writer_calls", daemon=True).start()
+    except RuntimeError:  # the interpreter ends
+        _serve(jobs)
+
+
+def _serve(jobs: _Jobs) -> None:
+    while True:
+        try:
+            job = jobs.get(timeout=_IDLE_S)
+        except queue.Empty:
+            job = None
+        try:
+            _idle.remove(jobs)
+        except ValueError:  # chosen for work, which has come, or comes; or an interrupt has come in between
+            was_idle = False
+        else:
+            was_idle = True
+        if job is not None:
+            job()
+            del job
+        elif was_idle:
+            return
+        _idle.append(jobs)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)

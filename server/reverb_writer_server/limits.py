@@ -1,0 +1,33 @@
+"""Limits of the machine: file descriptors, and whether the kernel has ended a process for want of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from pathlib import Path
+
+__all__ = ["num_oom_kills", "raise_descriptor_limit"]
+
+# The container's counts, by version 2 and 1 of control groups, and the machine's: lines of a name and a number.
+_OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process and its children open as many files and sockets as the system allows; return how many.
+
+    Each connection needs one. gRPC's listener does not recover once it has failed to get one.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # no limit, which not every system accepts
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def num_oom_kills() -> int:
+    """Return a number that rises whenever the kernel ends a process of this machine for want of memory."""
+    total = 0
+    for path in _OOM_COUNTERS:
+        with contextlib.suppress(OSError):
+            lines = (line.split() for line in Path(path).read_text().splitlines())
+            total += sum(int(words[1]) for words in lines if words[0] == "oom_kill")
+    return total

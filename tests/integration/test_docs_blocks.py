@@ -1,0 +1,69 @@
+"""Every Python program of the documentation runs as it stands, page by page, in its order.
+
+A page may need what a reader has already: a server, an environment, a network. It says so in comments that the site
+does not show. `<!-- test: ... -->` holds Python that runs before the blocks that follow it; `<!-- needs: a, b -->`
+names packages. Port 8000 of a page is a free port here.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from service_process import free_port
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PIECE = re.compile(r"^```(python|pycon)\n(.*?)^```$|^<!-- test:\n(.*?)^-->$", re.DOTALL | re.MULTILINE)
+NEEDS = re.compile(r"<!-- needs: (.*?) -->")
+PORT = "8000"
+ENDS_WITHIN_S = 100
+
+
+def program(page: str) -> str:
+    """Return a page's blocks as one program."""
+    return "\n".join(match[2] or match[3] for match in PIECE.finditer(page) if match[1] != "pycon")
+
+
+def test_a_page_is_run_with_what_it_does_not_show() -> None:
+    page = "a\n<!-- test:\nx = 1\n-->\nb\n```python\nprint(x)\n```\n```\nno\n```\n```pycon\n>>> 1\n1\n```\n"
+    assert program(page) == "x = 1\n\nprint(x)\n"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_program_of_a_page_runs(path: Path, tmp_path: Path) -> None:
+    page = path.read_text("utf-8")
+    code = program(page)
+    if not re.search(r"^```python$", page, re.MULTILINE):
+        return
+    for needs in NEEDS.findall(page):
+        for package in needs.split(", "):
+            pytest.importorskip(package)
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace(PORT, str(free_port()))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=ENDS_WITHIN_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_session_of_a_page_prints_what_the_page_says(path: Path) -> None:
+    page = path.read_text("utf-8")
+    blocks = [match[2] for match in PIECE.finditer(page) if match[1] == "pycon"]
+    if not blocks:
+        return
+    for needs in NEEDS.findall(page):
+        for package in needs.split(", "):
+            pytest.importorskip(package)
+    session = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, path.name, str(path), 0)
+    report: list[str] = []
+    results = doctest.DocTestRunner(verbose=False).run(session, out=report.append)
+    assert results.failed == 0, "".join(report)

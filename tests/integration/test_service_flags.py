@@ -1,0 +1,46 @@
+"""Options of the command line change what they name, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from service_process import service
+
+import reverb_writer as rw
+
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+pytestmark = pytest.mark.timeout(300)
+
+FILE = """
+    [tables.replay]
+    max_size = 500
+    min_size = 7
+    [tables.q]
+    rate_limiter = "queue"
+    max_size = 20
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "max_size", "min_size"),
+    [
+        (["--table", "replay"], 500, 7),
+        (["--table", "replay", "--min-size", "10"], 500, 10),
+        (["--table", "replay", "--max-size", "900"], 900, 7),
+        (["--min-size", "11", "--max-size", "901"], 901, 11),
+    ],
+)
+def test_sizes_of_the_file_hold_where_no_option_names_them(
+    tmp_path: Path, flags: list[str], max_size: int, min_size: int
+) -> None:
+    with service(tmp_path, FILE, *flags) as server, rw.Client(server.address) as client:
+        tables = client.server_info()
+    assert (tables["replay"].max_size, tables["replay"].rate_limiter.min_size_to_sample) == (max_size, min_size)
+    assert (tables["q"].max_size, tables["q"].max_times_sampled) == (20, 1)
+
+
+def test_table_of_the_file_and_one_that_only_an_option_names(tmp_path: Path) -> None:
+    with service(tmp_path, FILE, "--table", "q", "--table", "new") as server, rw.Client(server.address) as client:
+        tables = client.server_info()
+    assert {name: table.max_size for name, table in tables.items()} == {"replay": 500, "q": 20, "new": 1_000_000}

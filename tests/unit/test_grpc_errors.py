@@ -1,0 +1,39 @@
+"""gRPC's errors become ours at one place."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from reverb_writer.errors import ReverbWriterError, ServerUnavailableError, StructureError
+from reverb_writer.transport.grpc_errors import translate_error
+
+
+class Ended(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "kind"),
+    [
+        # Seen with grpcio 1.85: another call of the connection got a message of 9 MB, and this stream ended with it.
+        (
+            "RESOURCE_EXHAUSTED",
+            "Stream removed (CLIENT: Received message larger than max (9 vs. 8))",
+            ServerUnavailableError,
+        ),
+        ("UNKNOWN", "Stream removed", ServerUnavailableError),
+        ("RESOURCE_EXHAUSTED", "the local server holds 5 of `max_bytes` 5 bytes", ReverbWriterError),
+        ("NOT_FOUND", "Priority table x was not found", StructureError),
+    ],
+)
+def test_stream_that_ends_with_its_connection_is_not_a_refusal(code: str, details: str, kind: type[Exception]) -> None:
+    error = translate_error(Ended(grpc.StatusCode[code], details), "localhost:1", is_stream=True)
+    assert type(error) is kind
