@@ -12,10 +12,13 @@ Source: Schaul et al. 2016, Prioritized Experience Replay, algorithm 1.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+
+from reverb_writer.background import in_background
 
 __all__ = ["current", "forget", "note"]
 
@@ -56,7 +59,7 @@ def current(address: str, tables: Sequence[str], ask: Callable[[Sequence[str]], 
         _ask_at.update(((address, table), now + _ASK_EVERY_S) for table in due)
         largest = max(_seen.get((address, table), _FIRST) for table in tables)
     if due:
-        threading.Thread(target=ask, args=(due,), name="reverb-writer-largest-priority", daemon=True).start()
+        in_background(functools.partial(ask, due))
     return largest
 
 

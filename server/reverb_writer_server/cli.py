@@ -89,13 +89,13 @@ def serve(
         if value is not None
     }
     check_unique_names(names)
-    given_keys = {
+    of_tables = {
         "max_size": max_size,
         "min_size": min_size,
         "sampler": sampler,
         "sampler_exponent": sampler_exponent,
     }
-    of_tables = {key: value for key, value in given_keys.items() if value is not None}
+    of_tables = {key: value for key, value in of_tables.items() if value is not None}
     tables = names or (("replay",) if of_tables else ())
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
     loaded = configuration.load(config, os.environ, flags, tables)
