@@ -45,7 +45,7 @@ Fetched = tuple[Any, BatchInfo]
 Part = tuple[Callable[[], Any], BatchInfo]
 """A part of a batch: a function that makes it, and the info of the samples that are fully delivered with it."""
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
@@ -210,8 +210,9 @@ class ThreadFetcher:
         self._is_ending = True
         self._fetcher.stop_asking()
         self._changed.set()
+        began_at = time.monotonic()  # until now the thread may have waited for room instead of reading
         while self._fetcher.removes_items and self._fetcher.num_in_flight:
-            silence_s = time.monotonic() - self._heard_at
+            silence_s = time.monotonic() - max(self._heard_at, began_at)
             if silence_s >= max_silence_s or self._closed.wait(min(max_silence_s - silence_s, max_silence_s) + 0.001):
                 break
 

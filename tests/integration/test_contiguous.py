@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -401,6 +402,7 @@ def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_c
         dataset = rw.ContiguousDataset(client, "queue", 4, 10, slices_per_item=20)
         next(dataset)
         assert eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
+        time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
         dataset.close()
         (stats,) = dataset.stats()
         items = {rows[0] // 10 for batch in dataset for rows in slices_of(batch)}
