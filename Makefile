@@ -19,7 +19,7 @@ PYTHON310 ?= $(shell scripts/find-python 3.10)
 PYTHON_DOCS ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
 PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
-CLIENT_EXTRAS := arrays,cli,gymnasium
+CLIENT_EXTRAS := arrays,gymnasium
 DEV := --editable '.[$(CLIENT_EXTRAS),atari,demo,dm-env,mujoco]' --editable server --group dev --group bench --group browser
 TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group conformance --group bench
 FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group frameworks
@@ -128,7 +128,7 @@ dist: .venv-docs/.made  ## build both distributions, check them, install them in
 	for project in . server; do .venv-docs/bin/python -m build --outdir dist $$project >dist.log || { cat dist.log; exit 1; }; done
 	rm dist.log
 	.venv-docs/bin/python -m twine check --strict dist/*
-	scripts/make-venv .venv-dist '$(PYTHON_ANY)' /dev/null "$$(echo dist/reverb_writer-*.whl)[cli]"
+	scripts/make-venv .venv-dist '$(PYTHON_ANY)' /dev/null dist/reverb_writer-*.whl
 	cd dist && ../.venv-dist/bin/python -I ../scripts/try-client
 ifneq ($(HAS_SERVER),)
 	rm -rf .venv-dist
@@ -153,7 +153,7 @@ lock:  ## write constraints/ anew from what the registry has today
 	scripts/make-venv .venv-lock '$(PYTHON311)' constraints/dev.txt ./server . hatchling
 	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer --exclude reverb-writer-server > constraints/server.txt
 	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON_NEWEST)' /dev/null '.[cli]' gymnasium hatchling
+	scripts/make-venv .venv-lock '$(PYTHON_NEWEST)' /dev/null . gymnasium hatchling
 	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer > constraints/client.txt
 	rm -rf .venv-lock
 

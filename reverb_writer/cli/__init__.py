@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 
-__all__ = ["main"]
+import click
+
+__all__ = ["commands", "main"]
 
 _MODULE_OF = {
     "demo": "demo",
@@ -17,21 +18,19 @@ _MODULE_OF = {
 
 
 def main() -> None:
-    """Run the command line; needs the extra `cli`."""
-    try:
-        import click  # noqa: PLC0415  # an extra
-        import rich  # noqa: F401, PLC0415  # an extra; the commands import it
-    except ImportError:
-        sys.exit("reverb-writer: the commands need click and rich: pip install 'reverb-writer[cli]'")
+    """Run the command line."""
+    commands()
 
-    class Commands(click.Group):
-        """Commands by name, from modules that load when they are called."""
 
-        def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
-            return sorted(_MODULE_OF)
+class _Commands(click.Group):
+    """Commands by name, from modules that load when they are called."""
 
-        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
-            module = _MODULE_OF.get(cmd_name)
-            return importlib.import_module(f"{__name__}.{module}").command if module else None
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return sorted(_MODULE_OF)
 
-    Commands("reverb-writer", help="Inspect Reverb replay servers, and import and export their data.")()
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+        module = _MODULE_OF.get(cmd_name)
+        return importlib.import_module(f"{__name__}.{module}").command if module else None
+
+
+commands = _Commands("reverb-writer", help="Inspect Reverb replay servers, and import and export their data.")

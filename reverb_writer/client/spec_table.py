@@ -44,7 +44,7 @@ from reverb_writer.transport.server_info import request_server_info
 
 __all__ = ["keeps_spec", "largest_priority", "spec_of", "store_specs", "stored_specs"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _MAX_ROUNDS = 200
 _ASK_TIMEOUT_S = 2.0

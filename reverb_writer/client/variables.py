@@ -57,6 +57,10 @@ class Variables(ClosedAtExit):
             weights = actor.poll(weights)
     """
 
+    def __repr__(self) -> str:
+        """Return server and table."""
+        return f"<Variables of {self._table} at {self._client.address}>"
+
     def __init__(self, client: Any, table: str, timeout_s: float | None = None, *, interval_s: float = 0.1) -> None:
         """Find the table.
 

@@ -169,6 +169,13 @@ class Dataset(abc.ABC):
         given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
         return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
 
+    def __repr__(self) -> str:
+        """Return class, server, tables and counts."""
+        stats = [reader.stats() for reader in self._readers]
+        counts = f"{sum(one.batches for one in stats)} batches, {sum(one.ready_samples for one in stats)} samples ready"
+        tables = ", ".join(reader.table for reader in self._readers)
+        return f"<{type(self).__name__} of {tables} at {self._client.address}: {counts}>"
+
     def __enter__(self) -> Self:
         """Return the dataset itself."""
         return self

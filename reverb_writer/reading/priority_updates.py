@@ -24,7 +24,7 @@ from reverb_writer.table_info import TableInfo
 
 __all__ = ["PriorityUpdates", "keys_of"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _BY_PRIORITY = {"prioritized", "max_heap", "min_heap"}
 _MAX_KEYS = 1 << 20

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reverb_writer.scalars import Scalars
+
 __all__ = ["DatasetStats", "FetchStats"]
 
 _GAUGES = {
@@ -18,7 +20,7 @@ _GAUGES = {
 
 
 @dataclass
-class FetchStats:
+class FetchStats(Scalars):
     """Counters of fetching, since the start except for the first three.
 
     Attributes:

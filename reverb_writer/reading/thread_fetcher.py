@@ -45,7 +45,7 @@ Fetched = tuple[Any, BatchInfo]
 Part = tuple[Callable[[], Any], BatchInfo]
 """A part of a batch: a function that makes it, and the info of the samples that are fully delivered with it."""
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1

@@ -115,6 +115,11 @@ class RolloutStorage:
         for name, column in self._zeros(self.num_transitions_per_env).items():
             setattr(self, name, column)
 
+    def __repr__(self) -> str:
+        """Return class, size and how many rows are filled."""
+        size = f"{self.num_transitions_per_env} steps of {self.num_envs} environments"
+        return f"<{type(self).__name__} of {size}: {self.step} steps>"
+
     def add_transitions(self, transition: storage_records.Transition) -> None:
         """Copy one step of all environments into the next row.
 
@@ -209,9 +214,7 @@ class RolloutStorage:
         advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
         self._put_final_values(last_values)
         rows = self._rows_in_time()
-        if normalize_advantages:
-            advantages = normalize(advantages, self._real_rows())
-        self.advantages[rows] = advantages
+        self.advantages[rows] = normalize(advantages, self._real_rows()) if normalize_advantages else advantages
         self.returns[rows] = returns
         self._has_returns = True
 

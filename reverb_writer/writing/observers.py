@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver", "WindowObserver"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 
 class WindowObserver(SingleObserver):

@@ -33,6 +33,7 @@ from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.draining import connections_to
+from reverb_writer_server.reverb.refusal import MemoryLimit
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
 __all__ = [
@@ -80,6 +81,7 @@ class Service:
         self._saving: threading.Thread | None = None
         self._keeping = threading.Lock()
         self._port = 0
+        self._memory_limit: MemoryLimit | None = None
 
     def run(self) -> int:
         """Serve until a signal is received; return the exit code.
@@ -133,6 +135,7 @@ class Service:
             self._folder.incoming if self._folder else None,
             restore.path if restore else None,
             convert,
+            config.memory_max_total_bytes,
         )
         try:
             self._port, left_out = process.start(request, self._progress(restore))
@@ -144,6 +147,9 @@ class Service:
             )
         state.monitor = Monitor(f"localhost:{self._port}", [table.name for table in tables])
         resources.callback(state.monitor.close)
+        if config.memory_max_total_bytes:
+            self._memory_limit = MemoryLimit(self._port, process.pid, config.memory_max_total_bytes, state.refuse)
+            resources.callback(self._memory_limit.close)
         if restore is not None:
             held = ", ".join(f"{name} {info.current_size:,}" for name, info in state.monitor.latest().tables.items())
             seconds = time.monotonic() - started
@@ -248,6 +254,8 @@ class Service:
     def _finish(self, process: ReverbProcess) -> int:
         """Take no more work, write a last checkpoint and stop; return the exit code."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
+        if self._memory_limit is not None:
+            self._memory_limit.close()
         try:
             ended = process.drain(connections_to(self._port))
         except ReverbProcessError as error:

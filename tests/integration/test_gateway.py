@@ -92,7 +92,6 @@ def test_right_certificate_writes_and_samples(gateway: Gateway) -> None:
 
 
 def test_status_comes_in_by_certificate_too(gateway: Gateway) -> None:
-    pytest.importorskip("rich", reason="the extra `cli` is not installed")
     line = [SERVER_PYTHON, "-m", "reverb_writer.cli", "status", gateway.address, *gateway.options()]
     assert subprocess.run(line, capture_output=True, timeout=60, check=False).returncode == 0
 

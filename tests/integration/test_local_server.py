@@ -164,7 +164,6 @@ def test_what_is_damaged_is_not_restored(saved: tuple[Path, rw.LocalServer], nam
 
 
 def test_the_command_serves_until_it_is_told_to_end() -> None:
-    pytest.importorskip("click")
     with socket.create_server(("127.0.0.1", 0)) as trial:
         port = trial.getsockname()[1]
     command = [sys.executable, "-m", "reverb_writer.cli", "local", "--table", "a", "--table", "b", "--port", str(port)]

@@ -42,6 +42,7 @@ CLIENT = [
     "schedules",
     "closing",
     "arguments",
+    "scalars",
     "array_api",
     "extras",
     "lazy",

@@ -85,6 +85,9 @@ class _Collector(Collector):
         state, disk = self._state, self._state.disk
         yield InfoMetricFamily("reverb_build", "versions of the packages that run", versions())
         yield GaugeMetricFamily("reverb_ready", "whether clients can use the server", float(state.ready()[0]))
+        yield GaugeMetricFamily(
+            "reverb_inserts_refused", "whether memory is above memory.max_total_bytes", float(bool(state.refusing))
+        )
         yield CounterMetricFamily("reverb_starts", "starts of a server with this checkpoint folder", state.starts)
         yield GaugeMetricFamily("reverb_start_time_seconds", "start of this server, Unix time", state.started_at)
         yield GaugeMetricFamily("reverb_memory_bytes", "resident memory of the server", used_bytes(state.process_ids))

@@ -60,6 +60,7 @@ class ServiceState:
         checkpoint_every_s: seconds between checkpoints; 0 for no periodic ones.
         starts: number of starts of a server with that folder; 1 without one.
         reverb_pid: id of the Reverb process; None before it runs.
+        refusing: why inserts are refused; "" if they are not.
         max_silence_s: seconds without an answer of Reverb after which the service is not alive; 0 for no limit.
     """
 
@@ -78,6 +79,7 @@ class ServiceState:
         self.reverb_pid: int | None = None
         self.estimates: dict[str, int | None] = {}
         self.max_silence_s = 0.0
+        self.refusing = ""
         self._loop_ran_at = time.monotonic()
 
     @property
@@ -114,7 +116,12 @@ class ServiceState:
         if self.phase != "serving" or self.monitor is None:
             return False, f"{self.phase} {self.detail}".strip()
         fault = self.monitor.fault()
-        return fault is None, fault or "serving"
+        serving = f"serving, inserts are refused: {self.refusing}" if self.refusing else "serving"
+        return fault is None, fault or serving
+
+    def refuse(self, reason: str) -> None:
+        """Take note that inserts are refused for a reason, or with "" that they are accepted again."""
+        self.refusing = reason
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON values."""
@@ -124,6 +131,7 @@ class ServiceState:
             "phase": self.phase,
             "ready": ready,
             "reason": reason,
+            "refusing": self.refusing,
             "age_s": self.monitor.age_s() if self.monitor else None,
             "detail": self.detail,
             "address": self.address,

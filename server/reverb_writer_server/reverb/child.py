@@ -18,6 +18,7 @@ from typing import Any
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
 from reverb_writer_server.reverb.draining import end_connections
+from reverb_writer_server.reverb.writer_guard import WriterGuard
 
 __all__ = ["StartRequest"]
 
@@ -32,6 +33,7 @@ class StartRequest:
         checkpoints: the folder that Reverb writes to; None for a temporary one.
         restore: a complete checkpoint to restore; None to begin empty.
         convert: whether to convert the checkpoint to the tables first.
+        max_bytes: resident memory of this process from which on writers are disconnected; 0 for no limit.
     """
 
     tables: tuple[TableConfig, ...]
@@ -39,6 +41,7 @@ class StartRequest:
     checkpoints: Path | None
     restore: Path | None
     convert: bool
+    max_bytes: int = 0
 
 
 def main(connection: Connection) -> None:
@@ -48,12 +51,15 @@ def main(connection: Connection) -> None:
 
     with contextlib.suppress(EOFError), contextlib.ExitStack() as servers:
         connection.send((None, None))
+        request: StartRequest = connection.recv()
         try:
-            server, left_out = _start(ReplayServer, connection.recv())
+            server, left_out = _start(ReplayServer, request)
         except (ReverbWriterError, OSError, ValueError, RuntimeError) as error:
             connection.send((error, None))
             return
         servers.enter_context(server)
+        if request.max_bytes:
+            WriterGuard(server.port, request.max_bytes)
         connection.send((None, (server.port, left_out)))
         while True:
             verb, keep = connection.recv()

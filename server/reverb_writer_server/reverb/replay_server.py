@@ -83,6 +83,10 @@ class ReplayServer:
             undo.callback(server.stop)
             self._undo = undo.pop_all()
 
+    def __repr__(self) -> str:
+        """Return the address."""
+        return f"<ReplayServer at {self.address}{' (stopped)' if self._stopped.is_set() else ''}>"
+
     def stop(self) -> None:
         """End all streams, free the port and drop the data. Idempotent."""
         with self._lock:
