@@ -52,6 +52,27 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
     assert dataset.stats().samples == 8
 
 
+def test_transform_that_is_interrupted_loses_no_samples(place: Place) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        if interrupts and threading.current_thread() is threading.main_thread():
+            raise interrupts.pop()
+        return doubled(batch)
+
+    with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
+        write(place.client, "a", range(2))
+        assert eventually(lambda: dataset.stats().ready_samples == 2)
+        with pytest.raises(KeyboardInterrupt):
+            dataset.take()
+        assert dataset.stats().ready_samples == 2
+        batch = dataset.take()
+        assert batch is not None
+        assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
+        write(place.client, "a", range(4))
+        assert next(dataset).data["n"][:, 0].tolist() == [0, 2, 4, 6]
+
+
 def test_last_smaller_batch_is_transformed_too(place: Place) -> None:
     write(place.client, "a", range(3))
     with rw.ReplayDataset(place.client, "a", 2, transform=doubled, single_pass=True) as dataset:
@@ -125,7 +146,14 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
         assert dataset.take(timeout_s=0.05) is None
         write(place.client, "a", range(6))
         assert eventually(lambda: dataset.stats().ready_samples == 6)
-        found = [dataset.take(timeout_s=0) for _ in range(3)]
+        found: list[rw.Batch | None] = []
+
+        def takes_one() -> bool:
+            found.append(dataset.take(timeout_s=0))
+            return found[-1] is not None
+
+        assert eventually(takes_one)  # once the server has told the structure, which may take a moment
+        found = [found[-1], *(dataset.take(timeout_s=0) for _ in range(2))]
         assert [None if batch is None else batch.data["n"][:, 0].tolist() for batch in found] == [
             [0, 1, 2, 3],
             [4, 5],
