@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from reverb_writer.decoding.sample_rows import SampleRows
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.table_reader import TableReader
+from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.reading.thread_fetcher import Part
 from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, find_trajectories, read_markers
 from reverb_writer.slices.gather import mark_slices
@@ -33,7 +33,6 @@ from reverb_writer.slices.markers import marker_leaves
 __all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
 
 ItemNumbers = npt.NDArray[np.int64]
-Pack = Callable[[Sequence[Any]], Any]
 
 _PART_BYTES = 16 << 20  # slices of a pool are copied together if they are no larger: the allocator reuses such memory
 
@@ -108,16 +107,17 @@ class SliceDrawer:
         self._options, self._rng, self._number, self._num_members = options, rng, number, num_members
         self._num_trajectories = self._num_items = 0  # of former pools
 
-    def draw_assembled(self, assembler: BatchAssembler, pack: Pack) -> list[Part]:
+    def draw_assembled(self, assembler: BatchAssembler, pack: Pack, server: str) -> list[Part]:
         """Draw slices of the samples that an assembler holds; see `draw`."""
-        return self.draw(assembler.rows(), pack, assembler.begin_next)
+        return self.draw(assembler.rows(), pack, server, assembler.begin_next)
 
-    def draw(self, rows: SampleRows, pack: Pack, end: Callable[[], None] = lambda: None) -> list[Part]:
+    def draw(self, rows: SampleRows, pack: Pack, server: str, end: Callable[[], None] = lambda: None) -> list[Part]:
         """Draw slices of the next pool.
 
         Args:
             rows: of the pool's samples.
             pack: makes the table's nest of a list of leaves.
+            server: its address, for the info.
             end: called when all rows that are needed have been copied.
 
         Returns:
@@ -127,7 +127,7 @@ class SliceDrawer:
             IncompleteError: no trajectory is long enough, or all priorities are 0.
             StructureError: markers differ in length.
         """
-        options, info = self._options, rows.info
+        options, info = self._options, dataclasses.replace(rows.info, server=server)
         all_columns = range(rows.num_columns)
         needed = all_columns if options.row_priority_fn is not None else marker_leaves(pack(all_columns))
         nest = pack([rows.column(index) if index in needed else None for index in all_columns])
@@ -255,4 +255,4 @@ class SlicePools:
         """Return functions that make slices; the reader has either made them, or returned whole samples."""
         if isinstance(drawn, DrawnSlices):
             return [(lambda: drawn, info)]
-        return self._drawer.draw(SampleRows.of_columns(drawn, info), self.reader.pack)
+        return self._drawer.draw(SampleRows.of_columns(drawn, info), self.reader.pack, self.reader.server)

@@ -84,7 +84,7 @@ class ThreadFetcher:
                 its time-out in seconds. None if there is nothing to prepare.
             finish: divides a full batch into parts, which are made ready one after the other as they are taken. It must
                 call the assembler's `begin_next`, at the latest when the last part is made. None for one part, the
-                samples.
+                samples; they are one, too, if the end comes before `prepare` has succeeded.
         """
         self.disconnected_at: float | None = None
         self.address = channel.address
@@ -117,7 +117,7 @@ class ThreadFetcher:
         self._assembling = threading.Lock()  # guards the assembler
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._heard_at = time.monotonic()
-        self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
+        self._ready: collections.deque[Fetched | Exception] = collections.deque()
         self._stats = FetchStats()
         self._closed, self._is_ending = Flag(), False
         self._ended = False
@@ -135,6 +135,7 @@ class ThreadFetcher:
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
+            Exception: whatever a part's function has raised.
         """
         if partial:
             with self._assembling:
@@ -148,7 +149,7 @@ class ThreadFetcher:
                 item = self._ready.popleft()
         self._fetcher.fill()  # also if there was nothing: an earlier call may have been interrupted before this
         self._changed.set()
-        if isinstance(item, ReverbWriterError):
+        if isinstance(item, Exception):
             raise item
         return item
 
@@ -317,19 +318,29 @@ class ThreadFetcher:
             self._wake()
 
     def _finish_batch(self) -> None:
-        """Make a batch, or its next part, of the samples that were assembled."""
-        with self._lock:
-            try:
-                if self._finish is None:
-                    self._ready.append(self._assembler.take())
-                    return
-                if not self._parts:
-                    self._parts.extend(self._finish(self._assembler))
-                make, info = self._parts.popleft()
-                self._ready.append((make(), info))
-            except ReverbWriterError as error:
+        """Make a batch, or its next part, of the samples that were assembled; the caller holds `_assembling`."""
+        if not self._parts:
+            with self._lock:
+                try:
+                    if self._finish is None or self._prepare is not None:
+                        self._ready.append(self._assembler.take())
+                    else:
+                        self._parts.extend(self._finish(self._assembler))
+                except Exception as error:  # noqa: BLE001  # the reader raises it
+                    self._assembler.begin_next()
+                    self._ready.append(error)
+            if not self._parts:
+                return
+        make, info = self._parts[0]  # it stays there until it is made: an interrupt of the reader loses nothing
+        try:  # without the lock: a reader's function takes its time, and may ask for `stats()`
+            item: Fetched | Exception = (make(), info)
+        except Exception as error:  # noqa: BLE001  # of the reader's function; the reader raises it
+            if len(self._parts) == 1:
                 self._assembler.begin_next()
-                self._ready.append(error)
+            item = error
+        with self._lock:
+            self._parts.popleft()
+            self._ready.append(item)
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""
@@ -337,13 +348,13 @@ class ThreadFetcher:
             return self._num_assembled() + sum(self._num_ready())
 
     def _num_assembled(self) -> int:
-        """Return how many samples are in no batch that is ready, nor in a part of one."""
-        return sum(len(info) for _, info in self._parts) if self._parts else self._assembler.num_samples
+        """Return how many samples are in no batch that is ready."""
+        return sum([len(info) for _, info in self._parts]) if self._parts else self._assembler.num_samples
 
     def _num_ready(self) -> tuple[int, int]:
         """Return how many samples are in batches that are ready, and how many errors are."""
         ready = self._ready.copy()
-        sizes = [len(item[1]) for item in ready if not isinstance(item, ReverbWriterError)]
+        sizes = [len(item[1]) for item in ready if not isinstance(item, Exception)]
         return sum(sizes), len(ready) - len(sizes)
 
     def _report(self, error: ReverbWriterError) -> None:

@@ -144,7 +144,7 @@ class WriteSession:
         client, owned = as_client(self.given_client, options.timeout_s)
         self.timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
-            info = _find(client, self.timeout_s)
+            info = _find(client, self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s)
             names = [table for target in self.targets for table in target.tables]
             check_tables_exist(names, info, client.address)
             stream = client.open_stream(

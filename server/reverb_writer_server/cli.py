@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.server_options import new_client, security_options, timeout_option
+from reverb_writer.cli.server_options import new_client, sampler_options, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server import __version__
 from reverb_writer_server.config.bind import ALL, LOOPBACK
@@ -50,6 +50,7 @@ def commands() -> None:
 @click.option(
     "--min-size", type=int, metavar="N", help="Number of items that each --table needs before sampling starts."
 )
+@sampler_options
 @click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder for checkpoints.")
 @click.option("--restore", metavar="NAME", help="Checkpoint to restore: latest, none or a name.")
 @click.option(
@@ -63,7 +64,15 @@ def commands() -> None:
     help="What to do if the newest checkpoint is damaged: restore an older one, or stop.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
-def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_size: int | None, **given: Any) -> None:
+def serve(
+    config: Path | None,
+    names: Sequence[str],
+    max_size: int | None,
+    min_size: int | None,
+    sampler: str | None,
+    sampler_exponent: float | None,
+    **given: Any,
+) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
@@ -93,9 +102,15 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         if value is not None
     }
     check_unique_names(names)
-    sizes = {key: value for key, value in (("max_size", max_size), ("min_size", min_size)) if value is not None}
-    tables = names or (("replay",) if sizes else ())
-    flags |= {("tables", name, key): value for name in tables for key, value in sizes.items()}
+    of_tables = {
+        "max_size": max_size,
+        "min_size": min_size,
+        "sampler": sampler,
+        "sampler_exponent": sampler_exponent,
+    }
+    of_tables = {key: value for key, value in of_tables.items() if value is not None}
+    tables = names or (("replay",) if of_tables else ())
+    flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
 
     def load() -> configuration.ServerConfig:
         return configuration.load(config, os.environ, flags, tables)

@@ -77,6 +77,7 @@ def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: 
             assert len(batch.markers.slices.lengths) == 8
             assert all(len(rows) == min(5, [3, 12, 1, 30][rows[0] // 100 % 100]) for rows in slices_of(batch))
             assert (batch.info.table_sizes == 12).all()
+            assert batch.info.server == server.address
             assert batch.markers.mask is None
             assert batch.markers.members is None
             seen |= set(batch.data["row"].tolist())

@@ -39,6 +39,7 @@ CLIENT = [
     "deadline",
     "background",
     "flags",
+    "schedules",
     "closing",
     "arguments",
     "scalars",
