@@ -34,7 +34,7 @@ PYTHON_ANY ?= $(shell scripts/find-python 3.14 3.13 3.12 3.11 3.10)
 HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)))
 SERVER_TESTS := tests/integration/test_{server,service,status_page}.py tests/conformance tests/docker
 
-FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
+FRAMEWORK_TESTS := tests/integration/test_docs_blocks.py tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
 	tests/unit/test_minari.py tests/integration/test_{views,contiguous_views}.py
 
 .PHONY: help
@@ -48,7 +48,7 @@ demo: .venv/.made  ## server, actors and a learner on CartPole, live in the term
 
 test: .venv/.made .venv-tf-agents/.made  ## all tests, on real servers
 	.venv/bin/pytest
-	.venv-tf-agents/bin/pytest tests/conformance
+	.venv-tf-agents/bin/pytest tests/conformance tests/integration/test_docs_blocks.py
 else
 demo: .venv-client/.made
 	@.venv-client/bin/python examples/demo.py
