@@ -1,7 +1,7 @@
 """Every Python program of the documentation runs as it stands, page by page, in its order.
 
 A page may need what a reader has already: a server, an environment, a network. It says so in comments that the site
-does not show. `<!-- test: ... -->` holds Python that runs before the blocks that follow it. `<!-- needs: a, b -->` names
+does not show. `<!-- test: ... -->` holds Python that runs before the blocks that follow it. `<!-- needs: a -->` names
 packages that everything after it needs: without them, the page runs as far as that. Port 8000 is a free one here.
 """
 
