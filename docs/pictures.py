@@ -7,6 +7,7 @@ Windows come from `WindowSpec`, the rate limiter from a run on a `LocalServer`, 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import threading
@@ -131,48 +132,50 @@ def draw_flow(stations: tuple[tuple[str, str], ...], colours: Colours) -> Figure
     return figure
 
 
+def pause(slow_phase: int) -> None:
+    """Wait for longer in every second phase."""
+    time.sleep(0.02 if int(time.monotonic() / PHASE_S) % 2 == slow_phase else 0.0005)
+
+
+def act(client: rw.Client, over: threading.Event) -> None:
+    """Insert items, slowly in even phases."""
+    while not over.is_set():
+        with contextlib.suppress(rw.ReplayTimeoutError):  # the learner is slow: once more
+            client.insert(np.zeros(1, np.float32), {"replay": 1.0}, timeout_s=0.5)
+        pause(slow_phase=0)
+
+
+def learn(client: rw.Client, over: threading.Event) -> None:
+    """Sample items, slowly in odd phases."""
+    with rw.ReplayDataset(
+        client, "replay", batch_size=4, max_in_flight_batches=1, timeout_s=0.2, on_timeout="stop"
+    ) as dataset:
+        while not over.is_set():
+            for _ in dataset:
+                pause(slow_phase=1)
+                if over.is_set():
+                    break
+
+
 def run_limiter() -> np.ndarray[Any, Any]:
     """Run an actor and a learner, fast and slow in turn; return rows of time, inserts and samples."""
     rows: list[tuple[float, int, int]] = []
     over = threading.Event()
-    with rw.LocalServer([rw.TableConfig("replay", rate_limiter=BALANCE)]) as server:
-
-        def pause(is_slow: bool) -> None:
-            time.sleep(0.02 if is_slow else 0.0005)
-
-        def act() -> None:
-            with rw.TrajectoryObserver(
-                server.address, "replay", sequence_length=1, max_in_flight_items=1, timeout_s=RUN_S * 20
-            ) as observer:
-                while not over.is_set():
-                    observer({"observation": np.float32(0)})
-                    observer.flush(RUN_S * 20)
-                    pause(int(time.monotonic() / PHASE_S) % 2 == 0)
-
-        def learn() -> None:
-            with rw.ReplayDataset(
-                server.address, "replay", batch_size=4, max_in_flight_batches=1, timeout_s=0.2, on_timeout="stop"
-            ) as dataset:
-                while not over.is_set():
-                    for _ in dataset:
-                        pause(int(time.monotonic() / PHASE_S) % 2 == 1)
-                        if over.is_set():
-                            break
-
-        threads = [threading.Thread(target=work, daemon=True) for work in (act, learn)]
-        with rw.Client(server.address) as client:
-            for thread in threads:
-                thread.start()
-            begin = time.monotonic()
-            while (now := time.monotonic() - begin) < RUN_S:
-                limiter = client.server_info()["replay"].rate_limiter
-                rows.append((now, limiter.num_inserts, limiter.num_samples))
-                time.sleep(LOOK_S)
-            over.set()
-            learner = threads[1]
-            learner.join(10)
-            list(client.sample("replay", 150))  # lets in the insert that an actor may wait for
-        threads[0].join(10)
+    with (
+        rw.LocalServer([rw.TableConfig("replay", rate_limiter=BALANCE)]) as server,
+        rw.Client(server.address) as client,
+    ):
+        threads = [threading.Thread(target=work, args=(client, over)) for work in (act, learn)]
+        for thread in threads:
+            thread.start()
+        begin = time.monotonic()
+        while (now := time.monotonic() - begin) < RUN_S:
+            limiter = client.server_info()["replay"].rate_limiter
+            rows.append((now, limiter.num_inserts, limiter.num_samples))
+            time.sleep(LOOK_S)
+        over.set()
+        for thread in threads:
+            thread.join()
     return np.array(rows)
 
 
@@ -199,7 +202,9 @@ def draw_limiter(rows: np.ndarray[Any, Any], colours: Colours) -> Figure:
 def read_throughput(text: str) -> list[tuple[str, float, float]]:
     """Read the rows of README's tables that have a rate of ours and how many times a peer's it is."""
     row = re.compile(r"^\| ([^|]+) \| ([\d,]+)[^|]* \| ([\d.]+)x \|", re.MULTILINE)
-    found = [(name, float(rate.replace(",", "")), float(times)) for name, rate, times in row.findall(text)]
+    found = [
+        (name, float(rate.replace(",", "")), float(times)) for name, rate, times in row.findall(text.replace("`", ""))
+    ]
     if not found:
         raise SystemExit(f"{README.name} has no row of the form `| work | rate | 1.5x |`.")
     return found
