@@ -24,7 +24,7 @@ DEV := --editable '.[$(CLIENT_EXTRAS),atari,demo,dm-env,mujoco]' --editable serv
 TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group conformance --group bench
 FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group frameworks
 RLLIB := --editable . --group rllib
-DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist
+DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group test
 CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test
 
 PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
@@ -35,7 +35,7 @@ HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell
 SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_page}.py tests/conformance tests/docker
 
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
-	tests/unit/test_minari.py tests/integration/test_{views,contiguous_views,torch_examples}.py
+	tests/unit/test_minari.py tests/integration/test_{docs_blocks,views,contiguous_views,torch_examples}.py
 
 .PHONY: help
 help:  ## list the targets
@@ -48,7 +48,7 @@ demo: .venv/.made  ## server, actors and a learner on CartPole, live in the term
 
 test: .venv/.made .venv-tf-agents/.made  ## all tests, on real servers
 	.venv/bin/pytest
-	.venv-tf-agents/bin/pytest tests/conformance
+	.venv-tf-agents/bin/pytest tests/conformance tests/integration/test_docs_blocks.py
 else
 demo: .venv-client/.made
 	@.venv-client/bin/python examples/demo.py
@@ -83,6 +83,7 @@ bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
 .PHONY: rllib
 rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which is not part of `make test` for its size
 	.venv-rllib/bin/pytest tests/rllib
+	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py -k rllib
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
 
 .PHONY: newest
@@ -118,9 +119,10 @@ soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts 
 	PYTHONPATH=tests .venv/bin/python -m soak --minutes $(or $(MINUTES),10) $(addprefix --seed ,$(SEED))
 
 .PHONY: docs
-docs: .venv-docs/.made  ## build the documentation site, with warnings as errors
+docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser
 	rm -rf docs/_build
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
+	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_docs_site.py
 	@echo 'Open docs/_build/index.html, or let any static host serve that folder.'
 
 .PHONY: dist
@@ -191,6 +193,10 @@ clean:  ## remove environments, caches and builds
 	@test -n '$(PYTHON_ANY)' || { echo 'This needs CPython 3.10 to 3.14: make PYTHON_ANY=...' >&2; exit 1; }
 	scripts/make-venv $(@D) '$(PYTHON_ANY)' /dev/null --editable '.[$(CLIENT_EXTRAS),demo,dm-env]' --group test
 	@touch $@
+
+.PHONY: pictures
+pictures: .venv-docs/.made  ## draw the pictures of the documentation anew
+	.venv-docs/bin/python docs/pictures.py docs/_static
 
 .venv-docs/.made: $(PROJECTS) constraints/docs.txt
 	@test -n '$(PYTHON_DOCS)' || { echo 'The documentation needs CPython 3.11 or newer: make PYTHON_DOCS=...' >&2; exit 1; }

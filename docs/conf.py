@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import reverb_writer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "server"))  # its dependencies need not be installed here
 
 project = "reverb-writer"
 copyright = "The reverb-writer authors"  # noqa: A001  # Sphinx's name
@@ -25,16 +29,20 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence", "deflist", "linkify"]
 myst_heading_anchors = 4
 
+autodoc_mock_imports = ["prometheus_client", "reverb", "tensorflow", "waitress"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
 autoclass_content = "class"
+default_role = "code"  # one backtick marks code in our docstrings
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 
 html_theme = "furo"
 html_title = f"reverb-writer {version}"
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_show_sphinx = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -46,6 +54,7 @@ _SHOWN_AS = {
     "SECURITY.md": "project/security.md",
     "README.md": "index.md",
 }
+_PLURAL = re.compile(r"(`[^`\s][^`]*`)(?=s\b)")  # reStructuredText ends markup before a space only
 _LINK = re.compile(r"\]\(([^)#:]+)(#[^)]*)?\)")
 
 
@@ -62,6 +71,35 @@ def _relink(source: list[str], folder: str) -> None:
         return f"](/{target.removeprefix('docs/')}{match[2] or ''})" if inside else match[0]
 
     source[0] = _LINK.sub(relinked, source[0])
+    if folder == "docs/decisions":  # its table lists them; the site needs them in a tree
+        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n[a-z]*\n```\n" if source[0].startswith("# Decisions") else ""
+
+
+def _drawings(_app: Any, _what: str, _name: str, _of: Any, _options: Any, lines: list[str]) -> None:
+    """Show indented blocks and tables of a docstring as they stand there; reStructuredText would flow them together."""
+    shown: list[str] = []
+    below, is_code = 0, False
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        after_blank = not shown or not shown[-1]
+        if not line or (is_code and (indent > below or line.startswith("|"))):
+            shown.append(f"    {line}" if line.startswith("|") else line)
+            continue
+        is_code = line.startswith("|") or (after_blank and indent > below and not line.lstrip().startswith(">>>"))
+        if is_code:
+            shown += ["", " " * below + "::", "", f"    {line}" if line.startswith("|") else line]
+        elif line == "Example:":
+            is_code, below = True, 0
+            shown += ["Example::", ""]
+        else:
+            below = indent
+            shown.append(line)
+    lines[:] = [_PLURAL.sub(r"\1\\ ", line) for line in shown]
+
+
+def _is_field_of_a_tuple(_app: Any, _what: str, _name: str, member: Any, _skip: bool, _options: Any) -> bool | None:
+    """Leave out what a named tuple says of its fields by itself: the docstring of the class describes them."""
+    return True if type(member).__name__ == "_tuplegetter" else None
 
 
 def setup(app: Any) -> None:
@@ -71,3 +109,5 @@ def setup(app: Any) -> None:
         "include-read",
         lambda _, path, __, source: _relink(source, "examples" if "examples" in path.parts else ""),
     )
+    app.connect("autodoc-process-docstring", _drawings, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", _is_field_of_a_tuple)

@@ -40,7 +40,7 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
         with needs("`from_minari`", "reverb-writer[minari]"):
             from minari import MinariDataset  # noqa: PLC0415  # an extra
 
-        path = Path(dataset)
+        path = Path(dataset).resolve()
         dataset = MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
     count = 0
     for episode in dataset.iterate_episodes():
@@ -98,7 +98,7 @@ def to_minari(
     first = next(episodes, None)
     if first is None:
         raise SpecError("`paths` has no trajectories; `list_trajectories` finds those of a directory.")
-    folder = Path(minari_dir) / "data"
+    folder = Path(minari_dir).resolve() / "data"  # Minari joins a relative one to itself
     if (folder / "metadata.json").exists():
         raise SpecError(f"{folder} has a data set already. Name another folder.")
     observation_space = observation_space or _space(first.observations)

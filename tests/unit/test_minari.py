@@ -40,6 +40,16 @@ def test_minari_reads_our_trajectories_without_loss(tmp_path: Path) -> None:
     assert second.truncations.tolist() == [False, True]
 
 
+def test_a_relative_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with RolloutWriter("ours") as writer:
+        for step in tf_agents_steps(0, 3):
+            writer(step)
+    assert to_minari(list_trajectories("ours"), "theirs", "test/ours-v0").total_steps == 3
+    with RolloutWriter("back") as writer:
+        assert from_minari("theirs", writer) == 1
+
+
 def test_frames_and_nests_go_there_and_back(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     steps: dict[str, Any] = {

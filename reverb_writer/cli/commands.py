@@ -1,0 +1,31 @@
+"""The group of commands; each is in a module that loads when it is called."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+__all__ = ["commands"]
+
+_MODULE_OF = {
+    "demo": "demo",
+    "export": "export_rollouts",
+    "import": "import_rollouts",
+    "local": "serve_locally",
+    "status": "status",
+}
+
+
+class _Commands(click.Group):
+    """Commands by name, from modules that load when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return sorted(_MODULE_OF)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+        module = _MODULE_OF.get(cmd_name)
+        return importlib.import_module(f"reverb_writer.cli.{module}").command if module else None
+
+
+commands = _Commands("reverb-writer", help="Inspect Reverb replay servers, and import and export their data.")
