@@ -14,6 +14,7 @@ from reverb_writer.errors import FormatError as FormatError
 from reverb_writer.errors import IncompleteError as IncompleteError
 from reverb_writer.errors import MissingExtraError as MissingExtraError
 from reverb_writer.errors import OutOfRangeError as OutOfRangeError
+from reverb_writer.errors import PermissionDeniedError as PermissionDeniedError
 from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
 from reverb_writer.errors import ReverbWriterError as ReverbWriterError
 from reverb_writer.errors import ServerUnavailableError as ServerUnavailableError

@@ -167,7 +167,13 @@ class ServerConnection:
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
-        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), deadline)
+        try:
+            reply = self.channel.call_once(messages.CHECKPOINT, b"", deadline.left_s())
+        except ServerUnavailableError as error:
+            raise ServerUnavailableError(
+                f"{error} If it had begun to write the checkpoint, it may finish it: look at its checkpoints before "
+                "you ask again."
+            ) from error
         return str(parse("CheckpointResponse", messages.CheckpointResponse, reply).checkpoint_path)
 
     def close(self) -> None:

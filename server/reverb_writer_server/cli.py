@@ -13,6 +13,7 @@ import click
 from reverb_writer.cli.server_options import new_client, sampler_options, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server import __version__
+from reverb_writer_server.config.bind import ALL, LOOPBACK
 
 __all__ = ["main"]
 
@@ -38,6 +39,11 @@ def commands() -> None:
 @commands.command()
 @click.option("--config", type=_PATH, envvar="REVERB_WRITER_CONFIG", help="TOML file, or Reverb's textproto.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 for a free one.")
+@click.option(
+    "--bind",
+    type=click.Choice([LOOPBACK, ALL]),
+    help=f"Address to accept connections on; {LOOPBACK} by default, {ALL} for all interfaces.",
+)
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Port of the status page, metrics and health checks.")
 @click.option("--table", "names", multiple=True, metavar="NAME", help="A table; repeat it for more.")
 @click.option("--max-size", type=int, metavar="N", help="Maximum number of items of each --table.")
@@ -51,6 +57,11 @@ def commands() -> None:
     "--on-mismatch",
     type=click.Choice(["refuse", "checkpoint", "config"]),
     help="Whose tables to serve if checkpoint and configuration differ.",
+)
+@click.option(
+    "--on-damage",
+    type=click.Choice(["older", "stop"]),
+    help="What to do if the newest checkpoint is damaged: restore an older one, or stop.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
 def serve(
@@ -77,10 +88,12 @@ def serve(
 
     keys = {
         "port": ("port",),
+        "bind": ("bind",),
         "http_port": ("http", "port"),
         "checkpoints": ("checkpoints", "directory"),
         "restore": ("checkpoints", "restore"),
         "on_mismatch": ("checkpoints", "on_mismatch"),
+        "on_damage": ("checkpoints", "on_damage"),
         "log_format": ("log", "format"),
     }
     flags: dict[tuple[str, ...], Any] = {
@@ -98,9 +111,13 @@ def serve(
     of_tables = {key: value for key, value in of_tables.items() if value is not None}
     tables = names or (("replay",) if of_tables else ())
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
-    loaded = configuration.load(config, os.environ, flags, tables)
+
+    def load() -> configuration.ServerConfig:
+        return configuration.load(config, os.environ, flags, tables)
+
+    loaded = load()
     log_setup.set_up(loaded.log_format, loaded.log_level)
-    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
+    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), load)
     sys.exit(service.run())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from certificates import OPENSSL, make_identity
-from gateway import FOLDER, HAPROXY, haproxy
+from gateway import FOLDER, HAPROXY, listening
 from service_process import free_port
 
 pytestmark = [
@@ -20,8 +20,9 @@ def test_sidecar_starts_before_the_name_of_its_gateway_is_known(tmp_path: Path) 
     (tmp_path / "client.pem").write_text(identity.private_key.read_text() + identity.certificate.read_text())
     (tmp_path / "ca.crt").write_text(identity.certificate.read_text())
     port = free_port()
-    with haproxy(
-        FOLDER / "sidecar.cfg",
+    assert HAPROXY is not None  # else this is skipped
+    with listening(
+        [HAPROXY, "-db", "-f", str(FOLDER / "sidecar.cfg")],
         port,
         SIDECAR_PORT=str(port),
         GATEWAY_ADDRESS="gateway.invalid:8443",

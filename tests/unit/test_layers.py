@@ -51,6 +51,11 @@ CLIENT = [
 SERVER = [
     "cli",
     "service",
+    "reload",
+    "starting",
+    "saving",
+    "hook",
+    "jobs",
     "checks",
     "certs",
     "observability",

@@ -108,6 +108,15 @@ class _Collector(Collector):
         log = self._state.checkpoints
         yield GaugeMetricFamily("reverb_checkpoints_kept", "complete checkpoints on disk", log.kept)
         yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", log.failures)
+        yield GaugeMetricFamily(
+            "reverb_checkpoints_damaged",
+            "checkpoints that could not be restored at this start",
+            len(self._state.damaged),
+        )
+        failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
+        for job in ("checkpoint", "keep", "hook", "figures", "reload"):
+            failed.add_metric([job], self._state.failures[job])
+        yield failed
         if self._state.checkpoint_every_s:
             yield GaugeMetricFamily(
                 "reverb_checkpoint_interval_seconds", "time between checkpoints", self._state.checkpoint_every_s
