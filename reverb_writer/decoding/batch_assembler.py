@@ -114,6 +114,7 @@ class BatchAssembler:
                     errors.append(error)
                     continue
             self._ranges.append(ranges)
+            self._trajectories.append(trajectory)
             self._infos.append(info)
             self._items.append(item)
         return errors
@@ -151,9 +152,13 @@ class BatchAssembler:
                 for partition, ranges in zip(cache.partitions, joined, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                         sources[column] = source, ranges
-                return SampleRows([sources[column] for column in range(len(sources))], self._info(joined[0].lengths))
+                return SampleRows(
+                    [sources[column] for column in range(len(sources))],
+                    self._info(joined[0].lengths),
+                    self._trajectories,
+                )
         columns, info = self._copied()
-        return SampleRows.of_columns(columns, info)
+        return SampleRows.of_columns(columns, info, self._trajectories)
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         return BatchInfo(
@@ -177,7 +182,8 @@ class BatchAssembler:
             self._builders = [ColumnBuilder(builder.largest_array) for builder in reusable]
         else:
             self._builders = [ColumnBuilder() for _ in range(num_columns)]
-        self._infos: list[Any] = []  # of all samples of the batch
+        self._trajectories: list[bytes] = []  # encoded, of all samples of the batch
+        self._infos: list[Any] = []
         self._items: list[Any] = []
 
     def _copy_rows(self) -> None:

@@ -98,6 +98,10 @@ class Trajectories:
         num_envs = math.prod(self.storage_shape[1:])
         return steps % self.num_steps * num_envs + np.repeat(self.env_ids[which], lengths)
 
+    def row_at(self, which: Integers, step: Integers) -> Integers:
+        """Return [m] flat indices of one row of each of some trajectories: [m] counted from its first row."""
+        return (self.starts[which] + step) % self.num_steps * math.prod(self.storage_shape[1:]) + self.env_ids[which]
+
     def preview(self) -> str:
         """Draw the trajectory of each row of a storage of one environment; `>` and `<` mark first and last rows.
 
