@@ -147,7 +147,7 @@ class BatchAssembler:
         cache = self._current
         if cache and all(builder.largest_array is None for builder in self._builders):
             joined = [JoinedRanges([of[number] for of in self._ranges]) for number in range(len(cache.partitions))]
-            if all((one.lengths == joined[0].lengths).all() for one in joined):
+            if all(np.array_equal(one.lengths, joined[0].lengths) for one in joined[1:]):
                 sources: dict[int, tuple[npt.NDArray[Any], JoinedRanges | None]] = {}
                 for partition, ranges in zip(cache.partitions, joined, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -106,15 +105,16 @@ class BatchInfo:
 
     def choose(self, index: Any) -> BatchInfo:
         """Return the information about some of the samples; `index` is any NumPy index of the first dimension."""
-        return dataclasses.replace(
-            self,
-            keys=self.keys[index],
-            priorities=self.priorities[index],
-            probabilities=self.probabilities[index],
-            table_sizes=self.table_sizes[index],
-            times_sampled=self.times_sampled[index],
-            lengths=self.lengths[index],
-            mask=None if self.mask is None else self.mask[index],
+        return BatchInfo(
+            self.keys[index],
+            self.priorities[index],
+            self.probabilities[index],
+            self.table_sizes[index],
+            self.times_sampled[index],
+            self.lengths[index],
+            self.received_at,
+            self.server,
+            None if self.mask is None else self.mask[index],
         )
 
     @classmethod
