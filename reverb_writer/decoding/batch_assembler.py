@@ -114,6 +114,7 @@ class BatchAssembler:
                     errors.append(error)
                     continue
             self._ranges.append(ranges)
+            self._trajectories.append(trajectory)
             self._infos.append(info)
             self._items.append(item)
         return errors
@@ -146,14 +147,18 @@ class BatchAssembler:
         cache = self._current
         if cache and all(builder.largest_array is None for builder in self._builders):
             joined = [JoinedRanges([of[number] for of in self._ranges]) for number in range(len(cache.partitions))]
-            if all((one.lengths == joined[0].lengths).all() for one in joined):
+            if all(np.array_equal(one.lengths, joined[0].lengths) for one in joined[1:]):
                 sources: dict[int, tuple[npt.NDArray[Any], JoinedRanges | None]] = {}
                 for partition, ranges in zip(cache.partitions, joined, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                         sources[column] = source, ranges
-                return SampleRows([sources[column] for column in range(len(sources))], self._info(joined[0].lengths))
+                return SampleRows(
+                    [sources[column] for column in range(len(sources))],
+                    self._info(joined[0].lengths),
+                    self._trajectories,
+                )
         columns, info = self._copied()
-        return SampleRows.of_columns(columns, info)
+        return SampleRows.of_columns(columns, info, self._trajectories)
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         return BatchInfo(
@@ -177,7 +182,8 @@ class BatchAssembler:
             self._builders = [ColumnBuilder(builder.largest_array) for builder in reusable]
         else:
             self._builders = [ColumnBuilder() for _ in range(num_columns)]
-        self._infos: list[Any] = []  # of all samples of the batch
+        self._trajectories: list[bytes] = []  # encoded, of all samples of the batch
+        self._infos: list[Any] = []
         self._items: list[Any] = []
 
     def _copy_rows(self) -> None:

@@ -1,6 +1,6 @@
 """Slices of one table of one server, drawn from pools: items that were sampled together.
 
-    BatchAssembler.rows -> SliceDrawer: markers of all rows -> slices -> only their rows are copied -> DrawnSlices
+    BatchAssembler.rows -> KnownTrajectories -> slices -> their rows are copied -> their markers -> DrawnSlices
 
 This happens in the thread that fetches. Only with `row_priority_fn`, which needs all columns of all rows and is the
 user's own code, it happens in the reader's thread.
@@ -26,8 +26,9 @@ from reverb_writer.errors import IncompleteError, ReplayTimeoutError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.reading.thread_fetcher import Part
-from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, find_trajectories, read_markers
-from reverb_writer.slices.gather import mark_slices
+from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices.gather import mark_rows
+from reverb_writer.slices.known_trajectories import KnownTrajectories
 from reverb_writer.slices.markers import marker_leaves
 
 __all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
@@ -105,6 +106,7 @@ class SliceDrawer:
             num_members: how many members there are, so that ids of trajectories differ.
         """
         self._options, self._rng, self._number, self._num_members = options, rng, number, num_members
+        self._known = KnownTrajectories()
         self._num_trajectories = self._num_items = 0  # of former pools
 
     def draw_assembled(self, assembler: BatchAssembler, pack: Pack, server: str) -> list[Part]:
@@ -128,67 +130,58 @@ class SliceDrawer:
             StructureError: markers differ in length.
         """
         options, info = self._options, dataclasses.replace(rows.info, server=server)
-        all_columns = range(rows.num_columns)
-        needed = all_columns if options.row_priority_fn is not None else marker_leaves(pack(all_columns))
-        nest = pack([rows.column(index) if index in needed else None for index in all_columns])
-        markers, items = self._choose(nest, info)
-        is_last = np.zeros(len(items), bool)
-        is_last[len(items) - 1 - np.unique(items[::-1], return_index=True)[1]] = True
+
+        def read(chosen: npt.NDArray[np.int64]) -> Any:
+            """Return the leaves of some rows that have markers."""
+            return pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))
+
+        trajectories, item_of = self._known.find(rows.items, info.lengths, read)
+        if not options.replacement:
+            first = np.unique(info.keys, return_index=True)[1]
+            chosen = np.flatnonzero(np.isin(item_of, first))
+            trajectories, item_of = trajectories.choose(chosen), item_of[chosen]
+        data = None
+        if options.row_priority_fn is not None:
+            data = pack([rows.column(index) for index in range(rows.num_columns)])
+        all_slices = options.draw(data, trajectories, self._rng)
+        items = item_of[all_slices.trajectories]
+        num_before, num_slices = self._num_trajectories, len(items)
+        self._num_trajectories += len(trajectories)
+        last_slices = np.full(len(info), -1)
+        last_slices[items] = np.arange(num_slices)  # of several slices of one item the last one counts
+        is_last = last_slices[items] == np.arange(num_slices)
         numbers = np.where(is_last, self._num_items + items, -1)
         self._num_items += len(info)
+        item_rows = info.lengths.cumsum() - info.lengths
         batch_bytes = options.sampler.num_slices * options.sampler.slice_len * rows.row_bytes
         step = options.sampler.num_slices * max(_PART_BYTES // max(batch_bytes, 1), 1)
         parts: list[Part] = []
-        for first in range(0, len(items), step):
-            stop = min(first + step, len(items))
-            delivered = np.unique(items[first:stop][is_last[first:stop]])
-            if stop == len(items):  # with items that have no slice
-                delivered = np.append(delivered, np.setdiff1d(np.arange(len(info)), items))
+        for first_slice in range(0, num_slices, step):
+            part = slice(first_slice, min(first_slice + step, num_slices))
+            delivered = items[part][is_last[part]]
+            if part.stop == num_slices:  # with items that have no slice
+                delivered = np.append(delivered, np.flatnonzero(last_slices < 0))
 
-            def copy(first: int = first, stop: int = stop) -> DrawnSlices:
-                of_part = markers if stop - first == len(items) else markers.part(first, stop)
-                found = self._copy(rows, pack, of_part, info.choose(items[first:stop]), numbers[first:stop])
-                if stop == len(items):
+            def copy(part: slice = part) -> DrawnSlices:
+                slices = all_slices if len(parts) == 1 else all_slices.part(part.start, part.stop)
+                first_rows = slices.first_rows
+                begin = slices.rows[first_rows]
+                preceding = np.maximum(begin - 1, item_rows[items[part]])
+                columns = rows.take(np.append(slices.rows, slices.next_rows) if options.with_next else slices.rows)
+                data = pack([column[: len(slices.rows)] for column in columns])
+                after = pack([column[len(slices.rows) :] for column in columns]) if options.with_next else None
+                stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
+                markers = mark_rows(slices, stored, emit_init=options.emit_init)
+                ids = markers.traj_ids.copy()  # not the memory of `data`
+                if stored.traj_ids is None:
+                    ids = (num_before + ids) * self._num_members + self._number
+                if part.stop == num_slices:
                     end()
-                return found
+                markers = dataclasses.replace(markers, traj_ids=ids)
+                return DrawnSlices(data, after, markers, info.choose(items[part]), numbers[part])
 
             parts.append((copy, info.choose(delivered)))
         return parts
-
-    def _copy(
-        self, rows: SampleRows, pack: Pack, markers: SliceMarkers, info: BatchInfo, items: ItemNumbers
-    ) -> DrawnSlices:
-        """Copy the rows of slices."""
-        slices, num_rows = markers.slices, len(markers)
-        if not self._options.with_next:
-            return DrawnSlices(pack(rows.take(slices.rows)), None, markers, info, items)
-        columns = rows.take(np.concatenate([slices.rows, slices.next_rows]))
-        data, after = (pack([column[part] for column in columns]) for part in (slice(num_rows), slice(num_rows, None)))
-        return DrawnSlices(data, after, markers, info, items)
-
-    def _choose(self, nest: Any, info: BatchInfo) -> tuple[SliceMarkers, ItemNumbers]:
-        """Draw slices of samples laid end to end; return their markers, and the item of each slice."""
-        ends = np.cumsum(info.lengths)
-        first_rows = ends - info.lengths
-        stored = read_markers(nest, starts=first_rows)
-        starts = np.zeros(ends[-1], bool)
-        starts[first_rows] = True
-        is_init = starts if stored.is_init is None else starts | stored.is_init
-        trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init))
-        item_of = np.searchsorted(ends, trajectories.starts, "right")
-        if not self._options.replacement:
-            first = np.unique(info.keys, return_index=True)[1]
-            trajectories = trajectories.choose(np.flatnonzero(np.isin(item_of, first)))
-            item_of = np.searchsorted(ends, trajectories.starts, "right")
-        markers = mark_slices(
-            self._options.draw(nest, trajectories, self._rng), stored, emit_init=self._options.emit_init
-        )
-        items = item_of[markers.slices.trajectories]
-        if stored.traj_ids is None:
-            ids = (self._num_trajectories + markers.traj_ids) * self._num_members + self._number
-            markers = dataclasses.replace(markers, traj_ids=ids)
-        self._num_trajectories += len(trajectories)
-        return markers, items
 
 
 class SlicePools:

@@ -18,7 +18,7 @@ from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
 from reverb_writer.slices.row_nests import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
 
-__all__ = ["SliceBatch", "SliceMarkers", "allot", "concatenate_batches", "gather", "mark_slices", "sample_members"]
+__all__ = ["SliceBatch", "SliceMarkers", "allot", "concatenate_batches", "gather", "mark_rows", "sample_members"]
 
 
 @dataclass(frozen=True)
@@ -167,24 +167,19 @@ def gather(nest: Any, slices: Slices, markers: Markers | None = None, *, emit_in
     ([1.0, 2.0, 3.0, 4.0, 5.0], [True, False, True, False, False])
     """
     markers = read_markers(nest, ndim=len(slices.storage_shape)) if markers is None else markers
-    return SliceBatch(
-        take_rows(nest, slices.rows, slices.storage_shape), mark_slices(slices, markers, emit_init=emit_init)
-    )
+    given = {name: marker for name, marker in vars(markers).items() if marker is not None}
+    data, of_rows = (take_rows(leaves, slices.rows, slices.storage_shape) for leaves in (nest, given))
+    return SliceBatch(data, mark_rows(slices, Markers(**of_rows), emit_init=emit_init))
 
 
-def mark_slices(slices: Slices, markers: Markers, *, emit_init: bool = True) -> SliceMarkers:
+def mark_rows(slices: Slices, markers: Markers, *, emit_init: bool = True) -> SliceMarkers:
     """Return the markers of slices.
 
     Args:
-        slices: drawn from the trajectories of a storage.
-        markers: of all rows of this storage.
+        slices: of N rows.
+        markers: [N] those that are stored, of these rows. `traj_ids` are returned as they are.
         emit_init: as that of `gather`.
-
-    Raises:
-        StructureError: a marker has another shape than the storage.
     """
-    given = {name: marker for name, marker in vars(markers).items() if marker is not None}
-    markers = Markers(**take_rows(given, slices.rows, slices.storage_shape))
     mask, truncated = slices.mask, slices.ends
 
     def stored(flags: Flags | None) -> Flags:

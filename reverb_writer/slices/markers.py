@@ -16,7 +16,7 @@ that discount is not known, and the step is not terminated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -77,7 +77,13 @@ class Markers:
         return _union(self.done, self.terminated, self.truncated)
 
 
-def read_markers(nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers = (0,)) -> Markers:
+def read_markers(
+    nest: Any,
+    *,
+    ndim: int = 1,
+    starts: Sequence[int] | Integers = (0,),
+    before: Callable[[], Any] | None = None,
+) -> Markers:
     """Return the markers among the leaves of steps, found by name.
 
     Args:
@@ -85,6 +91,8 @@ def read_markers(nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers =
         ndim: number of dimensions of the storage, which all leaves share. A marker may have one more of size 1.
         starts: rows that do not follow the row before: the first rows of items that lie end to end, or, in a full ring,
             the row after the one that was written last.
+        before: returns steps with the row that precedes each of `starts`, or that row itself if none does. Called only
+            if markers depend on it. None if no row precedes them.
 
     Returns:
         The markers; None for those that the steps do not have.
@@ -110,11 +118,9 @@ def read_markers(nest: Any, *, ndim: int = 1, starts: Sequence[int] | Integers =
         is_init = types == FIRST if is_init is None else is_init
         done = types == LAST if done is None else done
         if terminated is None and _field(nest, "discount") is not None:
-            # Padding looks like boundary steps, but comes after one.
-            leads_to_end = (types != LAST) & (_rows(_field(nest, "discount"), ndim) == 0)
-            before = np.roll(leads_to_end, 1, axis=0)
-            before[np.isin(np.arange(len(before)), starts)] = False
-            terminated = (types == LAST) & before
+            follows_end = np.roll(_leads_to_end(nest, ndim), 1, axis=0)
+            follows_end[np.asarray(starts, np.intp)] = False if before is None else _leads_to_end(before(), ndim)
+            terminated = (types == LAST) & follows_end
     return Markers(
         is_init=is_init,
         done=done,
@@ -156,6 +162,12 @@ def _field(nest: Any, name: str) -> Any:
     if isinstance(nest, Mapping):
         return nest.get(name)
     return getattr(nest, name) if name in getattr(nest, "_fields", ()) else None
+
+
+def _leads_to_end(nest: Any, ndim: int) -> Flags:
+    # Padding looks like boundary steps, but comes after one.
+    found: Flags = (_rows(_field(nest, "step_type"), ndim) != LAST) & (_rows(_field(nest, "discount"), ndim) == 0)
+    return found
 
 
 def _rows(marker: Any, ndim: int) -> Any:

@@ -102,6 +102,8 @@ class Slices:
     @property
     def mask(self) -> Flags:
         """[N] True on rows that are not padding."""
+        if not self.is_padded:
+            return np.ones(len(self.rows), bool)
         return positions(self.widths) < np.repeat(self.lengths, self.widths)
 
     def by_row(self, of_slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -336,7 +338,7 @@ class SliceSampler:
             if list_slices:
                 which, number = np.repeat(which, counts), positions(counts)
                 begin, _ = self._parts(trajectories.lengths[which], number)
-                weights = weights[trajectories.rows(which, begin, np.ones_like(which))]
+                weights = weights[trajectories.row_at(which, begin)]
             else:
                 weights = counts * 1.0
         if not weights.any():
@@ -368,7 +370,7 @@ class SliceSampler:
             probabilities,
             self.short is Short.PAD,
             trajectories.storage_shape,
-            trajectories.rows(which, begin + lengths - ~cut_by_sampler, np.ones_like(which)),
+            trajectories.row_at(which, begin + lengths - ~cut_by_sampler),
         )
 
 

@@ -185,6 +185,14 @@ def test_a_boundary_step_at_the_start_of_an_item_does_not_look_at_the_item_befor
     assert read_markers(ring, starts=[]).terminated.tolist() == [True, False, False]  # type: ignore[union-attr]
 
 
+def test_a_boundary_step_at_the_start_of_a_slice_looks_at_the_row_before_it() -> None:
+    steps = {"step_type": np.array([LAST, MID, LAST, LAST]), "discount": np.array([1.0, 0.0, 1.0, 1.0])}
+    # Rows 0, 2 and 3 begin slices: after a step into a terminal state, after a truncated one, and after none.
+    before = {"step_type": np.array([MID, MID, LAST]), "discount": np.array([0.0, 1.0, 0.0])}
+    found = read_markers(steps, starts=[0, 2, 3], before=lambda: before)
+    assert found.terminated.tolist() == [True, False, False, False]  # type: ignore[union-attr]
+
+
 def test_padding_after_a_boundary_step_is_not_terminated() -> None:
     steps = tf_agents_rows([FIRST, LAST, LAST, LAST], [1, 1, 0, 0])
     assert read_markers(steps).terminated.tolist() == [False] * 4  # type: ignore[union-attr]
