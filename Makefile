@@ -19,7 +19,7 @@ PYTHON310 ?= $(shell scripts/find-python 3.10)
 PYTHON_DOCS ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
 PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
-CLIENT_EXTRAS := arrays,cli,gymnasium
+CLIENT_EXTRAS := arrays,gymnasium
 DEV := --editable '.[$(CLIENT_EXTRAS),atari,demo,dm-env,mujoco]' --editable server --group dev --group bench --group browser
 TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group conformance --group bench
 FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group frameworks
@@ -32,10 +32,10 @@ CLIENT_TESTS := tests/unit tests/properties tests/integration
 # Where dm-reverb cannot be installed, demo and tests run on the server in pure Python that the client brings.
 PYTHON_ANY ?= $(shell scripts/find-python 3.14 3.13 3.12 3.11 3.10)
 HAS_SERVER := $(and $(PYTHON311),$(filter Linux/x86_64,$(shell uname -s)/$(shell uname -m)))
-SERVER_TESTS := tests/integration/test_{server,service,status_page}.py tests/conformance tests/docker
+SERVER_TESTS := tests/integration/test_{server,service,service_faults,status_page}.py tests/conformance tests/docker
 
 FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,properties,integration}/test_*rollout*.py \
-	tests/unit/test_minari.py tests/integration/test_{docs_blocks,views,contiguous_views}.py
+	tests/unit/test_minari.py tests/integration/test_{docs_blocks,views,contiguous_views,torch_examples}.py
 
 .PHONY: help
 help:  ## list the targets
@@ -71,9 +71,10 @@ format: .venv/.made  ## let ruff format and mend what it can
 	.venv/bin/ruff check --fix .
 
 .PHONY: fuzz
-fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, and weights of 1 GB
+fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
 	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py
 	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
+	REVERB_WRITER_CHECKPOINT_MIB=2000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
 
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
@@ -130,11 +131,11 @@ dist: .venv-docs/.made  ## build both distributions, check them, install them in
 	for project in . server; do .venv-docs/bin/python -m build --outdir dist $$project >dist.log || { cat dist.log; exit 1; }; done
 	rm dist.log
 	.venv-docs/bin/python -m twine check --strict dist/*
-	scripts/make-venv .venv-dist '$(PYTHON_ANY)' /dev/null "$$(echo dist/reverb_writer-*.whl)[cli]"
+	scripts/make-venv .venv-dist '$(PYTHON_ANY)' /dev/null dist/reverb_writer-*.whl
 	cd dist && ../.venv-dist/bin/python -I ../scripts/try-client
 ifneq ($(HAS_SERVER),)
 	rm -rf .venv-dist
-	scripts/make-venv .venv-dist '$(PYTHON311)' constraints/server.txt dist/reverb_writer-*.whl dist/reverb_writer_server-*.whl
+	scripts/make-venv .venv-dist '$(PYTHON311)' constraints/dev.txt dist/reverb_writer-*.whl dist/reverb_writer_server-*.whl
 	cd dist && ../.venv-dist/bin/reverb-writer-server --version
 endif
 	rm -rf .venv-dist
@@ -152,12 +153,11 @@ lock:  ## write constraints/ anew from what the registry has today
 	scripts/make-venv .venv-lock '$(PYTHON_DOCS)' /dev/null $(DOCS)
 	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/docs.txt
 	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON311)' constraints/dev.txt ./server . hatchling
-	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer --exclude reverb-writer-server > constraints/server.txt
-	rm -rf .venv-lock
-	scripts/make-venv .venv-lock '$(PYTHON_NEWEST)' /dev/null '.[cli]' gymnasium hatchling
-	.venv-lock/bin/pip freeze --all --exclude pip --exclude reverb-writer > constraints/client.txt
-	rm -rf .venv-lock
+	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
+
+.PHONY: audit
+audit:  ## compare the packages of the images with known vulnerabilities
+	scripts/audit '$(PYTHON_ANY)'
 
 .PHONY: clean
 clean:  ## remove environments, caches and builds

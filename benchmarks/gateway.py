@@ -1,10 +1,9 @@
-"""What TLS costs: the same actor with and without the gateway of docker/gateway.cfg between."""
+"""What TLS costs: the same actor with and without the gateway of docker/gateway between."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -20,12 +19,12 @@ from benchmarks.workloads import Workload, frame_steps, small_steps
 
 __all__ = ["gateway"]
 
-_CONFIGURATION = Path(__file__).parent.parent / "docker" / "gateway.cfg"
+_FOLDER = Path(__file__).parent.parent / "docker" / "gateway"
 _START_WITHIN_S = 10.0
 
 
 def gateway(effort: Effort) -> Table:
-    """Throughput in plain text and through the gateway."""
+    """Throughput in plain text and through the gateway, which looks up what each certificate may do."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         from reverb_writer_server.certs import make_certificates
@@ -42,32 +41,29 @@ def gateway(effort: Effort) -> Table:
             plain, tls = runs["plain text"].steps_per_s, runs["gateway"].steps_per_s
             rows.append([name, f"{plain:,.0f}", f"{tls:,.0f}", f"{tls / plain:.0%}"])
     return Table(
-        "TLS 1.3 with client certificates, through HAProxy",
+        "TLS 1.3 with client certificates and permissions, through nginx",
         ["work", "plain text, steps/s", "through the gateway, steps/s", "share"],
         rows,
-        "HAProxy shares the two cores with actor and server.",
+        "nginx shares the two cores with actor and server.",
     )
 
 
 def _through_gateway(address: str, workload: Workload, certificates: str) -> Actor:
-    haproxy = shutil.which("haproxy") or "/usr/sbin/haproxy"
     with socket.create_server(("127.0.0.1", 0)) as one:
         port = one.getsockname()[1]
     environment = {
         "REVERB_ADDRESS": address,
         "GATEWAY_PORT": str(port),
         "GATEWAY_SOURCE": "127.0.0.2",
-        "CERTIFICATES": certificates,
+        "CERTIFICATES": str(Path(certificates) / "gateway"),
+        "PERMISSIONS": str(_FOLDER / "permissions.txt"),
     }
     with contextlib.ExitStack() as undo:
-        process = undo.enter_context(
-            subprocess.Popen(
-                [haproxy, "-db", "-f", _CONFIGURATION], env={**os.environ, **environment}, stderr=subprocess.DEVNULL
-            )
-        )
-        undo.callback(process.kill)
+        line, variables = [str(_FOLDER / "run")], {**os.environ, **environment}
+        process = undo.enter_context(subprocess.Popen(line, env=variables, stderr=subprocess.DEVNULL))
+        undo.callback(process.terminate)
         _wait_for(port)
-        folder = Path(certificates)
+        folder = Path(certificates) / "clients"
         tls = rw.TLS(folder / "ca.crt", folder / "client.crt", folder / "client.key")
         client = undo.enter_context(rw.Client(f"localhost:{port}", tls))
         actor = ours(client, workload)
@@ -82,4 +78,4 @@ def _wait_for(port: int) -> None:
             if one.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.05)
-    raise RuntimeError("HAProxy does not listen; is it installed?")
+    raise RuntimeError("nginx does not listen; is it installed?")

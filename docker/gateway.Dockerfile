@@ -1,9 +1,15 @@
-# The gateway of the profile `tls`: Debian's HAProxy, on the base that the server has, so that one base is kept up to date.
+# The gateway of the profile `tls`: Debian's nginx, on the base that the server has, so that one base is kept up to date.
+# For a build that can be repeated, name the base by its digest: docs/docker.md.
 
-FROM python:3.11-slim-bookworm
+ARG BASE=python:3.11-slim-bookworm
+FROM ${BASE}
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends haproxy \
-    && rm -rf /var/lib/apt/lists/*
-USER haproxy
-STOPSIGNAL SIGUSR1
-ENTRYPOINT ["haproxy", "-db", "-f", "/gateway.cfg"]
+    && apt-get install --yes --no-install-recommends nginx-light \
+    && rm -rf /var/lib/apt/lists/* \
+    && cd /usr/local && rm -rf bin/pip* bin/idle* bin/2to3* bin/wheel lib/python3.*/ensurepip lib/python3.*/idlelib \
+        lib/python3.*/lib2to3 lib/python3.*/site-packages/*
+COPY docker/gateway /etc/gateway
+ENV CERTIFICATES=/certificates
+USER nobody
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["/etc/gateway/run"]

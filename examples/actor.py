@@ -8,7 +8,10 @@ Start as many as you like, on any machine.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
+import signal
+import time
 
 import gymnasium
 import numpy as np
@@ -18,19 +21,23 @@ import reverb_writer as rw
 
 EXPLORING_STEPS = 1_500  # until then, ever fewer actions are random
 EXPLORATION = 0.02  # the share of random actions from then on
+LINE_S = 10.0  # how often a line says how it goes
+NUM_LAST = 20  # episodes that the mean return is taken over
 
 
 def play(client: rw.Client, seed: int | None) -> None:
     """Play until the process is ended."""
     rng = np.random.default_rng(seed)
     network = QNetwork(rng)
-    num_steps = 0
+    num_steps = num_episodes = 0
+    returns: collections.deque[float] = collections.deque(maxlen=NUM_LAST)
+    next_line_at = time.monotonic()
 
     # Windows share one step, so that each transition is in one window, the terminal one too. `align_end` lets the last
     # window reach back, so that the end of an episode is never lost. Few windows in flight keep the actor in step with
     # the table's rate limiter.
     replay = rw.TrajectoryObserver(
-        client, "replay", sequence_length=9, stride_length=8, end_of_episode="align_end", max_in_flight_items=8
+        client, "cartpole", sequence_length=9, stride_length=8, end_of_episode="align_end", max_in_flight_items=8
     )
     episodes = rw.TrajectoryObserver(client, "episodes", sequence_length=1)
     env = rw.environments.record(gymnasium.make("CartPole-v1"), replay)
@@ -52,13 +59,20 @@ def play(client: rw.Client, seed: int | None) -> None:
                 episode_length += 1
                 num_steps += 1
             episodes((episode_return, episode_length), end_of_episode=True)
+            num_episodes += 1
+            returns.append(episode_return)
+            if time.monotonic() >= next_line_at:
+                next_line_at = time.monotonic() + LINE_S
+                mean = sum(returns) / len(returns)
+                print(f"{num_episodes:,} episodes, {num_steps:,} steps; mean return of late {mean:.1f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Play CartPole for a learner, until Ctrl-C.")
+    parser = argparse.ArgumentParser(description="Play CartPole for a learner, until Ctrl-C or SIGTERM.")
     parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
     parser.add_argument("--seed", type=int, help="without it, each run is different")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; the first process of a container needs it
     with contextlib.suppress(KeyboardInterrupt), rw.Client(arguments.server) as client:
         play(client, arguments.seed)
 

@@ -145,8 +145,8 @@ class Progress:
                 self._returns.append(float(episode_return))
                 self.num_episodes += 1
                 self.num_steps += int(length)
-        replay = info["replay"].rate_limiter
-        self.num_items, self.num_samples = replay.num_inserts, replay.num_samples
+        windows = info["cartpole"].rate_limiter
+        self.num_items, self.num_samples = windows.num_inserts, windows.num_samples
         self.num_variables = info["variables"].rate_limiter.num_inserts
         self._count()
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import signal
+import time
 
 import numpy as np
 from q_network import Adam, QNetwork
@@ -22,6 +24,7 @@ DISCOUNT = 0.99
 TRACE_DECAY = 0.95  # lambda: 0 looks one step ahead, 1 to the end of the window
 TARGET_RATE = 0.01  # how fast the target network follows
 LEARNING_RATE = 1e-3
+LINE_S = 10.0  # how often a line says how it goes
 
 
 def learn(client: rw.Client, seed: int | None) -> None:
@@ -29,8 +32,9 @@ def learn(client: rw.Client, seed: int | None) -> None:
     online = QNetwork(np.random.default_rng(seed))
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
-    with rw.Variables(client, "variables") as variables, rw.ReplayDataset(client, "replay", BATCH_SIZE) as batches:
+    with rw.Variables(client, "variables") as variables, rw.ReplayDataset(client, "cartpole", BATCH_SIZE) as batches:
         variables.publish(online.weights)
+        next_line_at = time.monotonic()
         for update, batch in enumerate(batches, start=1):
             observations, transitions = batch.data["observation"], rw.to_transitions(batch)
             best = online(observations).argmax(axis=-1, keepdims=True)  # double Q: one chooses, one judges
@@ -43,13 +47,19 @@ def learn(client: rw.Client, seed: int | None) -> None:
                 slow[:] += TARGET_RATE * (fast - slow)
             if update % PUBLISH_UPDATES == 0:
                 variables.publish(online.weights)
+            if time.monotonic() >= next_line_at:
+                next_line_at = time.monotonic() + LINE_S
+                print(f"{update:,} updates; mean value of a state {values.mean():.1f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train a Q-network for the actors of a replay server, until Ctrl-C.")
+    parser = argparse.ArgumentParser(
+        description="Train a Q-network for the actors of a replay server, until Ctrl-C or SIGTERM."
+    )
     parser.add_argument("--server", default="localhost:8000", metavar="ADDRESS", help="of the replay server")
     parser.add_argument("--seed", type=int, help="without it, each run is different")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C; the first process of a container needs it
     with contextlib.suppress(KeyboardInterrupt), rw.Client(arguments.server) as client:
         learn(client, arguments.seed)
 

@@ -65,12 +65,12 @@ def learn(address: str, num_batches: int) -> Any:
             after = values.detach()[first.next_observation].max(dim=1).values
             targets = first.reward + DISCOUNT * first.discount * after
             errors = (targets - values[first.observation, first.action]) * first.mask
-            weights = torch.from_numpy(batch.info.importance_weights(0.4)).float()
+            weights = batch.info.importance_weights(0.4)
             optimizer.zero_grad()
             (weights * errors**2).mean().backward()
             optimizer.step()
             schedule.step()
-            dataset.update_priorities(batch.info.keys, errors.detach().abs().numpy() + 1e-3)
+            dataset.update_priorities(batch, errors.abs() + 1e-3)
     return values.detach().numpy()
 
 

@@ -4,7 +4,7 @@
 
 | table       | written by | read by | an item                                              |
 | ----------- | ---------- | ------- | ---------------------------------------------------- |
-| `replay`    | actors     | learner | a window of steps                                    |
+| `cartpole`  | actors     | learner | a window of steps                                    |
 | `variables` | learner    | actors  | the weights of the Q-network; only the newest stay   |
 | `episodes`  | actors     | demo    | return and length of an episode; each is read once   |
 """
@@ -25,7 +25,7 @@ from reverb_writer import LocalServer, SampleToInsertRatio, TableConfig
 RATIO = SampleToInsertRatio(samples_per_insert=48, min_size=50, error_buffer=480)
 
 TABLES = [
-    TableConfig("replay", max_size=5_000, rate_limiter=RATIO),
+    TableConfig("cartpole", max_size=5_000, rate_limiter=RATIO),
     TableConfig("variables", max_size=1),
     TableConfig("episodes", max_size=1_000, sampler="fifo", max_times_sampled=1),
 ]

@@ -14,6 +14,7 @@ from reverb_writer.errors import FormatError as FormatError
 from reverb_writer.errors import IncompleteError as IncompleteError
 from reverb_writer.errors import MissingExtraError as MissingExtraError
 from reverb_writer.errors import OutOfRangeError as OutOfRangeError
+from reverb_writer.errors import PermissionDeniedError as PermissionDeniedError
 from reverb_writer.errors import ReplayTimeoutError as ReplayTimeoutError
 from reverb_writer.errors import ReverbWriterError as ReverbWriterError
 from reverb_writer.errors import ServerUnavailableError as ServerUnavailableError
@@ -23,9 +24,13 @@ from reverb_writer.errors import UnknownKeyError as UnknownKeyError
 from reverb_writer.errors import UnsafeDataError as UnsafeDataError
 from reverb_writer.local.server import LocalServer as LocalServer
 from reverb_writer.reading.batches import Batch as Batch
+from reverb_writer.reading.mixed_dataset import MixedDataset as MixedDataset
 from reverb_writer.reading.read_options import ReadOptions as ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
 from reverb_writer.reading.slice_dataset import ContiguousDataset as ContiguousDataset
+from reverb_writer.reading.transforms import burn_in as burn_in
+from reverb_writer.reading.transforms import frame_stack as frame_stack
+from reverb_writer.schedules import LinearSchedule as LinearSchedule
 from reverb_writer.steps import Trajectory as Trajectory
 from reverb_writer.tables import MinSize as MinSize
 from reverb_writer.tables import Prioritized as Prioritized
@@ -47,6 +52,7 @@ from reverb_writer.writing.observers import TrajectoryObserver as TrajectoryObse
 from reverb_writer.writing.sequence_writer import SequenceWriter as SequenceWriter
 from reverb_writer.writing.session import ObserverStats as ObserverStats
 from reverb_writer.writing.vector import VectorObserver as VectorObserver
+from reverb_writer.writing.vector import VectorSequenceObserver as VectorSequenceObserver
 from reverb_writer.writing.window_targets import WindowTarget as WindowTarget
 
 __version__: str

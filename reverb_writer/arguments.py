@@ -83,7 +83,7 @@ def check_fraction(name: str, value: object) -> float:
     return checked
 
 
-def check_timeout(timeout_s: float) -> float:
+def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
     """Return a time-out as a float; infinity as the longest time that locks can wait, some 292 years.
 
     Raises:
@@ -94,7 +94,7 @@ def check_timeout(timeout_s: float) -> float:
     except (TypeError, ValueError):
         seconds = 0.0
     if not seconds > 0:
-        raise SpecError(f"`timeout_s` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
+        raise SpecError(f"`{name}` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
     return min(seconds, threading.TIMEOUT_MAX)
 
 

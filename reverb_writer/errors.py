@@ -9,6 +9,7 @@
     ├── IncompleteError         (RuntimeError)     data was requested that is not complete yet
     ├── ClosedError             (RuntimeError)     used after close(), or in a forked child
     ├── ServerUnavailableError  (ConnectionError)  nothing answers at the address
+    ├── PermissionDeniedError   (PermissionError)  a gateway refuses this client the call
     ├── ReplayTimeoutError      (TimeoutError)     the server answers, but the time is up; the message names the cause
     ├── FormatError             (ValueError)       bytes or files in an unexpected format
     └── UnsafeDataError         (ValueError)       data that could run code or exhaust memory if it were decoded
@@ -25,6 +26,7 @@ __all__ = [
     "IncompleteError",
     "MissingExtraError",
     "OutOfRangeError",
+    "PermissionDeniedError",
     "ReplayTimeoutError",
     "ReverbWriterError",
     "ServerUnavailableError",
@@ -71,6 +73,10 @@ class ClosedError(ReverbWriterError, RuntimeError):
 
 class ServerUnavailableError(ReverbWriterError, ConnectionError):
     """Nothing answers at the address."""
+
+
+class PermissionDeniedError(ReverbWriterError, PermissionError):
+    """A gateway in front of the server does not permit this client the call; the message is the gateway's."""
 
 
 class ReplayTimeoutError(ReverbWriterError, TimeoutError):

@@ -23,7 +23,18 @@ import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
 
-__all__ = ["Fit", "as_array", "as_bytes", "convert", "fit", "mismatch", "padded_rows", "stored_dtype", "zeros"]
+__all__ = [
+    "Fit",
+    "as_array",
+    "as_bytes",
+    "convert",
+    "fit",
+    "host_array",
+    "mismatch",
+    "padded_rows",
+    "stored_dtype",
+    "zeros",
+]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -51,6 +62,18 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def zeros(dtype: np.dtype[Any], shape: Shape) -> Any:
     """Return a leaf of zeros, or of empty strings if the dtype is `object`."""
     return np.full(shape, b"", object)[()] if dtype.kind == "O" else np.zeros(shape, dtype)
+
+
+def host_array(value: Any) -> Array:
+    """Return numbers of any framework as an array: a tensor of PyTorch may have a gradient and be on any device.
+
+    NumPy has no bfloat16, so short floats of PyTorch become float32.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if value.is_floating_point() and value.element_size() < 4:  # noqa: PLR2004  # bytes of a float32
+            value = value.float()
+    return np.asarray(value)
 
 
 def padded_rows(leaf: Array, num_rows: int) -> Array:

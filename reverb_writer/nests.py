@@ -8,6 +8,7 @@ docs/decisions/nests.md.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import itertools
 import keyword
@@ -31,9 +32,14 @@ __all__ = [
     "named_tuple",
     "packer",
     "rows",
+    "shapes_text",
     "structure_of",
     "write_row",
 ]
+
+
+_MAX_PARTS = 8
+"""Parts of a list or a tuple that `shapes_text` shows; of a longer one, only the first."""
 
 
 def join_path(path: Sequence[Any]) -> str:
@@ -102,6 +108,30 @@ def common_length(nest: Any, what: str) -> int:
     if len(lengths) != 1 or () in lengths:
         raise StructureError(f"{what}: leaves must be [T, ...] with one T for all, got shapes {shapes}.")
     return int(lengths.pop()[0])
+
+
+def shapes_text(nest: Any) -> str:
+    """Return a nest, or a dataclass of nests, as text with `dtype [sizes]` for each array; without fields of None.
+
+    >>> shapes_text({"x": np.zeros((2, 3), np.float32), "y": [np.arange(4)], "name": np.array([b"a"], object)})
+    "{'x': float32 [2, 3], 'y': [int64 [4]], 'name': strings [1]}"
+    >>> shapes_text([np.arange(4)] * 100)
+    '[int64 [4], ... 100 in all]'
+    """
+    if hasattr(nest, "dtype") and hasattr(nest, "shape"):
+        dtype = str(nest.dtype).rpartition(".")[2]
+        return f"{'strings' if dtype == 'object' else dtype} {list(nest.shape)}"
+    if isinstance(nest, Mapping):
+        return "{" + ", ".join(f"{key!r}: {shapes_text(value)}" for key, value in nest.items()) + "}"
+    if dataclasses.is_dataclass(nest) or hasattr(nest, "_fields"):
+        fields = vars(nest) if dataclasses.is_dataclass(nest) else nest._asdict()
+        given = (f"{name}={shapes_text(value)}" for name, value in fields.items() if value is not None)
+        return f"{type(nest).__name__}({', '.join(given)})"
+    if isinstance(nest, list | tuple):
+        parts = [shapes_text(value) for value in nest[:1]] if len(nest) > _MAX_PARTS else map(shapes_text, nest)
+        text = ", ".join(parts) + (f", ... {len(nest)} in all" if len(nest) > _MAX_PARTS else "")
+        return f"[{text}]" if isinstance(nest, list) else f"({text})"
+    return repr(nest) if isinstance(nest, str | bytes | int | float | None) else type(nest).__name__
 
 
 def structure_of(nest: Any) -> Any:

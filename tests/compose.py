@@ -41,10 +41,10 @@ class Project:
     """The services, until it is closed."""
 
     def __init__(self, name: str, **environment: str) -> None:
-        """Choose ports; nothing is started."""
+        """Choose ports; nothing is started. `environment` may be changed between calls."""
         self.http_port, self.port, self.gateway_port = free_port(), free_port(), free_port()
         self._name = name
-        self._environment = {
+        self.environment = {
             **os.environ,
             "REPLAY_PORT": str(self.port),
             "REPLAY_HTTP_PORT": str(self.http_port),
@@ -57,7 +57,7 @@ class Project:
         """Run Compose and return what it says."""
         line = [*self._command, "-f", str(ROOT / "docker-compose.yml"), "-p", self._name, *arguments]
         done = subprocess.run(
-            line, capture_output=True, text=True, timeout=timeout_s, check=False, env=self._environment, cwd=ROOT
+            line, capture_output=True, text=True, timeout=timeout_s, check=False, env=self.environment, cwd=ROOT
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

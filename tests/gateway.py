@@ -1,4 +1,4 @@
-"""HAProxy with a configuration of docker/, in a process of its own."""
+"""The gateway and the sidecar of docker/, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from pathlib import Path
 
 from service_process import eventually
 
-HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")
+SYSTEM = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
+HAPROXY = shutil.which("haproxy", path=SYSTEM)
+NGINX = shutil.which("nginx", path=SYSTEM)
 FOLDER = Path(__file__).parent.parent / "docker"
 
 
 @contextlib.contextmanager
-def haproxy(configuration: Path, port: int, **environment: str) -> Iterator[None]:
-    """Run HAProxy until the end of the block; it listens on `port` when the block begins."""
-    assert HAPROXY is not None
-    with subprocess.Popen(
-        [HAPROXY, "-db", "-f", str(configuration)], env={**os.environ, **environment}, stderr=subprocess.DEVNULL
-    ) as process:
+def listening(line: list[str], port: int, log: Path | None = None, **environment: str) -> Iterator[None]:
+    """Run a proxy until the end of the block; it listens on `port` when the block begins, and logs to `log`."""
+    with (
+        Path(log or os.devnull).open("a") as stderr,
+        subprocess.Popen(line, env={**os.environ, **environment}, stderr=stderr) as process,
+    ):
         try:
-            eventually(lambda: process.poll() is not None or _listens(port), "HAProxy listens")
-            assert process.poll() is None, f"HAProxy refuses {configuration}"
+            eventually(lambda: process.poll() is not None or _listens(port), "it listens")
+            assert process.poll() is None, f"{line[0]} refuses {environment}"
             yield
         finally:
-            process.kill()
+            process.terminate()
 
 
 def _listens(port: int) -> bool:

@@ -32,7 +32,7 @@ class MisbehavingServer:
 
     Attributes:
         info: the answer to ServerInfo.
-        checkpoint: the answer to Checkpoint.
+        checkpoint: the answer to Checkpoint, or what makes it.
         sample: called with an iterator over the requests of a sample stream; yields its responses.
         insert: likewise, of an insert stream.
     """
@@ -40,14 +40,16 @@ class MisbehavingServer:
     def __init__(self) -> None:
         """Start it on a free port, with one table `replay`."""
         self.info = server_info("replay")
-        self.checkpoint = b""
+        self.checkpoint: bytes | Callable[[], bytes] = b""
         self.sample: Callable[[Iterator[bytes]], Iterator[bytes]] = _silence
         self.insert: Callable[[Iterator[bytes]], Iterator[bytes]] = _silence
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(8), options=options)
         handlers: dict[str, Any] = {
             "ServerInfo": grpc.unary_unary_rpc_method_handler(lambda _, __: self.info),
-            "Checkpoint": grpc.unary_unary_rpc_method_handler(lambda _, __: self.checkpoint),
+            "Checkpoint": grpc.unary_unary_rpc_method_handler(
+                lambda _, __: self.checkpoint if isinstance(self.checkpoint, bytes) else self.checkpoint()
+            ),
             "SampleStream": grpc.stream_stream_rpc_method_handler(lambda requests, _: self.sample(requests)),
             "InsertStream": grpc.stream_stream_rpc_method_handler(lambda requests, _: self.insert(requests)),
         }

@@ -56,8 +56,11 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
 class ServiceProcess:
     """`reverb-writer-server serve` on free ports."""
 
-    def __init__(self, folder: Path, configuration: str, *arguments: str) -> None:
-        """Start it; `configuration` is TOML without the ports."""
+    def __init__(
+        self, folder: Path, configuration: str, *arguments: str, environment: dict[str, str] | None = None
+    ) -> None:
+        """Start it; `configuration` is TOML without the ports, `environment` is added to that of the tests."""
+        self._environment = environment or {}
         self.port, self.http_port = free_port(), free_port()
         self.address = f"localhost:{self.port}"
         file = folder / "server.toml"
@@ -107,7 +110,11 @@ class ServiceProcess:
     def _start(self) -> subprocess.Popen[str]:
         ports = {"REVERB_WRITER__PORT": str(self.port), "REVERB_WRITER__HTTP__PORT": str(self.http_port)}
         return subprocess.Popen(
-            self._line, stdout=subprocess.PIPE, stderr=self._log, text=True, env={**os.environ, **ports}
+            self._line,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, **self._environment, **ports},
         )
 
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:

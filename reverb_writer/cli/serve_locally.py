@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+from typing import Any
 
 import click
 
-from reverb_writer.cli.server_options import report_errors
+from reverb_writer.cli.server_options import report_errors, sampler_options
 from reverb_writer.local import LocalServer
-from reverb_writer.tables import TableConfig
+from reverb_writer.tables import Prioritized, TableConfig
 
 __all__ = ["command"]
 
@@ -23,15 +24,31 @@ _TICK_S = 0.5  # Windows tells the main thread of Ctrl-C only between two waits
 )
 @click.option("--port", "-p", type=click.IntRange(1, 65535), default=8000, show_default=True, help="On 127.0.0.1 only.")
 @click.option("--max-bytes", type=click.IntRange(min=1), help="Memory for data; by default a quarter of the machine's.")
-def command(tables: tuple[str, ...], max_size: int, port: int, max_bytes: int | None) -> None:
-    """Serve tables that are sampled uniformly and drop the oldest item when they are full; for trying out and tests."""
+@sampler_options
+def command(
+    tables: tuple[str, ...],
+    max_size: int,
+    port: int,
+    max_bytes: int | None,
+    sampler: Any,
+    sampler_exponent: float | None,
+) -> None:
+    """Serve tables that drop the oldest item when they are full; for trying out and tests."""
     stopping = threading.Event()
     with (
         report_errors(),
-        LocalServer([TableConfig(name, max_size) for name in tables], port, max_bytes=max_bytes) as server,
+        LocalServer(_configs(tables, max_size, sampler, sampler_exponent), port, max_bytes=max_bytes) as server,
     ):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
         click.echo(f"serving {', '.join(tables)} at {server.address}; Ctrl-C ends it, and the data with it")
         while not stopping.wait(_TICK_S):
             pass
+
+
+def _configs(tables: tuple[str, ...], max_size: int, sampler: Any, exponent: float | None) -> list[TableConfig]:
+    if sampler == "prioritized":
+        sampler = Prioritized(1.0 if exponent is None else exponent)
+    elif exponent is not None:
+        raise click.UsageError("--sampler-exponent belongs to --sampler prioritized.")
+    return [TableConfig(name, max_size, sampler or "uniform") for name in tables]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer.tables import SelectorName
 
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client
 
-__all__ = ["connection_options", "new_client", "report_errors", "security_options", "timeout_option"]
+__all__ = ["connection_options", "new_client", "report_errors", "sampler_options", "security_options", "timeout_option"]
 
 _PEM = click.Path(exists=True, dir_okay=False)
 
@@ -45,6 +46,18 @@ _CONNECTION = (
 )
 
 
+_SAMPLER = (
+    click.option(
+        "--sampler",
+        type=click.Choice([*get_args(SelectorName), "prioritized"]),
+        help="What chooses the next item to sample from each --table; uniform by default.",
+    ),
+    click.option(
+        "--sampler-exponent", type=float, metavar="X", help="Exponent of --sampler prioritized; 1 by default."
+    ),
+)
+
+
 def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options that `new_client` takes."""
     return _with(_CONNECTION, command)
@@ -53,6 +66,11 @@ def connection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def security_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for token and TLS to a command."""
     return _with(_SECURITY, command)
+
+
+def sampler_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options for the sampler of the tables that a command line names."""
+    return _with(_SAMPLER, command)
 
 
 def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ per process; a `Client` that a caller makes is a connection of its own.
 from __future__ import annotations
 
 import functools
+import html
 import itertools
 import os
 import threading
@@ -19,10 +20,11 @@ from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_priority, check_timeout, integer
 from reverb_writer.background import in_background
+from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import ClosedError, SpecError
+from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
@@ -31,6 +33,7 @@ from reverb_writer.transport.insert_stream import InsertStream
 __all__ = ["Client", "Sample", "as_client"]
 
 _T = TypeVar("_T")
+_SHOW_TIMEOUT_S = 2.0
 
 
 class Client(ClosedAtExit):
@@ -143,6 +146,24 @@ class Client(ClosedAtExit):
         infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
         tables = merge_tables([info.tables for info in infos])
         return {name: table for name, table in tables.items() if name != SPECS_TABLE}
+
+    def stats(self, timeout_s: float | None = None) -> ClientStats:
+        """Return the counters of all tables; raises as `server_info`.
+
+        `client.stats().as_scalars("replay/")` is one flat dict of numbers for a logger of metrics.
+        """
+        return ClientStats({name: TableStats.of(info) for name, info in self.server_info(timeout_s).items()})
+
+    def __repr__(self) -> str:
+        """Return the servers' addresses; does not ask them."""
+        return f"<Client of {self.address}{' (closed)' if self._end.locked() else ''}>"
+
+    def _repr_html_(self) -> str:
+        """Return the tables for a notebook, or why they cannot be shown; waits two seconds at most."""
+        try:
+            return tables_html(self.address, self.server_info(_SHOW_TIMEOUT_S))
+        except ReverbWriterError as error:
+            return f"<pre>{html.escape(f'{self!r}: {error}')}</pre>"
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
         """Return the tables of the only server together with the identity of its process."""

@@ -22,7 +22,7 @@ __all__ = ["CACHE_BYTES", "draw", "make_assembler"]
 CACHE_BYTES = 64 << 20
 """Memory limit of a table's decoded chunks; one larger sample may exceed it."""
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 
 def draw(

@@ -11,6 +11,7 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_priority, check_timeout
+from reverb_writer.client import largest_priorities
 from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
 from reverb_writer.client.single_item import column, one_item
 from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
@@ -150,17 +151,29 @@ class ServerConnection:
             updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
             delete_keys=deletes,
         )
-        self._call(messages.MUTATE_PRIORITIES, request, deadline or self._deadline(None))
+        deadline = deadline or self._deadline(None)
+        self._call(messages.MUTATE_PRIORITIES, request, deadline)
+        if updates and table != SPECS_TABLE and largest_priorities.note(self.address, table, max(updates.values())):
+            largest = {spec_key(table): max(updates.values())}
+            with contextlib.suppress(StructureError):  # a server that keeps no specs
+                self.mutate_priorities(SPECS_TABLE, largest, (), deadline)
 
     def reset(self, table: str, deadline: Deadline) -> None:
         """Remove all items of a table, set its rate limiter to zero and forget its spec."""
         self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
+        largest_priorities.forget(self.address, table)
         with contextlib.suppress(StructureError):  # a server that keeps no specs
             self.mutate_priorities(SPECS_TABLE, {}, [spec_key(table)], deadline)
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
-        reply = self._call(messages.CHECKPOINT, messages.CheckpointRequest(), deadline)
+        try:
+            reply = self.channel.call_once(messages.CHECKPOINT, b"", deadline.left_s())
+        except ServerUnavailableError as error:
+            raise ServerUnavailableError(
+                f"{error} If it had begun to write the checkpoint, it may finish it: look at its checkpoints before "
+                "you ask again."
+            ) from error
         return str(parse("CheckpointResponse", messages.CheckpointResponse, reply).checkpoint_path)
 
     def close(self) -> None:

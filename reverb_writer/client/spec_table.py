@@ -7,6 +7,8 @@ Calls before the first step: `ServerInfo` when the observer is opened and again 
 reset since, and one stream that reads what is stored. The first actor stores before it reads, by one stream more, for
 only a sample tells whose spec the server has kept.
 
+The priority of an item is the largest that a learner has set in the table; see `largest_priorities`.
+
 The server keeps an item whose key it knows already and takes the new priority alone, so of several actors that start
 together the first one's spec stays, and all read the same. It stays until `Client.reset` empties the table that it is
 of. A server without the table, such as a plain dm-reverb server, keeps none.
@@ -14,6 +16,7 @@ of. A server without the table, such as a plain dm-reverb server, keeps none.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Iterable, Sequence
@@ -21,10 +24,11 @@ from typing import Any
 
 import numpy as np
 
+from reverb_writer.client import largest_priorities
 from reverb_writer.client.draw_samples import draw
 from reverb_writer.client.single_item import one_item
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import PermissionDeniedError, ReverbWriterError, StructureError
 from reverb_writer.protocol.table_specs import (
     SPECS_TABLE,
     check_same,
@@ -36,12 +40,14 @@ from reverb_writer.protocol.table_specs import (
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
+from reverb_writer.transport.server_info import request_server_info
 
-__all__ = ["keeps_spec", "spec_of", "store_specs", "stored_specs"]
+__all__ = ["keeps_spec", "largest_priority", "spec_of", "store_specs", "stored_specs"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _MAX_ROUNDS = 200
+_ASK_TIMEOUT_S = 2.0
 _DRAWS_A_SPEC = 4
 
 
@@ -103,14 +109,31 @@ def stored_specs(
     if not wanted or not num_specs:
         return found
     size = _DRAWS_A_SPEC * num_specs
-    for columns, sample in draw(channel, info, SPECS_TABLE, _MAX_ROUNDS * size, deadline, request_samples=size):
-        seen.add(sample.key)
-        if sample.key in wanted:
-            encoded = columns[0].flat[0] if columns[0].size else None
-            spec = decode_spec(encoded) if isinstance(encoded, bytes) else None
-            table = wanted.pop(sample.key)
-            if spec is not None:
-                found[table] = spec
-        if not wanted or (len(seen) >= num_specs and not are_there):
-            break
+    samples = draw(channel, info, SPECS_TABLE, _MAX_ROUNDS * size, deadline, request_samples=size)
+    try:
+        for columns, sample in samples:
+            seen.add(sample.key)
+            if sample.key in wanted:
+                largest_priorities.note(channel.address, wanted[sample.key], sample.priority)
+                encoded = columns[0].flat[0] if columns[0].size else None
+                spec = decode_spec(encoded) if isinstance(encoded, bytes) else None
+                table = wanted.pop(sample.key)
+                if spec is not None:
+                    found[table] = spec
+            if not wanted or (len(seen) >= num_specs and not are_there):
+                break
+    except PermissionDeniedError:  # an actor that may insert and not sample; its gateway has an audit log
+        _LOG.debug("%s: specs cannot be read, so steps are not compared with those of other actors", channel.address)
     return found
+
+
+def largest_priority(channel: Channel, tables: Sequence[str]) -> float:
+    """Return the largest priority seen so far of any of some tables; see `largest_priorities`. Never waits."""
+
+    def ask(due: Sequence[str]) -> None:
+        deadline = Deadline(_ASK_TIMEOUT_S)
+        with contextlib.suppress(ReverbWriterError):  # the next one asks again
+            info = request_server_info(channel, deadline.left_s())
+            stored_specs(channel, info, [table for table in due if keeps_spec(info, table)], deadline)
+
+    return largest_priorities.current(channel.address, tables, ask)

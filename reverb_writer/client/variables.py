@@ -2,7 +2,7 @@
 
     learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() to wait
 
-The first column of an item holds the nest's structure, so an actor needs no configuration.
+The first column of an item holds the nest's structure, so an actor needs no configuration, and the version's number.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import tree
 
-from reverb_writer.arguments import check_timeout, number
+from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
+from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.table_specs import decode_spec, encode_spec
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
@@ -29,7 +30,7 @@ from reverb_writer.transport.server_info import try_server_info
 
 __all__ = ["MAX_BYTES", "Variables"]
 
-_Version: TypeAlias = tuple[int, int]  # of the server's process, and the number of inserts
+_Stored: TypeAlias = tuple[int, int]  # what changes with every publication: the server's process, number of inserts
 
 _REMEDY = "Nothing was published yet: start the learner, or raise `timeout_s`."
 
@@ -42,6 +43,10 @@ class Variables(ClosedAtExit):
 
     The table must have `max_size` 1, and its items may be sampled any number of times: `TableConfig(name, max_size=1)`.
 
+    Attributes:
+        version: number of the version that `publish`, `latest` or `poll` has last written or returned; 0 before the
+            first. An actor records it beside its actions, and a dataset makes the age of samples of it.
+
     Example:
         learner = rw.Variables("localhost:8000", "weights")
         learner.publish(network.weights)
@@ -51,6 +56,10 @@ class Variables(ClosedAtExit):
         for step in steps:
             weights = actor.poll(weights)
     """
+
+    def __repr__(self) -> str:
+        """Return server and table."""
+        return f"<Variables of {self._table} at {self._client.address}>"
 
     def __init__(self, client: Any, table: str, timeout_s: float | None = None, *, interval_s: float = 0.1) -> None:
         """Find the table.
@@ -73,35 +82,50 @@ class Variables(ClosedAtExit):
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
-        self._news: Outcome[tuple[_Version, Any] | None] | None = None  # the request of `poll` that is in flight
-        self._seen: _Version | None = None
+        self._news: Outcome[tuple[_Stored, int, Any] | None] | None = None  # the request of `poll` that is in flight
+        self._seen: _Stored | None = None
+        self.version = 0
         self._lock = threading.Lock()
         try:
             _check_one_server(self._client)
             info = self._client.request_info(self._timeout_s)
             check_tables_exist([table], info, self._client.address)
             _check_table(info.tables[table])
+            self._num_published = info.tables[table].rate_limiter.num_inserts
         except BaseException:
             self.close()
             raise
 
-    def publish(self, nest: Any) -> None:
+    def publish(self, nest: Any, version: int | None = None) -> int:
         """Make a nest the newest version; returns when the server has it.
 
         Args:
-            nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most.
+            nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most. Tensors may
+                have gradients and be on any device.
+            version: its number, >= 1, such as the number of updates so far; None for one more than the last, counted
+                from the table's first publication on. Give it always or never.
+
+        Returns:
+            The version's number.
 
         Raises:
+            SpecError: `version` is none. Nothing changed.
             StructureError: Reverb cannot store the nest, or it is too large. Nothing changed.
             ReplayTimeoutError: not confirmed in time.
         """
-        leaves = [np.asarray(leaf) for leaf in tree.flatten(nest)]
+        if version is not None:
+            version = integer("version", version, minimum=1)
+        leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
         if num_bytes > MAX_BYTES:
             raise StructureError(f"a nest of {num_bytes} bytes, expected at most {MAX_BYTES}. Publish it in parts.")
         spec = tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves])
-        structure = np.array([encode_spec(spec)], object)
+        if version is None:
+            version = max(self._num_published, self.version) + 1
+        structure = np.array([encode_spec(spec), str(version).encode()], object)
         self._client.insert([structure, *(leaf[None] for leaf in leaves)], {self._table: 1.0}, self._timeout_s)
+        self.version = version
+        return version
 
     def latest(self, timeout_s: float | None = None) -> Any:
         """Return the newest version; wait for the first one.
@@ -117,9 +141,9 @@ class Variables(ClosedAtExit):
             FormatError: what is in the table was not written by `publish`.
         """
         timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        version, nest = self._newest(timeout_s)
+        stored, version, nest = self._newest(timeout_s)
         with self._lock:
-            self._seen = version
+            self._seen, self.version = stored, version
             self._news = None  # its answer may be older
         return nest
 
@@ -150,36 +174,40 @@ class Variables(ClosedAtExit):
                 return default
             if found is None:
                 return default
-            self._seen, nest = found
+            self._seen, self.version, nest = found
             return nest
 
-    def _newer(self, seen: _Version | None) -> tuple[_Version, Any] | None:
+    def _newer(self, seen: _Stored | None) -> tuple[_Stored, int, Any] | None:
         """Return the newest version, unless it is the one that was seen or there is none."""
         info = try_server_info(self._client.shards[0].channel, self._timeout_s)
-        version = None if info is None else self._version_in(info)
-        return None if version is None or version == seen or not version[1] else self._newest(self._timeout_s)
+        stored = None if info is None else self._stored_in(info)
+        return None if stored is None or stored == seen or not stored[1] else self._newest(self._timeout_s)
 
-    def _newest(self, timeout_s: float) -> tuple[_Version, Any]:
-        """Return what is in the table, and the version that it has at least."""
+    def _newest(self, timeout_s: float) -> tuple[_Stored, int, Any]:
+        """Return what tells it from earlier ones at least, its version's number, and the nest."""
         deadline = Deadline(timeout_s)
         self._client.check_usable()
         (shard,) = self._client.shards
-        version = self._version_in(shard.request_info(deadline.left_s()))
+        stored = self._stored_in(shard.request_info(deadline.left_s()))
         with logged(
             lambda: f"table `{self._table}`: nothing was published yet, waiting for it at {self._client.address}"
         ):
             (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
         structure, *leaves = tree.flatten(sample.data)
-        if structure.shape != (1,) or not isinstance(structure[0], bytes):
+        if (
+            structure.shape != (2,)
+            or not all(isinstance(part, bytes) for part in structure)
+            or not structure[1].isdigit()
+        ):
             raise FormatError(
                 f"table `{self._table}`: an item that `publish` has not written. Give it a table of its own."
             )
         spec = decode_spec(structure[0])
         if len(tree.flatten(spec)) != len(leaves):
             raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
-        return version, tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
+        return stored, int(structure[1]), tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
 
-    def _version_in(self, info: ServerInfo) -> _Version:
+    def _stored_in(self, info: ServerInfo) -> _Stored:
         """Return what changes with every `publish`, and with a restart of the server."""
         check_tables_exist([self._table], info, self._client.address)
         return info.state_id, info.tables[self._table].rate_limiter.num_inserts

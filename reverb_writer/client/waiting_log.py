@@ -12,7 +12,7 @@ from reverb_writer.flags import Flag
 
 __all__ = ["LOG_EVERY_S", "logged"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 LOG_EVERY_S = 10.0
 

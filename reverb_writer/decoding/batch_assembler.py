@@ -25,7 +25,8 @@ from reverb_writer.decoding.column_builder import ColumnBuilder
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.row_ranges import JoinedRanges
-from reverb_writer.decoding.samples import BatchInfo, ChooseRows, Column, copy_chosen_rows
+from reverb_writer.decoding.sample_rows import SampleRows
+from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
 
@@ -77,17 +78,12 @@ class BatchAssembler:
         self._layouts = ChunkLayoutCache(min(max_cache_bytes // _LAYOUTS_SHARE, MAX_LAYOUT_BYTES))
         self._current: ItemCache | None = None  # of the last sample
         self._known: Mapping[bytes, RowRanges] = {}  # its items
-        self._begin_batch()
+        self.begin_next()
 
     @property
     def num_samples(self) -> int:
         """Return how many samples were added since the last `take`."""
         return len(self._infos)
-
-    @property
-    def num_columns(self) -> int:
-        """Return how many columns the samples have that were added last."""
-        return len(self._builders)
 
     @property
     def cache_bytes(self) -> int:
@@ -124,53 +120,40 @@ class BatchAssembler:
 
     def take(self) -> tuple[list[Column], BatchInfo]:
         """Return the columns of all samples added since the last call, and their info; begin the next batch."""
+        columns, info = self._copied()
+        if self._num_buffers:
+            self._used.append(self._builders)
+        self.begin_next()
+        return columns, info
+
+    def _copied(self) -> tuple[list[Column], BatchInfo]:
         self._copy_rows()
         is_scalar = self._current.layout.is_scalar if self._current else ()
         columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
         lengths = functools.reduce(
             np.maximum, [column.lengths for column in columns], np.zeros(len(self._items), np.int64)
         )
-        info = self._info(lengths)
-        if self._num_buffers:
-            self._used.append(self._builders)
-        self._begin_batch()
-        return columns, info
+        return columns, self._info(lengths)
 
-    def take_rows(self, indices: Sequence[int], choose: ChooseRows) -> tuple[list[npt.NDArray[Any]], BatchInfo]:
-        """Return some rows of the samples added since the last call, and their info; begin the next batch.
+    def rows(self) -> SampleRows:
+        """Return the rows of all samples added since the last `take`, without copying them.
 
-        Rows that are not chosen are copied only if the batch's samples did not fit in the cache together.
-
-        Args:
-            indices: of the columns that `choose` gets.
-            choose: see `ChooseRows`.
-
-        Returns:
-            [N, ...] of each column.
+        They are valid until samples are added. Call `begin_next` when they are not needed any more.
 
         Raises:
-            StructureError: see `copy_chosen_rows`; or what `choose` raises. The samples are gone.
+            StructureError: samples differ in dtype or shape, or the columns of a sample in length.
         """
         cache = self._current
-        joined = []
         if cache and all(builder.largest_array is None for builder in self._builders):
             joined = [JoinedRanges([of[number] for of in self._ranges]) for number in range(len(cache.partitions))]
-        if cache is None or not joined or any((one.lengths != joined[0].lengths).any() for one in joined):
-            return copy_chosen_rows(*self.take(), indices, choose)
-        try:
-            sources = [
-                (column, source, ranges)
-                for partition, ranges in zip(cache.partitions, joined, strict=True)
-                for column, source in zip(partition.columns, partition.ring.columns, strict=True)
-            ]
-            info = self._info(joined[0].lengths)
-            whole = {column: ranges.copy(source) for column, source, ranges in sources if column in indices}
-            rows = choose([whole[index] for index in indices], info)
-            rows_of = {id(ranges): ranges.rows(rows) for ranges in joined}
-            taken = {column: source.take(rows_of[id(ranges)], axis=0) for column, source, ranges in sources}
-            return [taken[index] for index in range(len(taken))], info
-        finally:
-            self._begin_batch()
+            if all((one.lengths == joined[0].lengths).all() for one in joined):
+                sources: dict[int, tuple[npt.NDArray[Any], JoinedRanges | None]] = {}
+                for partition, ranges in zip(cache.partitions, joined, strict=True):
+                    for column, source in zip(partition.columns, partition.ring.columns, strict=True):
+                        sources[column] = source, ranges
+                return SampleRows([sources[column] for column in range(len(sources))], self._info(joined[0].lengths))
+        columns, info = self._copied()
+        return SampleRows.of_columns(columns, info)
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
         return BatchInfo(
@@ -183,7 +166,8 @@ class BatchAssembler:
             self._received_at,
         )
 
-    def _begin_batch(self) -> None:
+    def begin_next(self) -> None:
+        """Begin the next batch, without samples."""
         num_columns = len(self._current.layout.is_scalar) if self._current else 0
         self._ranges: list[RowRanges] = []  # of the samples whose rows are in the rings of the current cache
         # How many of these samples' rows have been copied to the builders, by partition.
@@ -290,7 +274,7 @@ class BatchAssembler:
         self._copy_rows()
         self._current, self._known, self._num_copied = cache, cache.items, [0] * len(cache.partitions)
         if not self._infos:
-            self._begin_batch()
+            self.begin_next()
         if self._caches.get(cache.layout) is not cache:
             self._caches.pop(cache.layout, None)
             while len(self._caches) >= _MAX_ITEM_CACHES:

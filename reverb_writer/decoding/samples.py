@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.errors import StructureError
+from reverb_writer.nests import shapes_text
 
-__all__ = ["BatchInfo", "ChooseRows", "Column", "SampleInfo", "Samples", "copy_chosen_rows", "split_samples"]
+__all__ = ["BatchInfo", "Column", "SampleInfo", "Samples", "split_samples"]
 
 Array = npt.NDArray[Any]
 
@@ -61,9 +61,12 @@ class SampleInfo(NamedTuple):
     times_sampled: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BatchInfo:
     """What is known of the B samples of a batch: the fields of `SampleInfo` as arrays, and more.
+
+    Printed, it shows shapes instead of numbers. From `as_torch`, the arrays are tensors on its device: keys int64 with
+    the same bits, numbers float32.
 
     Attributes:
         keys: [B] uint64, of the items, for `update_priorities`.
@@ -75,6 +78,11 @@ class BatchInfo:
         received_at: `time.monotonic()` when the first of the samples arrived.
         server: address of the server that they come from; "" if they come from several.
         mask: [B, T] bool, True for rows that are real; with `collate="pad"` only, else None.
+        policy_versions: [B] int64, version of the weights that acted in each sample's oldest row, 0 where it is not
+            known; with `policy` only, else None.
+        policy_ages: [B] int64, how many versions ago those weights were the learner's, -1 where it is not known;
+            likewise.
+        members: [B] int64, number of the dataset that each sample is from; of a `MixedDataset`, else None.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -86,53 +94,65 @@ class BatchInfo:
     received_at: float
     server: str = ""
     mask: npt.NDArray[np.bool_] | None = None
+    policy_versions: npt.NDArray[np.int64] | None = None
+    policy_ages: npt.NDArray[np.int64] | None = None
+    members: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         """Return the number of samples, B."""
         return len(self.keys)
 
+    def __repr__(self) -> str:
+        """Return dtypes and shapes."""
+        return shapes_text(self)
+
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
         """Return [B] weights that make up for sampling by priority, the largest of them 1.
 
         They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table on
-        one server only, and do not make up for this: servers with fewer items give as many batches as others.
+        one server only, and do not make up for this: servers with fewer items give as many batches as others. In a
+        mixed batch, those of each dataset are divided by their own largest.
 
         Args:
-            exponent: beta, 0 for none of it to 1 for all.
+            exponent: beta, 0 for none of it to 1 for all. A `LinearSchedule` gives one that grows.
+
+        Returns:
+            An array; from `as_torch`, a tensor on its device.
 
         Source: Schaul et al. 2016, Prioritized Experience Replay, section 3.4.
         """
-        weights: npt.NDArray[np.float64] = (self.table_sizes * self.probabilities) ** -exponent
-        weights /= weights.max()
+        unscaled = (self.table_sizes * self.probabilities) ** -exponent
+        weights: npt.NDArray[np.float64]
+        if self.members is None:
+            weights = unscaled / unscaled.max()
+            return weights
+        weights = unscaled + 0  # a copy in any framework
+        for member in range(int(self.members.max()) + 1):
+            chosen = self.members == member
+            weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
         return weights
+
+    def map_arrays(self, convert: Callable[[Any], Any]) -> BatchInfo:
+        """Return the same with each array converted, as for a framework."""
+        arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
+        return dataclasses.replace(self, **{name: convert(array) for name, array in arrays.items()})
 
     def choose(self, index: Any) -> BatchInfo:
         """Return the information about some of the samples; `index` is any NumPy index of the first dimension."""
-        return dataclasses.replace(
-            self,
-            keys=self.keys[index],
-            priorities=self.priorities[index],
-            probabilities=self.probabilities[index],
-            table_sizes=self.table_sizes[index],
-            times_sampled=self.times_sampled[index],
-            lengths=self.lengths[index],
-            mask=None if self.mask is None else self.mask[index],
-        )
+        arrays = {name: value for name, value in vars(self).items() if hasattr(value, "shape")}
+        return dataclasses.replace(self, **{name: array[index] for name, array in arrays.items()})
 
     @classmethod
     def concatenate(cls, infos: Sequence[BatchInfo]) -> BatchInfo:
-        """Return the information about the samples of several batches without masks, in order."""
+        """Return the information about the samples of several batches, in order; masks must be of one length."""
         servers = {info.server for info in infos}
-        return BatchInfo(
-            keys=np.concatenate([info.keys for info in infos]),
-            priorities=np.concatenate([info.priorities for info in infos]),
-            probabilities=np.concatenate([info.probabilities for info in infos]),
-            table_sizes=np.concatenate([info.table_sizes for info in infos]),
-            times_sampled=np.concatenate([info.times_sampled for info in infos]),
-            lengths=np.concatenate([info.lengths for info in infos]),
-            received_at=min(info.received_at for info in infos),
-            server=servers.pop() if len(servers) == 1 else "",
-        )
+        arrays: dict[str, Any] = {
+            name: np.concatenate([getattr(info, name) for info in infos])
+            for name, first in vars(infos[0]).items()
+            if isinstance(first, np.ndarray) and all(getattr(info, name) is not None for info in infos)
+        }
+        received_at = min(info.received_at for info in infos)
+        return BatchInfo(**arrays, received_at=received_at, server=servers.pop() if len(servers) == 1 else "")
 
     def split(self) -> Iterator[SampleInfo]:
         """Yield the information about each sample."""
@@ -148,32 +168,3 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
     """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
     leaves = map(list, zip(*[column.split() for column in columns], strict=True))
     yield from zip(leaves, info.split(), strict=True)
-
-
-ChooseRows = Callable[[list[Array], BatchInfo], npt.NDArray[np.int64]]
-"""Chooses rows of samples. The rows of all samples, laid end to end, are numbered from 0 to M - 1.
-
-Gets some of the columns, [M, ...], and the info of the samples. Returns [N] numbers of rows.
-"""
-
-
-def copy_chosen_rows(
-    columns: Sequence[Column], info: BatchInfo, indices: Sequence[int], choose: ChooseRows
-) -> tuple[list[Array], BatchInfo]:
-    """Return [N, ...] of each column, rows that `choose` chooses by the columns given by `indices`; and the info.
-
-    Raises:
-        StructureError: samples differ in dtype or shape, or the columns of a sample in length.
-    """
-    arrays = []
-    for number, column in enumerate(columns):
-        if isinstance(column.rows, list):
-            raise StructureError(
-                f"column {number}: samples differ in dtype or shape. Find the actor that differs, or read "
-                "the table with a ReplayDataset and `collate='list'`."
-            )
-        if (column.lengths != info.lengths).any():
-            raise StructureError(f"column {number}: its number of rows differs from that of other columns of an item.")
-        arrays.append(column.rows)
-    rows = choose([arrays[index] for index in indices], info)
-    return [array.take(rows, axis=0) for array in arrays], info

@@ -7,6 +7,7 @@ from typing import Any
 
 import dm_env
 
+from reverb_writer.environments.policy_extras import PolicyExtras
 from reverb_writer.environments.time_steps import TimeStepRecorder
 
 __all__ = ["RecordedEnvironment"]
@@ -15,9 +16,12 @@ __all__ = ["RecordedEnvironment"]
 class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
     """A dm_env environment that passes every step to an observer, and otherwise behaves like the one it wraps."""
 
-    def __init__(self, env: dm_env.Environment, observer: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, env: dm_env.Environment, observer: Callable[[Any], Any], *, extras: Callable[[], Any] | None = None
+    ) -> None:
         """Wrap an environment; arguments as for `record`."""
         self._env = env
+        self._extras = None if extras is None else PolicyExtras(extras)
         self._recorder = TimeStepRecorder(observer)
 
     def reset(self) -> dm_env.TimeStep:
@@ -28,11 +32,12 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
 
     def step(self, action: Any) -> dm_env.TimeStep:
         """Take a step and record it; after the last step of an episode, or before the first, begin a new episode."""
+        extras = () if self._extras is None else self._extras.read()
         timestep = self._env.step(action)
         if timestep.first():
             self._recorder.observe_first(timestep)
         else:
-            self._recorder.observe(action, timestep)
+            self._recorder.observe(action, timestep, extras)
         return timestep
 
     def observation_spec(self) -> Any:

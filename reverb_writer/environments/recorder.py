@@ -11,6 +11,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import Autoreset
 
+from reverb_writer.environments.policy_extras import PolicyExtras
 from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, recorded_step
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
 
@@ -28,11 +29,19 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     Used from one thread at a time. The caller closes the observer.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any], observer: Callable[[Any], Any], *, seeds: bool = False) -> None:
+    def __init__(
+        self,
+        env: gymnasium.Env[Any, Any],
+        observer: Callable[[Any], Any],
+        *,
+        seeds: bool = False,
+        extras: Callable[[], Any] | None = None,
+    ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         observation = space_spec(space_of(env, "observation_space"), "observation")
         action = space_spec(space_of(env, "action_space"), "action")
-        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, seeds=seeds)
+        self._extras = None if extras is None else PolicyExtras(extras)
+        RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, seeds=seeds, extras=extras)
         gymnasium.Wrapper.__init__(self, env)
         self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
         self._observer = observer
@@ -52,7 +61,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         Raises:
             gymnasium.error.ResetNeeded: before the first `reset`, after the end of an episode, or after recording
                 failed: a step would be missing.
-            StructureError: the action is not of its space; nothing changed.
+            StructureError: the action is not of its space; nothing changed. What `extras` raises goes through likewise.
             StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
                 written; the next `reset` ends their episode.
         """
@@ -63,6 +72,7 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
                 return result
             raise ResetNeeded("Call `reset` before `step`: no episode is being recorded, or a step of it was not.")
         encoded = self._encode_action(action)
+        extras = None if self._extras is None else self._extras.read()
         result = self.env.step(action)
         observation, reward, terminated, truncated, _ = result
         self._needs_reset = True
@@ -70,6 +80,8 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         step = recorded_step(self._observation, encoded, np.float32(reward), discount, is_first=self._is_first)
         if self._seeds:
             step["seed"] = self._seed
+        if extras is not None:
+            step["extras"] = extras
         observation = self._encode_observation(observation)
         self._observer(step)
         self._is_first = FALSE
@@ -112,6 +124,8 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         )
         if self._seeds:
             step["seed"] = self._seed
+        if self._extras is not None:
+            step["extras"] = self._extras.zeros
         self._observer(step)
         self._is_first = TRUE
         self._ends = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.environments.n_step_transform import NStepTransform
@@ -11,7 +12,7 @@ from reverb_writer.errors import SpecError
 __all__ = ["record"]
 
 
-def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
+def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[], Any] | None = None) -> Any:
     """Return an environment that passes its steps to an observer, and otherwise behaves like the given one.
 
     Args:
@@ -22,13 +23,17 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
             after the environment.
         seeds: whether steps also have `seed`, int64: the seed of the `reset` that began their episode, -1 for none.
             Gymnasium only.
+        extras: called before each step, for data of the policy that has chosen the action, such as log-probability,
+            value, hidden state before the action, version of its weights: a nest, with leaves [N, ...] for N
+            environments, of one structure in all steps. Tensors may have gradients. Recorded as `extras`; zeros in an
+            episode's last step, which has no action. None for nothing.
 
     Returns:
         A `gymnasium.Wrapper`, `gymnasium.vector.VectorWrapper` or `dm_env.Environment`.
 
     Raises:
         SpecError: `env` is not an environment; it has a space that cannot be written (names the part, and the reason);
-            or the observer does not take its steps.
+            `extras` is no function; or the observer does not take its steps.
 
     Example:
         with rw.TrajectoryObserver("localhost:8000", "replay", sequence_length=20) as observer:
@@ -49,17 +54,17 @@ def record(env: Any, observer: Any, *, seeds: bool = False) -> Any:
     if is_vector:
         from reverb_writer.environments.vector_recorder import VectorRecorder  # noqa: PLC0415  # needs gymnasium
 
-        return VectorRecorder(env, observer, seeds=seeds)
+        return VectorRecorder(env, observer, seeds=seeds, extras=extras)
     if gymnasium is not None and isinstance(env, gymnasium.Env):
         from reverb_writer.environments.recorder import Recorder  # noqa: PLC0415  # needs gymnasium
 
-        return Recorder(env, observer, seeds=seeds)
+        return Recorder(env, observer, seeds=seeds, extras=extras)
     if dm_env is not None and isinstance(env, dm_env.Environment):
         if seeds:
             raise SpecError("`seeds` must be False for a dm_env.Environment: its resets take no seed.")
         from reverb_writer.environments.dm_env_recorder import RecordedEnvironment  # noqa: PLC0415  # needs dm_env
 
-        return RecordedEnvironment(env, observer)
+        return RecordedEnvironment(env, observer, extras=extras)
     kind = type(env).__name__
     raise SpecError(f"`env` must be a gymnasium.Env, a gymnasium.vector.VectorEnv or a dm_env.Environment, got {kind}.")
 

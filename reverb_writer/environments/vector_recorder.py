@@ -11,6 +11,7 @@ See `reverb_writer.episodes.autoreset` for the modes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import tree
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from reverb_writer.environments.policy_extras import PolicyExtras
 from reverb_writer.environments.recorded_steps import recorded_step
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
 from reverb_writer.episodes.autoreset import AutoresetMode, final_observation
@@ -34,12 +36,20 @@ class VectorRecorder(VectorWrapper):
     Used from one thread at a time. The caller closes the observer.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], observer: Any, *, seeds: bool = False) -> None:
+    def __init__(
+        self,
+        env: VectorEnv[Any, Any, Any],
+        observer: Any,
+        *,
+        seeds: bool = False,
+        extras: Callable[[], Any] | None = None,
+    ) -> None:
         """Wrap an environment; arguments and errors as for `record`."""
         n = env.num_envs
         mode = AutoresetMode.parse(env.metadata.get("autoreset_mode"))
         observation = space_spec(space_of(env, "single_observation_space"), "observation")
         action = space_spec(space_of(env, "single_action_space"), "action")
+        self._extras = None if extras is None else PolicyExtras(extras, n)
         # After the checks: at garbage collection, some versions of Gymnasium close an environment that was half made.
         super().__init__(env)
         self._mode = mode
@@ -70,10 +80,11 @@ class VectorRecorder(VectorWrapper):
             which = "before `step`" if self._needs_reset else f"of environments {np.flatnonzero(self._over).tolist()}"
             raise ResetNeeded(f"Call `reset` {which}: no episode is being recorded, or a step of it was not.")
         action = self._encode_actions(actions)
+        ending = self._terminated | self._truncated  # these environments are reset by this step
+        extras = None if self._extras is None else self._extras.read(ending)
         result = self.env.step(actions)
         observations, rewards, terminated, truncated, infos = result
         self._needs_reset = True
-        ending = self._terminated | self._truncated  # these environments are reset by this step
         if ending.any():
             action = tree.map_structure(lambda taken, none: _choose(ending, none, taken), action, self._no_actions)
         step = recorded_step(
@@ -87,7 +98,7 @@ class VectorRecorder(VectorWrapper):
             truncated=self._truncated,
         )
         observations = self._encode_observations(observations)
-        self._observer(self._with_seeds(step))
+        self._observer(self._completed(step, extras))
         self._forget(ending)
         self._num_steps += ~ending
         self._observations = observations
@@ -144,7 +155,7 @@ class VectorRecorder(VectorWrapper):
             terminated=self._terminated,
             truncated=self._truncated | ~self._terminated,
         )
-        self._observer(self._with_seeds(step), env_mask=env_mask)
+        self._observer(self._completed(step, None if self._extras is None else self._extras.zeros), env_mask=env_mask)
         self._forget(env_mask)
 
     def _forget(self, env_mask: Any) -> None:
@@ -154,9 +165,11 @@ class VectorRecorder(VectorWrapper):
         if self._seeds is not None:
             self._seeds[env_mask] = -1
 
-    def _with_seeds(self, step: dict[str, Any]) -> dict[str, Any]:
+    def _completed(self, step: dict[str, Any], extras: Any) -> dict[str, Any]:
         if self._seeds is not None:
             step["seed"] = self._seeds.copy()
+        if extras is not None:
+            step["extras"] = extras
         return step
 
     def _with_final(self, observations: Any, infos: dict[str, Any], env_mask: Any) -> Any:

@@ -21,7 +21,7 @@ __all__ = ["EpisodeFiles", "Layout", "Outcome"]
 
 Array = npt.NDArray[Any]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 
 class Outcome(NamedTuple):

@@ -25,7 +25,7 @@ from reverb_writer.files.trajectory_folder import open_trajectory
 
 __all__ = ["Imported", "import_trajectories", "send_trajectory"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 _CONFIRM_S = 2.0
 
 

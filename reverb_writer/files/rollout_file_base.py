@@ -43,6 +43,10 @@ class RolloutFileBase:
         self.all_env_ids = np.arange(self.num_envs)
         self._is_initialized = False
 
+    def __repr__(self) -> str:
+        """Return class, directory and number of environments."""
+        return f"<{type(self).__name__} of {self.data_dir}: {self.num_envs} environments>"
+
     def reset(self, env_ids: Any = None) -> None:
         """Start again from the first trajectories, or give some environments their next trajectory.
 

@@ -102,6 +102,10 @@ class StoredTrajectory:
                 if size != part.size:
                     raise FormatError(f"`{part.file}` has {size} bytes, expected {part.size}.")
 
+    def __repr__(self) -> str:
+        """Return the folder and the number of steps."""
+        return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
+
     @property
     def name(self) -> str:
         """The folder's name; names sort by time."""

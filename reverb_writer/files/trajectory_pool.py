@@ -15,7 +15,7 @@ from reverb_writer.errors import FormatError, ReplayTimeoutError, UnsafeDataErro
 
 __all__ = ["TrajectoryPool"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 
 class TrajectoryPool:

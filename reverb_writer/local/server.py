@@ -118,6 +118,11 @@ class LocalServer:
         """Memory that items and chunks take, as it is counted for `max_bytes`."""
         return self._store.chunks.num_bytes
 
+    def __repr__(self) -> str:
+        """Return the address and how many items each table holds."""
+        tables = (f"{table}: {size} items" for table, size in self._store.sizes().items() if table != SPECS_TABLE)
+        return f"<LocalServer at {self.address}: {', '.join(tables)}>"
+
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until another thread has called `close()`, and return whether that came true.
 

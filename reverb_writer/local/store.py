@@ -94,6 +94,11 @@ class Store:
             table.update({update.key: update.priority for update in request.updates}, request.delete_keys)
             table.advance()
 
+    def sizes(self) -> dict[str, int]:
+        """Return how many items each table holds."""
+        with self.lock:
+            return {name: len(table) for name, table in self.tables.items()}
+
     def reset(self, name: str) -> None:
         """Empty a table.
 

@@ -35,7 +35,7 @@ from reverb_writer.protocol.messages import StructuredValue
 
 __all__ = ["MAX_DEPTH", "ArraySpec", "decode", "encode"]
 
-_logger = logging.getLogger(__name__)
+_LOG = logging.getLogger(__package__)
 
 MAX_DEPTH: Final = 32
 """Nests deeper than this are neither decoded nor encoded."""
@@ -87,7 +87,7 @@ def decode(value: Any) -> Any:
 @functools.lru_cache(maxsize=256)
 def _warn_once(reason: str) -> None:
     # Signatures are decoded with every ServerInfo, which a waiting writer requests repeatedly.
-    _logger.warning("%s Items of the table are read as flat tuples of columns.", reason)
+    _LOG.warning("%s Items of the table are read as flat tuples of columns.", reason)
 
 
 def _decode(value: Any, path: tuple[object, ...]) -> Any:

@@ -12,18 +12,19 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.decoding.samples import BatchInfo, Column
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.nests import shapes_text
 from reverb_writer.slices import SliceMarkers
 
-__all__ = ["Batch", "Collate", "collate"]
+__all__ = ["Batch", "Collate", "collate", "transformed"]
 
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
-    """A batch of samples; `data, info = batch` works too.
+    """A batch of samples; `data, info = batch` works too. Printed, it shows shapes instead of numbers.
 
     Attributes:
         data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]; other `collate`s differ, see there. From a
@@ -44,15 +45,20 @@ class Batch:
         """Iterate over the data and the info."""
         return iter((self.data, self.info))
 
-    def map_arrays(self, convert: Callable[[Array], Any]) -> Batch:
-        """Return the batch with each array of data, markers and `next` converted; the info stays."""
+    def __repr__(self) -> str:
+        """Return dtypes and shapes."""
+        return shapes_text(self)
+
+    def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
+        """Return the batch with each array of data, markers and `next` converted; and those of the info likewise."""
         markers = None if self.markers is None else self.markers.map_arrays(convert)
         after = None if self.next is None else tree.map_structure(convert, self.next)
-        return Batch(tree.map_structure(convert, self.data), self.info, markers, after)
+        info = self.info if convert_info is None else self.info.map_arrays(convert_info)
+        return Batch(tree.map_structure(convert, self.data), info, markers, after)
 
     def pin_memory(self) -> Batch:
         """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
-        return self.map_arrays(_pinned)
+        return self.map_arrays(_pinned, _pinned)
 
     def numbers(self) -> dict[str, Array]:
         """Return the arrays of `info` and of `markers` by name."""
@@ -99,6 +105,21 @@ def collate(
         else:
             data = pack([_stacked(column, number) for number, column in enumerate(columns)])
     return Batch(data, dataclasses.replace(info, mask=mask, server=server))
+
+
+def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:
+    """Return what the learner's function makes of a batch.
+
+    Raises:
+        SpecError: that is no batch.
+    """
+    found = transform(batch)
+    if not isinstance(found, Batch):
+        raise SpecError(
+            f"`transform` must return a Batch, such as `dataclasses.replace(batch, data=...)`, got "
+            f"{type(found).__name__}."
+        )
+    return found
 
 
 def _stacked(column: Column, number: int) -> Array:

@@ -55,7 +55,7 @@ class Dataset(abc.ABC):
         Args:
             client: as that of a dataset.
             options: of the dataset.
-            make_readers: yields the readers; gets the client, and the deadline of `time.monotonic()`.
+            make_readers: yields the readers; gets the client, and the deadline of `time.monotonic()` for connecting.
         """
         self._options = options
         self._client, self._owns_client = as_client(client, options.timeout_s)
@@ -65,12 +65,18 @@ class Dataset(abc.ABC):
         owned_client = self._client if self._owns_client else None
         self._finalizer = weakref.finalize(self, _shut_down, self._readers, owned_client)
         try:
-            self._readers.extend(make_readers(self._client, time.monotonic() + self.timeout_s))
+            connect_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
+            self._readers.extend(make_readers(self._client, time.monotonic() + connect_s))
         except BaseException:
             self._finalizer()
             raise
         for reader in self._readers:
             reader.start()
+
+    @property
+    def reuses_buffers(self) -> bool:
+        """Whether the arrays of a batch are overwritten when a later one is asked for."""
+        return self._options.reuse_buffers
 
     def __iter__(self) -> Iterator[Batch]:
         """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
@@ -125,7 +131,10 @@ class Dataset(abc.ABC):
         return jax_batches(self, device)
 
     def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch."""
+        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
+
+        With `with_next` it has triples, `batch.next` as the third.
+        """
         from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
 
         return tf_dataset(self, self._num_open_sizes)
@@ -159,6 +168,13 @@ class Dataset(abc.ABC):
         args, kwargs = self._arguments
         given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
         return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
+
+    def __repr__(self) -> str:
+        """Return class, server, tables and counts."""
+        stats = [reader.stats() for reader in self._readers]
+        counts = f"{sum(one.batches for one in stats)} batches, {sum(one.ready_samples for one in stats)} samples ready"
+        tables = ", ".join(reader.table for reader in self._readers)
+        return f"<{type(self).__name__} of {tables} at {self._client.address}: {counts}>"
 
     def __enter__(self) -> Self:
         """Return the dataset itself."""

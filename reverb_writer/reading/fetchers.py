@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -92,10 +93,19 @@ def make_fetchers(
         batch_size: samples in a batch.
         options: of the dataset.
         wake: called whenever a batch or an error is ready.
-        how: `prepare` and `finish` of a `ThreadFetcher`, if batches are not just samples.
+        how: `prepare` and `finish` of a `ThreadFetcher`, if batches are not just samples; both get the server's
+            `ServerConnection` first.
     """
     return [
-        ThreadFetcher(shard.channel, info, table, batch_size, options, wake=wake, **how)
+        ThreadFetcher(
+            shard.channel,
+            info,
+            table,
+            batch_size,
+            options,
+            wake=wake,
+            **{name: functools.partial(function, shard) for name, function in how.items()},
+        )
         for shard, info in zip(client.shards, infos, strict=True)
     ]
 

@@ -15,13 +15,16 @@ import numpy.typing as npt
 
 from reverb_writer.background import start_thread
 from reverb_writer.client.client import Client
+from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
 from reverb_writer.flags import Flag
+from reverb_writer.leaves import host_array
+from reverb_writer.reading.batches import Batch
 from reverb_writer.table_info import TableInfo
 
-__all__ = ["PriorityUpdates"]
+__all__ = ["PriorityUpdates", "keys_of"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _BY_PRIORITY = {"prioritized", "max_heap", "min_heap"}
 _MAX_KEYS = 1 << 20
@@ -63,15 +66,19 @@ class PriorityUpdates:
                 self._owners.update(dict.fromkeys(keys.tolist(), shard))
                 _drop_oldest(self._owners, _MAX_KEYS)
 
-    def put(self, keys: Any, priorities: Any) -> None:
+    def put(self, batch_or_keys: Any, priorities: Any) -> None:
         """Set priorities soon; of several for one key the last one counts.
+
+        Args:
+            batch_or_keys: a `Batch`, a `BatchInfo`, or [n] keys.
+            priorities: [n] numbers of any framework; tensors may have gradients and be on any device.
 
         Raises:
             SpecError: a priority is not finite or < 0, or there are not as many as keys. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
         """
         self._check_not_forked()
-        keys, priorities = np.asarray(keys), np.asarray(priorities, np.float64)
+        keys, priorities = keys_of(batch_or_keys), host_array(priorities).astype(np.float64)
         if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
             raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
         if priorities.shape != keys.shape:
@@ -161,6 +168,15 @@ class PriorityUpdates:
                 if not self._closed:
                     _LOG.warning("%d priorities of `%s` were not set: %s", len(updates), self._table, error)
                     time.sleep(0.1)
+
+
+def keys_of(batch_or_keys: Any) -> npt.NDArray[Any]:
+    """Return the keys of a `Batch` or a `BatchInfo`, or given ones, as an array."""
+    info = batch_or_keys.info if isinstance(batch_or_keys, Batch) else batch_or_keys
+    keys = info.keys if isinstance(info, BatchInfo) else info
+    array = host_array(keys)
+    # `as_torch` hands out unsigned keys with the same bits as int64.
+    return array.view(np.uint64) if hasattr(keys, "detach") and array.dtype == np.int64 else array
 
 
 def _drop_oldest(entries: dict[int, Any], limit: int) -> int:

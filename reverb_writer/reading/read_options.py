@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
@@ -25,6 +26,8 @@ class ReadOptions:
         max_in_flight_batches: limit of batches fetched ahead, for each server, >= 1. What is ahead is older than what
             could be sampled now, and counts as sampled for the rate limiter.
         timeout_s: time-out of a batch, in seconds; None for the client's.
+        connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
+            learner that may wait an hour for its first batch should know within seconds that its server is not there.
         on_timeout: what happens then. "raise" raises, and the next call goes on waiting. "stop" ends the iteration with
             the samples that have arrived, a last batch for each server; samples that arrive later are for the next
             iteration.
@@ -39,10 +42,14 @@ class ReadOptions:
         max_cache_bytes: memory limit of the cache of decoded chunks, for each server. A quarter more is used for row
             ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
         max_sample_bytes: limit of the decoded size of one sample.
+        transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. A
+            `ReplayDataset` calls it in the thread that fetches, so it runs while the learner trains (with `num_steps`,
+            and a last, smaller batch, in the learner's). What it raises, `next` raises instead of that batch.
     """
 
     max_in_flight_batches: int = 2
     timeout_s: float | None = None
+    connect_timeout_s: float | None = None
     on_timeout: OnTimeout = "raise"
     single_pass: bool = False
     max_samples: int | None = None
@@ -50,6 +57,7 @@ class ReadOptions:
     reuse_buffers: bool = False
     max_cache_bytes: int = MAX_CACHE_BYTES
     max_sample_bytes: int = MAX_SAMPLE_BYTES
+    transform: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         """Check and convert the options.
@@ -58,8 +66,11 @@ class ReadOptions:
             SpecError: an option can never work; names it.
         """
         check_choice("on_timeout", self.on_timeout, ("raise", "stop"))
-        if self.timeout_s is not None:
-            object.__setattr__(self, "timeout_s", check_timeout(self.timeout_s))
+        for name in ("timeout_s", "connect_timeout_s"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_timeout(getattr(self, name), name))
+        if self.transform is not None and not callable(self.transform):
+            raise SpecError(f"`transform` must be a function of a batch, got {type(self.transform).__name__}.")
         for name in ("max_in_flight_batches", "max_samples", "max_cache_bytes", "max_sample_bytes"):
             value = getattr(self, name)
             if value is not None or name != "max_samples":

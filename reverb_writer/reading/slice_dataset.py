@@ -26,9 +26,11 @@ from reverb_writer.client.client import Client
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.batches import Batch
+from reverb_writer.leaves import host_array
+from reverb_writer.reading.batches import Batch, transformed
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.fetchers import LEAST_S
+from reverb_writer.reading.priority_updates import keys_of
 from reverb_writer.reading.read_options import MAX_CACHE_BYTES, OnTimeout, ReadOptions
 from reverb_writer.reading.slice_pools import SliceDrawer, SliceOptions, SlicePools
 from reverb_writer.reading.stats import DatasetStats
@@ -81,6 +83,7 @@ class ContiguousDataset(Dataset):
         seed: int | None = None,
         max_in_flight_batches: int = 2,
         timeout_s: float | None = None,
+        connect_timeout_s: float | None = None,
         on_timeout: OnTimeout = "raise",
         single_pass: bool = False,
         max_samples: int | None = None,
@@ -88,11 +91,12 @@ class ContiguousDataset(Dataset):
         reuse_buffers: bool = False,
         max_cache_bytes: int = MAX_CACHE_BYTES,
         max_sample_bytes: int = MAX_SAMPLE_BYTES,
+        transform: Callable[[Batch], Batch] | None = None,
     ) -> None:
         """Find the tables and start to fetch.
 
         `ReadOptions` documents the keywords that are not listed here; a batch is a pool, and `max_samples` counts the
-        items of each member.
+        items of each member. `transform` gets the batches of slices, in the thread that iterates.
 
         Args:
             client: a `Client`, an address or several, or a `reverb.Client`.
@@ -125,6 +129,7 @@ class ContiguousDataset(Dataset):
         options = ReadOptions(
             max_in_flight_batches=max_in_flight_batches,
             timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
             on_timeout=on_timeout,
             single_pass=single_pass,
             max_samples=max_samples,
@@ -132,6 +137,7 @@ class ContiguousDataset(Dataset):
             reuse_buffers=reuse_buffers,
             max_cache_bytes=max_cache_bytes,
             max_sample_bytes=max_sample_bytes,
+            transform=transform,
         )
         self._sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
         if row_priority_fn is not None and self._sampler.by is not By.ROW:
@@ -202,8 +208,8 @@ class ContiguousDataset(Dataset):
         several = len(self._members) > 1
         if several == (batch.markers.members is None):
             members = np.full(len(batch.markers), numbers[0]) if several else None
-            return dataclasses.replace(batch, markers=dataclasses.replace(batch.markers, members=members))
-        return batch
+            batch = dataclasses.replace(batch, markers=dataclasses.replace(batch.markers, members=members))
+        return batch if self._options.transform is None else transformed(batch, self._options.transform)
 
     def _weighted(self) -> Iterator[tuple[SlicePools, float]]:
         return zip(self._members, self._weights, strict=True)
@@ -213,30 +219,28 @@ class ContiguousDataset(Dataset):
 
         Args:
             batch: from this dataset.
-            priorities: [S], one a slice, finite and >= 0.
+            priorities: [S], one a slice, finite and >= 0; of any framework.
 
         Raises:
             SpecError: a priority cannot be one, or there are not as many as slices.
         """
-        priorities = np.asarray(priorities, np.float64)
-        if priorities.shape != batch.info.keys.shape:
-            raise SpecError(
-                f"`priorities` has shape {priorities.shape}, expected {batch.info.keys.shape}: one a slice."
-            )
+        keys, priorities = keys_of(batch), host_array(priorities)
+        if priorities.shape != keys.shape:
+            raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a slice.")
         markers = batch.markers
         of_slices = 0 if markers.members is None else markers.members[markers.slices.first_rows]
         for number, member in enumerate(self._members):
             chosen = np.broadcast_to(of_slices == number, priorities.shape)
             if chosen.any():
-                member.reader.updates.put(batch.info.keys[chosen], priorities[chosen])
+                member.reader.updates.put(keys[chosen], priorities[chosen])
 
     def stats(self) -> list[DatasetStats]:
         """Return the counters of each member, in the order of `weights`."""
         all_stats = [member.reader.stats() for member in self._members]
         if not self._finalizer.alive:
             for number, (member, stats) in enumerate(zip(self._members, all_stats, strict=True)):
-                items = [items for owner, _, items in self._parts if owner == number]
-                stats.undelivered_samples += len(np.unique(np.concatenate([*items, member.items_left()])))
+                in_parts = sum(int((items >= 0).sum()) for owner, _, items in self._parts if owner == number)
+                stats.undelivered_samples += in_parts + member.num_items_left()
         return all_stats
 
 

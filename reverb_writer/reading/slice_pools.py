@@ -1,6 +1,6 @@
 """Slices of one table of one server, drawn from pools: items that were sampled together.
 
-    BatchAssembler.take_rows -> SliceDrawer: markers of all rows -> slices -> only their rows are copied -> DrawnSlices
+    BatchAssembler.rows -> SliceDrawer: markers of all rows -> slices -> only their rows are copied -> DrawnSlices
 
 This happens in the thread that fetches. Only with `row_priority_fn`, which needs all columns of all rows and is the
 user's own code, it happens in the reader's thread.
@@ -8,10 +8,10 @@ user's own code, it happens in the reader's thread.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import BatchInfo, ChooseRows, copy_chosen_rows
+from reverb_writer.decoding.sample_rows import SampleRows
+from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import IncompleteError, ReplayTimeoutError
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.table_reader import TableReader
+from reverb_writer.reading.table_reader import Pack, TableReader
+from reverb_writer.reading.thread_fetcher import Part
 from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, find_trajectories, read_markers
 from reverb_writer.slices.gather import mark_slices
 from reverb_writer.slices.markers import marker_leaves
@@ -31,7 +33,8 @@ from reverb_writer.slices.markers import marker_leaves
 __all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
 
 ItemNumbers = npt.NDArray[np.int64]
-Pack = Callable[[Sequence[Any]], Any]
+
+_PART_BYTES = 16 << 20  # slices of a pool are copied together if they are no larger: the allocator reuses such memory
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,15 @@ class SliceOptions:
 
 @dataclass(frozen=True)
 class DrawnSlices:
-    """All slices of one pool, laid end to end.
+    """Slices of one pool, laid end to end.
 
     Attributes:
         data: leaves [N, ...].
         next: leaves [S, ...], the row after each slice; None without `with_next`.
         markers: of the N rows.
         info: [S] of the item of each slice.
-        items: [S] number of the item of each slice; items are numbered in the order in which they arrive.
+        items: [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
+            slice of the pool is of the same item.
     """
 
     data: Any
@@ -78,6 +82,8 @@ class DrawnSlices:
 
     def part(self, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1, as views."""
+        if first == 0 and stop == len(self.items):
+            return Batch(self.data, self.info, self.markers, self.next)
         markers = self.markers.part(first, stop)
         begin = int(self.markers.slices.widths[:first].sum())
         rows, slices = slice(begin, begin + len(markers)), slice(first, stop)
@@ -101,48 +107,64 @@ class SliceDrawer:
         self._options, self._rng, self._number, self._num_members = options, rng, number, num_members
         self._num_trajectories = self._num_items = 0  # of former pools
 
-    def draw_assembled(self, assembler: BatchAssembler, pack: Pack) -> tuple[DrawnSlices, BatchInfo]:
+    def draw_assembled(self, assembler: BatchAssembler, pack: Pack, server: str) -> list[Part]:
         """Draw slices of the samples that an assembler holds; see `draw`."""
-        return self.draw(assembler.take_rows, assembler.num_columns, pack)
+        return self.draw(assembler.rows(), pack, server, assembler.begin_next)
 
-    def draw(
-        self,
-        take_rows: Callable[[Sequence[int], ChooseRows], tuple[list[Any], BatchInfo]],
-        num_columns: int,
-        pack: Pack,
-    ) -> tuple[DrawnSlices, BatchInfo]:
-        """Draw slices of the next pool, and copy their rows.
+    def draw(self, rows: SampleRows, pack: Pack, server: str, end: Callable[[], None] = lambda: None) -> list[Part]:
+        """Draw slices of the next pool.
 
         Args:
-            take_rows: `BatchAssembler.take_rows`, or the same for samples that were taken.
-            num_columns: how many columns the samples have.
+            rows: of the pool's samples.
             pack: makes the table's nest of a list of leaves.
+            server: its address, for the info.
+            end: called when all rows that are needed have been copied.
 
         Returns:
-            The slices, and the info of all items of the pool.
+            One part or more: functions that copy the rows of some slices, and return `DrawnSlices`.
 
         Raises:
             IncompleteError: no trajectory is long enough, or all priorities are 0.
-            StructureError: samples differ in dtype or shape, or columns or markers in length.
+            StructureError: markers differ in length.
         """
-        needs_all = self._options.row_priority_fn is not None
-        indices = list(range(num_columns)) if needs_all else marker_leaves(pack(range(num_columns)))
-        drawn: list[tuple[SliceMarkers, ItemNumbers]] = []
-
-        def choose(arrays: Sequence[Any], info: BatchInfo) -> npt.NDArray[np.int64]:
-            array_of = dict(zip(indices, arrays, strict=True))
-            drawn.append(self._choose(pack([array_of.get(index) for index in range(num_columns)]), info))
-            slices = drawn[0][0].slices
-            return np.concatenate([slices.rows, slices.next_rows]) if self._options.with_next else slices.rows
-
-        columns, info = take_rows(indices, choose)
-        ((markers, items),) = drawn
-        num_rows = len(markers)
-        after = pack([column[num_rows:] for column in columns]) if self._options.with_next else None
-        data = pack([column[:num_rows] for column in columns])
-        found = DrawnSlices(data, after, markers, info.choose(items), self._num_items + items)
+        options, info = self._options, dataclasses.replace(rows.info, server=server)
+        all_columns = range(rows.num_columns)
+        needed = all_columns if options.row_priority_fn is not None else marker_leaves(pack(all_columns))
+        nest = pack([rows.column(index) if index in needed else None for index in all_columns])
+        markers, items = self._choose(nest, info)
+        is_last = np.zeros(len(items), bool)
+        is_last[len(items) - 1 - np.unique(items[::-1], return_index=True)[1]] = True
+        numbers = np.where(is_last, self._num_items + items, -1)
         self._num_items += len(info)
-        return found, info
+        batch_bytes = options.sampler.num_slices * options.sampler.slice_len * rows.row_bytes
+        step = options.sampler.num_slices * max(_PART_BYTES // max(batch_bytes, 1), 1)
+        parts: list[Part] = []
+        for first in range(0, len(items), step):
+            stop = min(first + step, len(items))
+            delivered = np.unique(items[first:stop][is_last[first:stop]])
+            if stop == len(items):  # with items that have no slice
+                delivered = np.append(delivered, np.setdiff1d(np.arange(len(info)), items))
+
+            def copy(first: int = first, stop: int = stop) -> DrawnSlices:
+                of_part = markers if stop - first == len(items) else markers.part(first, stop)
+                found = self._copy(rows, pack, of_part, info.choose(items[first:stop]), numbers[first:stop])
+                if stop == len(items):
+                    end()
+                return found
+
+            parts.append((copy, info.choose(delivered)))
+        return parts
+
+    def _copy(
+        self, rows: SampleRows, pack: Pack, markers: SliceMarkers, info: BatchInfo, items: ItemNumbers
+    ) -> DrawnSlices:
+        """Copy the rows of slices."""
+        slices, num_rows = markers.slices, len(markers)
+        if not self._options.with_next:
+            return DrawnSlices(pack(rows.take(slices.rows)), None, markers, info, items)
+        columns = rows.take(np.concatenate([slices.rows, slices.next_rows]))
+        data, after = (pack([column[part] for column in columns]) for part in (slice(num_rows), slice(num_rows, None)))
+        return DrawnSlices(data, after, markers, info, items)
 
     def _choose(self, nest: Any, info: BatchInfo) -> tuple[SliceMarkers, ItemNumbers]:
         """Draw slices of samples laid end to end; return their markers, and the item of each slice."""
@@ -182,15 +204,18 @@ class SlicePools:
         self.reader, self._drawer = reader, drawer
         self._drawn: DrawnSlices | None = None
         self._next = 0  # number of the next slice
+        self._parts: collections.deque[Part] = collections.deque()  # of the pool, later ones
 
-    def items_left(self) -> ItemNumbers:
-        """Return the number of the item of each slice that is not taken."""
-        return np.zeros(0, np.int64) if self._drawn is None else self._drawn.items[self._next :]
+    def num_items_left(self) -> int:
+        """Return the number of items whose last slice is not taken."""
+        in_drawn = 0 if self._drawn is None else int((self._drawn.items[self._next :] >= 0).sum())
+        return in_drawn + sum(len(info) for _, info in self._parts)
 
     @property
     def is_exhausted(self) -> bool:
         """Whether all slices are taken and no more items will come."""
-        return self.reader.is_exhausted and not len(self.items_left())
+        are_taken = self._drawn is None or self._next == len(self._drawn.items)
+        return self.reader.is_exhausted and not self._parts and are_taken
 
     def take(self, num_slices: int, start: float, timeout_s: float) -> Iterator[tuple[Batch, ItemNumbers]]:
         """Yield the next slices, in one batch or in several, each with the number of the item of each slice.
@@ -210,11 +235,14 @@ class SlicePools:
         too_short: IncompleteError | None = None
         while self._drawn is None or self._next == len(self._drawn.items):
             try:
-                samples = self.reader.next(start, timeout_s)
-                if samples is None:
-                    return None
-                self._drawn, self._next = None, 0
-                self._drawn = samples[0] if isinstance(samples[0], DrawnSlices) else self._draw(*samples)
+                if not self._parts:
+                    samples = self.reader.next(start, timeout_s)
+                    if samples is None:
+                        return None
+                    self._drawn, self._next = None, 0
+                    self._parts.extend(self._parts_of(*samples))
+                make, _ = self._parts.popleft()
+                self._drawn, self._next = make(), 0
             except ReplayTimeoutError as error:
                 raise too_short or error from None
             except IncompleteError as error:
@@ -223,6 +251,8 @@ class SlicePools:
                     raise
         return self._drawn
 
-    def _draw(self, columns: Any, info: BatchInfo) -> DrawnSlices:
-        take_rows = functools.partial(copy_chosen_rows, columns, info)
-        return self._drawer.draw(take_rows, len(columns), self.reader.pack)[0]
+    def _parts_of(self, drawn: Any, info: BatchInfo) -> list[Part]:
+        """Return functions that make slices; the reader has either made them, or returned whole samples."""
+        if isinstance(drawn, DrawnSlices):
+            return [(lambda: drawn, info)]
+        return self._drawer.draw(SampleRows.of_columns(drawn, info), self.reader.pack, self.reader.server)

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reverb_writer.scalars import Scalars
+
 __all__ = ["DatasetStats", "FetchStats"]
+
+_GAUGES = {
+    "cache_bytes",
+    "in_flight_samples",
+    "last_age_s",
+    "max_policy_age",
+    "mean_policy_age",
+    "ready_samples",
+}
+"""Numbers that are not summed up since the start."""
 
 
 @dataclass
-class FetchStats:
+class FetchStats(Scalars):
     """Counters of fetching, since the start except for the first three.
 
     Attributes:
@@ -57,6 +69,8 @@ class DatasetStats(FetchStats):
             slices of samples, those of which at least one was not returned.
         priority_updates: priorities sent to the server.
         failed_priority_updates: priorities that could not be sent.
+        mean_policy_age: mean of `info.policy_ages` of the last batch where they are known; 0 without `policy`.
+        max_policy_age: the largest of them.
     """
 
     batches: int = 0
@@ -66,3 +80,28 @@ class DatasetStats(FetchStats):
     undelivered_samples: int = 0
     priority_updates: int = 0
     failed_priority_updates: int = 0
+    mean_policy_age: float = 0.0
+    max_policy_age: int = 0
+
+    def metrics(self, **labels: str) -> str:
+        """Return the counters in Prometheus's text format, one metric `reverb_writer_dataset_*` each.
+
+        Args:
+            **labels: of every metric, such as `table="replay"`.
+
+        >>> print(DatasetStats(mean_policy_age=2.5).metrics(table="replay").splitlines()[-3])
+        reverb_writer_dataset_mean_policy_age{table="replay"} 2.5
+        """
+        escaped = {
+            name: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, text in labels.items()
+        }
+        of_all = ",".join(f'{name}="{text}"' for name, text in escaped.items())
+        lines = []
+        for name, value in vars(self).items():
+            metric, kind = f"reverb_writer_dataset_{name}", "counter"
+            if name in _GAUGES:
+                kind = "gauge"
+            else:
+                metric += "_total"
+            lines += [f"# TYPE {metric} {kind}", f"{metric}{{{of_all}}} {value:g}" if of_all else f"{metric} {value:g}"]
+        return "\n".join(lines) + "\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
@@ -23,10 +23,16 @@ from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
-from reverb_writer.reading.thread_fetcher import Fetched
+from reverb_writer.reading.thread_fetcher import Fetched, Part
 from reverb_writer.reading.waiting import unchained
 
-__all__ = ["TableReader"]
+__all__ = ["Finish", "Pack", "TableReader"]
+
+Pack = Callable[[Sequence[Any]], Any]
+"""Makes a table's nest of a list of leaves."""
+
+Finish = Callable[[BatchAssembler, Pack, str], Sequence[Part]]
+"""As that of a `ThreadFetcher`; also gets the table's `Pack`, and the address of the server."""
 
 
 class TableReader:
@@ -50,7 +56,7 @@ class TableReader:
         timeout_s: float,
         *,
         num_steps: int | None = None,
-        finish: Callable[[BatchAssembler, Any], Fetched] | None = None,
+        finish: Finish | None = None,
     ) -> None:
         """Find the table and prepare to fetch; `start` begins.
 
@@ -61,8 +67,8 @@ class TableReader:
             options: of the dataset.
             timeout_s: time-out of finding the table, in seconds.
             num_steps: as that of `ReplayDataset`.
-            finish: makes, in the thread that fetches, of the samples of a batch what `next` returns; gets `pack`, too.
-                For a client of one server. None to return samples.
+            finish: what the threads that fetch make of the samples of a batch. None to return samples. Those of a
+                dataset that was closed before their structure was known are returned, too.
         """
         infos = request_infos(client, table, timeout_s)
         check_end(table, options, infos)
@@ -77,10 +83,7 @@ class TableReader:
         self._stats = DatasetStats()
         how: dict[str, Any] = {}
         if finish is not None:
-            how = {
-                "prepare": functools.partial(self._find_pack, client.shards[0]),
-                "finish": lambda assembler: finish(assembler, self.pack or packer(None)),
-            }
+            how = {"prepare": self._find_pack, "finish": functools.partial(self._finished, finish)}
         make = functools.partial(make_fetchers, client, infos, table, batch_size, options, **how)
         self._round_robin = RoundRobin(table, batch_size, make)
         self.fetchers = self._round_robin.fetchers
@@ -125,6 +128,22 @@ class TableReader:
         if samples is None:
             self.is_exhausted = self._stopping is None
             return None
+        return self._counted(samples, called_at)
+
+    def take(self, start: float, timeout_s: float) -> Fetched | None:
+        """Return a batch if one is ready within a time-out, also of 0; then the samples that have arrived, or None."""
+        for fetcher in self.fetchers:
+            fetcher.check_usable()
+        samples = self._unpacked
+        with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+            if samples is None and timeout_s > 0:
+                samples = self._round_robin.next(start, timeout_s)
+        with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+            samples = self._ready(samples or self._round_robin.rest(), LEAST_S)
+            return None if samples is None else self._counted(samples, start)
+        return None
+
+    def _counted(self, samples: Fetched, called_at: float) -> Fetched:
         now = time.monotonic()
         self._stats.batches += 1
         self._stats.samples += len(samples[1])
@@ -157,27 +176,35 @@ class TableReader:
         self._has_ended = True
         self.updates.close(max(deadline - time.monotonic(), 0.0))
         left_s = deadline - time.monotonic()
-        if self.pack is None:
-            self.pack = packer(None)
+        try:
             if left_s > 0 and (self._unpacked or self.stats().ready_samples):
                 with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
                     self._find_pack(self._latest_server, left_s)
+        finally:
+            self.pack = self.pack or packer(None)
 
     def _find_pack(self, server: ServerConnection, timeout_s: float) -> None:
-        """Ask for the table's structure. Only a table with items is sure to have it stored."""
-        with unchained():
-            self.pack = packer(server.spec_of(self.table, timeout_s))
+        """Ask for the table's structure unless it is known. Only a table with items is sure to have it stored."""
+        if self.pack is None:
+            with unchained():
+                self.pack = packer(server.spec_of(self.table, timeout_s))
 
     def _next_samples(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""
         samples = self._unpacked or self._take(start, timeout_s)
+        return self._ready(samples, max(start + timeout_s - time.monotonic(), LEAST_S))
+
+    def _ready(self, samples: Fetched | None, timeout_s: float) -> Fetched | None:
+        """Return samples once `pack` is known; keep them for the next call if it cannot be found in time."""
         if samples is not None:
             self.updates.remember_owner(samples[1].keys, self._round_robin.latest)
-            if self.pack is None:
-                self._unpacked = samples  # for the next call, if the server does not tell the structure now
-                self._find_pack(self._latest_server, max(start + timeout_s - time.monotonic(), LEAST_S))
+            self._unpacked = samples
+            self._find_pack(self._latest_server, timeout_s)
         self._unpacked = None
         return samples
+
+    def _finished(self, finish: Finish, server: ServerConnection, assembler: BatchAssembler) -> Sequence[Part]:
+        return finish(assembler, self.pack, server.address)
 
     def _take(self, start: float, timeout_s: float) -> Fetched | None:
         """Take the next batch, or the samples left at the end of the iteration; None when it is over."""

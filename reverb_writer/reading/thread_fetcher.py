@@ -14,7 +14,7 @@ import collections
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.background import start_thread
@@ -37,12 +37,15 @@ from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
-__all__ = ["Fetched", "ThreadFetcher"]
+__all__ = ["Fetched", "Part", "ThreadFetcher"]
 
 Fetched = tuple[Any, BatchInfo]
 """What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
 
-_LOG = logging.getLogger("reverb_writer")
+Part = tuple[Callable[[], Any], BatchInfo]
+"""A part of a batch: a function that makes it, and the info of the samples that are fully delivered with it."""
+
+_LOG = logging.getLogger(__package__)
 
 _PROBE_TIMEOUT_S = 2.0
 _RETRY_S = 0.1
@@ -66,7 +69,7 @@ class ThreadFetcher:
         *,
         wake: Callable[[], None],
         prepare: Callable[[float], object] | None = None,
-        finish: Callable[[BatchAssembler], Fetched] = BatchAssembler.take,
+        finish: Callable[[BatchAssembler], Sequence[Part]] | None = None,
     ) -> None:
         """Prepare to fetch; `start` begins.
 
@@ -79,13 +82,17 @@ class ThreadFetcher:
             wake: called from the thread whenever a batch or an error is ready.
             prepare: called from the thread before the first samples are assembled, until it raises no time-out; gets
                 its time-out in seconds. None if there is nothing to prepare.
-            finish: makes a batch of the samples that were assembled.
+            finish: divides a full batch into parts, which are made ready one after the other as they are taken. It must
+                call the assembler's `begin_next`, at the latest when the last part is made. None for one part, the
+                samples; they are one, too, if the end comes before `prepare` has succeeded.
         """
         self.disconnected_at: float | None = None
         self.address = channel.address
         self._channel, self._table, self._info = channel, table, info
         self._batch_size, self._skip_unsafe, self._wake = batch_size, options.skip_unsafe, wake
-        self._prepare, self._finish = prepare, finish
+        self._prepare, self._finish, self._max_ready = prepare, finish, options.max_in_flight_batches
+        self._arrived: list[Any] = []  # samples that are not assembled; changed by the thread that holds `_assembling`
+        self._parts: collections.deque[Part] = collections.deque()  # of the last batch, that are not made
         self._assembler = BatchAssembler(
             options.max_cache_bytes,
             options.max_sample_bytes,
@@ -110,9 +117,9 @@ class ThreadFetcher:
         self._assembling = threading.Lock()  # guards the assembler
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server, or decoding
         self._heard_at = time.monotonic()
-        self._ready: collections.deque[Fetched | ReverbWriterError] = collections.deque()
+        self._ready: collections.deque[Fetched | Exception] = collections.deque()
         self._stats = FetchStats()
-        self._closed = Flag()
+        self._closed, self._is_ending = Flag(), False
         self._ended = False
         self._outage: ConnectionLoss | None = None  # while there is no connection
         self._thread: threading.Thread | None = None
@@ -128,10 +135,13 @@ class ThreadFetcher:
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
+            Exception: whatever a part's function has raised.
         """
         if partial:
             with self._assembling:
-                if not self._ready and self._assembler.num_samples:
+                if not self._ready and not self._parts and self._arrived:
+                    self._add_arrived()
+                if not self._ready and (self._parts or self._assembler.num_samples):
                     self._finish_batch()
         item = None
         with self._lock:
@@ -139,7 +149,7 @@ class ThreadFetcher:
                 item = self._ready.popleft()
         self._fetcher.fill()  # also if there was nothing: an earlier call may have been interrupted before this
         self._changed.set()
-        if isinstance(item, ReverbWriterError):
+        if isinstance(item, Exception):
             raise item
         return item
 
@@ -181,7 +191,7 @@ class ThreadFetcher:
             return FetchStats(**vars(self._stats))
         with self._lock:
             stats = FetchStats(**vars(self._stats))
-            stats.ready_samples = self._assembler.num_samples + self._num_ready()[0]
+            stats.ready_samples = len(self._arrived) + self._num_assembled() + self._num_ready()[0]
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
         stats.in_flight_samples = self._fetcher.num_in_flight
@@ -196,10 +206,12 @@ class ThreadFetcher:
             max_silence_s: give up when no sample has arrived for so many seconds. Does not wait if nothing is in
                 flight.
         """
+        self._is_ending = True
         self._fetcher.stop_asking()
         self._changed.set()
+        began_at = time.monotonic()  # until now the thread may have waited for room instead of reading
         while self._fetcher.removes_items and self._fetcher.num_in_flight:
-            silence_s = time.monotonic() - self._heard_at
+            silence_s = time.monotonic() - max(self._heard_at, began_at)
             if silence_s >= max_silence_s or self._closed.wait(min(max_silence_s - silence_s, max_silence_s) + 0.001):
                 break
 
@@ -249,8 +261,11 @@ class ThreadFetcher:
                     self._heard_at = time.monotonic()
                     self._stats.received_samples += len(samples)
                     self._make_ready()
-                    while samples:
-                        samples = self._add(samples)
+                    with self._assembling:
+                        self._arrived += samples
+                    while self._make_parts() and self._arrived:
+                        with self._assembling:
+                            self._add_arrived()
         finally:
             self._stats.lost_samples += self._fetcher.end()
 
@@ -263,43 +278,83 @@ class ThreadFetcher:
             except (ReplayTimeoutError, ServerUnavailableError):
                 self._closed.wait(_RETRY_S)
 
+    def _make_parts(self) -> bool:
+        """Make all parts of the last batch, as they are taken; until then, no sample is assembled.
+
+        Returns:
+            Whether all are made. If not, the dataset is being closed: the samples in flight are to be read, and `take`
+            makes the parts.
+        """
+        while self._parts and not self._closed.is_set():
+            if len(self._ready) >= self._max_ready:
+                if self._is_ending:
+                    break
+                self._wait_for_change(None)
+                continue
+            with self._assembling:
+                if self._parts:
+                    self._finish_batch()
+            self._wake()
+        return not self._parts
+
     def _wait_for_change(self, pause_s: float | None) -> None:
         self._changed.wait(pause_s)
         self._changed.clear()
 
-    def _add(self, samples: list[Any]) -> list[Any]:
-        """Add samples to the batch, as many as it lacks; return the rest."""
-        with self._assembling:
-            num_missing = self._batch_size - self._assembler.num_samples
-            errors = self._assembler.add(samples[:num_missing])
-            reported = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
-            with self._lock:
-                self._ready.extend(reported)
-                self._stats.skipped_samples += len(errors) - len(reported)
-            self._fetcher.accept(len(samples[:num_missing]))
-            is_full = self._assembler.num_samples == self._batch_size
-            if is_full:
-                self._finish_batch()
+    def _add_arrived(self) -> None:
+        """Add samples that have arrived to the batch, as many as it lacks."""
+        num_missing = self._batch_size - self._assembler.num_samples
+        samples, self._arrived = self._arrived[:num_missing], self._arrived[num_missing:]
+        errors = self._assembler.add(samples)
+        reported = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
+        with self._lock:
+            self._ready.extend(reported)
+            self._stats.skipped_samples += len(errors) - len(reported)
+        self._fetcher.accept(len(samples))
+        is_full = self._assembler.num_samples == self._batch_size
+        if is_full:
+            self._finish_batch()
         if is_full or reported:
             self._wake()
-        return samples[num_missing:]
 
     def _finish_batch(self) -> None:
+        """Make a batch, or its next part, of the samples that were assembled; the caller holds `_assembling`."""
+        if not self._parts:
+            with self._lock:
+                try:
+                    if self._finish is None or self._prepare is not None:
+                        self._ready.append(self._assembler.take())
+                    else:
+                        self._parts.extend(self._finish(self._assembler))
+                except Exception as error:  # noqa: BLE001  # the reader raises it
+                    self._assembler.begin_next()
+                    self._ready.append(error)
+            if not self._parts:
+                return
+        make, info = self._parts[0]  # it stays there until it is made: an interrupt of the reader loses nothing
+        try:  # without the lock: a reader's function takes its time, and may ask for `stats()`
+            item: Fetched | Exception = (make(), info)
+        except Exception as error:  # noqa: BLE001  # of the reader's function; the reader raises it
+            if len(self._parts) == 1:
+                self._assembler.begin_next()
+            item = error
         with self._lock:
-            try:
-                self._ready.append(self._finish(self._assembler))
-            except ReverbWriterError as error:
-                self._ready.append(error)
+            self._parts.popleft()
+            self._ready.append(item)
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""
         with self._lock:
-            return self._assembler.num_samples + sum(self._num_ready())
+            return self._num_assembled() + sum(self._num_ready())
+
+    def _num_assembled(self) -> int:
+        """Return how many samples are in no batch that is ready."""
+        return sum([len(info) for _, info in self._parts]) if self._parts else self._assembler.num_samples
 
     def _num_ready(self) -> tuple[int, int]:
         """Return how many samples are in batches that are ready, and how many errors are."""
         ready = self._ready.copy()
-        sizes = [len(item[1]) for item in ready if not isinstance(item, ReverbWriterError)]
+        sizes = [len(item[1]) for item in ready if not isinstance(item, Exception)]
         return sum(sizes), len(ready) - len(sizes)
 
     def _report(self, error: ReverbWriterError) -> None:

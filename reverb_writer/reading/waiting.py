@@ -14,7 +14,7 @@ from reverb_writer.transport.server_probe import ServerProbe
 
 __all__ = ["Wait", "unchained"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _LOOK_EVERY_S = 0.2
 

@@ -150,9 +150,9 @@ class ReturnInputs:
             extra = ""
             if num_rows is not None:
                 extra = (
-                    " `values` are those of T + 1 observations: of each row, and of the one after the last. Recorded "
-                    "steps are T + 1 rows, boundary step included: pass `rw.to_transitions(steps)` in place of "
-                    "their rewards."
+                    " `values` are those of T + 1 observations, of each row and of the one after the last, or of T "
+                    "beside `next_values`. Recorded steps are T + 1 rows, boundary step included: pass "
+                    "`rw.to_transitions(steps)` in place of their rewards."
                 )
             raise StructureError(
                 f"`{name}`: shape {self._outside(x.shape)} does not match rewards {self._outside(self.rewards.shape)}: "

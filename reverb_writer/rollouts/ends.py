@@ -2,7 +2,7 @@
 
 row                                              value of what follows it
 -----------------------------------------------  --------------------------------------------------------
-done, not truncated                              0
+done, not truncated; or masked                   0
 truncated                                        final_values
 the last of a window from `fill_from`            final_values: of the step after the window
 the newest                                       last_values, unless it is done
@@ -18,7 +18,7 @@ from reverb_writer.array_api import Array, concatenated
 from reverb_writer.errors import SpecError
 from reverb_writer.rollouts.arrays import Arrays
 
-__all__ = ["ends_of"]
+__all__ = ["ends_of", "statistics"]
 
 
 def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *, approximate: bool) -> dict[str, Array]:
@@ -48,9 +48,27 @@ def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *,
             "Set `transition.final_values`, fill from windows of T + 1 steps with values, or pass "
             "`approximate_time_outs=True`."
         )
+    mask = column("mask") != 0
+    before_masked = mask & ~concatenated(xp, [mask[1:], mask[-1:] | True], 0)
     following = concatenated(xp, [values[1:], last_values[None]], 0)
     return {
         "discounts": truncated | ~dones,
-        "continues": ~(dones | goes_on),
+        "continues": ~(dones | goes_on | before_masked),
         "next_values": xp.where(goes_on, final_values, following),
     }
+
+
+def statistics(arrays: Arrays, rewards: Array, ends: Array, is_real: Array | None) -> tuple[float, float]:
+    """Return the mean length of trajectories, those that are cut off included, and the mean reward, of real rows.
+
+    Args:
+        arrays: the storage's arrays.
+        rewards: [T, B, R].
+        ends: [T, B, 1], not 0 at the last row of a trajectory, and at rows that are not real.
+        is_real: [T, B, 1] bool, which rows count; None for all.
+    """
+    if is_real is None:
+        is_real = (ends == 0) | (ends != 0)
+    goes_on = arrays.concatenate((ends[:-1] == 0) & is_real[1:], is_real[:1] & False)
+    num_trajectories = int((is_real & ~goes_on).sum())
+    return float(is_real.sum()) / max(num_trajectories, 1), float(rewards[is_real[:, :, 0]].mean())

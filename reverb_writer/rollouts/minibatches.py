@@ -60,12 +60,12 @@ class MiniBatches:
     num_epochs: int
     rng: np.random.Generator | None
 
-    def shuffled(self, num_rows: int) -> Iterator[Any]:
-        """Yield minibatches of rows in a new random order for each epoch."""
+    def shuffled(self, rows_of_epoch: Indices) -> Iterator[Any]:
+        """Yield minibatches of some rows, numbered t B + b, in a new random order for each epoch."""
         assert self.rng is not None  # noqa: S101  # orders of rows are always random
-        flat = {field: flat_rows(nest) for field, nest in self._present().items()}
+        flat = {field: flat_rows(nest) for field, nest in self._present().items() if field != "is_real"}
         for _ in range(self.num_epochs):
-            for part in np.array_split(self.rng.permutation(num_rows), self.num_parts):
+            for part in np.array_split(self.rng.permutation(rows_of_epoch), self.num_parts):
                 rows = self.arrays.asarray(part)
                 yield self._make({field: self.arrays.take(nest, rows) for field, nest in flat.items()})
 

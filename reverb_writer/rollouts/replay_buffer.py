@@ -60,6 +60,10 @@ class ReplayBuffer:
         self.step = 0
         self.num_samples = 0
 
+    def __repr__(self) -> str:
+        """Return how many pairs it holds, and how many it can."""
+        return f"<ReplayBuffer of {self.num_samples} pairs of states, {self.buffer_size} at most>"
+
     def insert(self, states: Any, next_states: Any) -> None:
         """Copy any number of pairs into the ring; if there are more than `buffer_size`, only the last ones are kept.
 

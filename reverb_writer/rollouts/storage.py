@@ -8,7 +8,6 @@ Drawn in docs/rollouts.md. Source: instinct_rl's `RolloutStorage`; docs/compatib
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar
@@ -21,21 +20,12 @@ from reverb_writer.nests import map_present, write_row
 from reverb_writer.returns import gae, normalize
 from reverb_writer.rollouts import hidden_states, replay_windows, storage_records
 from reverb_writer.rollouts.arrays import Arrays
-from reverb_writer.rollouts.ends import ends_of
+from reverb_writer.rollouts.ends import ends_of, statistics
 from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectory_padding import find
 from reverb_writer.slices import Trajectories
 
 __all__ = ["RolloutStorage"]
-
-_NEEDED = ("observations", "critic_observations", "actions", "rewards", "dones")
-"""Fields that transitions must have."""
-
-_NO_END = {"truncated": 0, "final_values": math.nan, "cuts": 0}
-"""Default values of fields that transitions may leave out."""
-
-_POLICY = {"values", "actions_log_prob", "mu", "sigma"}
-"""Fields that either all transitions of a rollout have, or none."""
 
 
 class RolloutStorage:
@@ -50,7 +40,7 @@ class RolloutStorage:
         step: the row that the next transition goes to.
         device: None for NumPy.
         saved_hidden_states: None, or a nest, leaves [T, layers, B, H], of the states before each step.
-        observations, critic_observations, actions, rewards, dones, truncated, final_values, cuts, values,
+        observations, critic_observations, actions, rewards, dones, truncated, final_values, mask, cuts, values,
             actions_log_prob, mu, sigma, advantages, returns: leaves [T, B, ...] as `storage_records` lists them. The
             next rollout writes them in place; rows that it has not written yet are 0, or those of the last rollout.
 
@@ -73,6 +63,7 @@ class RolloutStorage:
     dones: Any
     truncated: Any
     final_values: Any
+    mask: Any
     cuts: Any
     values: Any
     actions_log_prob: Any
@@ -120,11 +111,14 @@ class RolloutStorage:
         self.step = 0
         self.saved_hidden_states: Any = None
         self._given: frozenset[str] = frozenset()
-        self._has_returns = False
+        self._has_returns = self._has_mask = False
         for name, column in self._zeros(self.num_transitions_per_env).items():
             setattr(self, name, column)
 
-    # ---------------------------------------------------------------------------------------------- writing
+    def __repr__(self) -> str:
+        """Return class, size and how many rows are filled."""
+        size = f"{self.num_transitions_per_env} steps of {self.num_envs} environments"
+        return f"<{type(self).__name__} of {size}: {self.step} steps>"
 
     def add_transitions(self, transition: storage_records.Transition) -> None:
         """Copy one step of all environments into the next row.
@@ -179,8 +173,6 @@ class RolloutStorage:
         self.step = 0
         self._has_returns = False
 
-    # ---------------------------------------------------------------------------------------------- reading
-
     @property
     def num_rows(self) -> int:
         """Number of rows written since `clear()`."""
@@ -222,7 +214,7 @@ class RolloutStorage:
         advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
         self._put_final_values(last_values)
         rows = self._rows_in_time()
-        self.advantages[rows] = normalize(advantages) if normalize_advantages else advantages
+        self.advantages[rows] = normalize(advantages, self._real_rows()) if normalize_advantages else advantages
         self.returns[rows] = returns
         self._has_returns = True
 
@@ -233,7 +225,7 @@ class RolloutStorage:
             IncompleteError: there are no rows.
         """
         self._check_rows()
-        return float(self._trajectories().lengths.mean()), float(self._in_time("rewards").mean())
+        return statistics(self._arrays, self._in_time("rewards"), self._ends(), self._real_rows())
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
         """Yield minibatches of rows [N, ...], copies, in a new order for each epoch; each epoch has each row once.
@@ -249,8 +241,11 @@ class RolloutStorage:
             IncompleteError: there are no rows.
             SpecError: a number out of range.
         """
-        num_rows = self.num_rows * self.num_envs
-        return self._mini_batches(num_mini_batches, num_epochs, num_rows, shuffle=True).shuffled(num_rows)
+        real = self._real_rows()
+        rows = np.arange(self.num_rows * self.num_envs)
+        if real is not None:
+            rows = rows[self._arrays.to_numpy(real).reshape(-1)]
+        return self._mini_batches(num_mini_batches, num_epochs, len(rows), shuffle=True).shuffled(rows)
 
     def recurrent_mini_batch_generator(
         self, num_mini_batches: int, num_epochs: int = 8, *, shuffle: bool = False
@@ -296,9 +291,14 @@ class RolloutStorage:
         return MiniBatches(self._arrays, self.MiniBatch, self._columns(), num_parts, num_epochs, rng)
 
     def _trajectories(self) -> Trajectories:
-        return find(self._arrays, self._in_time("dones") | self._in_time("cuts"))
+        return find(self._arrays, self._ends())
 
-    # ------------------------------------------------------------------------------------------------ parts
+    def _ends(self) -> Any:
+        return self._in_time("dones") | self._in_time("cuts")
+
+    def _real_rows(self) -> Any:
+        """Return [T, B, 1] which rows are training data, in the order of time; None if all are."""
+        return self._in_time("mask") != 0 if self._has_mask else None
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
         """Return new rows of all columns, None for columns that the storage does not have."""
@@ -311,19 +311,21 @@ class RolloutStorage:
             name, given = storage_records.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
             column = getattr(self, name, None)
             if given is not None and column is not None and name in self._shapes:
-                given = self._arrays.asarray(given) != 0 if name in ("dones", "truncated") else given
+                given = self._arrays.asarray(given) != 0 if name in storage_records.FLAGS else given
                 row[name] = self._arrays.conform(field.name, given, column, (self.num_envs,))
-        expected = [name for name in (*_NEEDED, *self._ALSO_NEEDED) if self._shapes[name] is not None]
+        expected = [name for name in (*storage_records.NEEDED, *self._ALSO_NEEDED) if self._shapes[name] is not None]
         lacking = [name for name in expected if name not in row]
         if lacking:
             raise StructureError(f"a transition needs {', '.join(expected)}; this one lacks {', '.join(lacking)}.")
-        changed = _POLICY & self._given.symmetric_difference(row)
+        changed = storage_records.POLICY & self._given.symmetric_difference(row)
         if changed and self.num_rows:
             raise StructureError(
                 f"all transitions of a rollout must have the same fields: some rows have {', '.join(sorted(changed))}, "
                 "others do not. Set them in all rows, or in none."
             )
         row["dones"] = row["dones"] | row.get("truncated", row["dones"])
+        if "mask" in row:
+            row["dones"] = row["dones"] | (row["mask"] == 0)
         states, saved = getattr(transition, "hidden_states", None), self.saved_hidden_states
         row["saved_hidden_states"] = hidden_states.read(self._arrays, states, self.num_envs, saved)
         return row
@@ -333,14 +335,14 @@ class RolloutStorage:
         states = row.pop("saved_hidden_states")
         if states is not None and self.saved_hidden_states is None:
             self.saved_hidden_states = hidden_states.zeros(self._arrays, states, self._capacity)
-        for name in _NO_END.keys() - row:
-            getattr(self, name)[self.step] = _NO_END[name]
+        for name in storage_records.DEFAULTS.keys() - row:
+            getattr(self, name)[self.step] = storage_records.DEFAULTS[name]
         for name, nest in row.items():
             write_row(getattr(self, name), self.step, nest)
         if self.saved_hidden_states is not None:
             hidden_states.write(self.saved_hidden_states, self.step, states)
         self._given = frozenset(row)
-        self._has_returns = False
+        self._has_returns, self._has_mask = False, self._has_mask or "mask" in row
         self._advance()
 
     def _advance(self) -> None:
@@ -373,14 +375,13 @@ class RolloutStorage:
 
     def _columns(self) -> dict[str, Any]:
         """Return the columns of minibatches by field, oldest row first; None for missing ones."""
-        lacking = {"masks"} | (_POLICY - self._given) | (set() if self._has_returns else {"advantages", "returns"})
+        lacking = {"masks"} | (storage_records.POLICY - self._given) | (set() if self._has_mask else {"mask"})
+        lacking |= set() if self._has_returns else {"advantages", "returns"}
         names = {field: storage_records.COLUMN_OF.get(field, field) for field in self.MiniBatch._fields}
         return {
             field: None if name in lacking or getattr(self, name) is None else self._in_time(name)
             for field, name in names.items()
         }
-
-    # ----------------------------------------------------------------------------------------------- checks
 
     def _check_room(self, num_rows: int) -> None:
         if self.step + num_rows > self._capacity:

@@ -9,6 +9,7 @@
     dones                dones                  1, uint8
     truncated            truncated              1, uint8
     final_values         final_values           R
+    mask                 mask                   1, uint8       is_real
                          cuts                   1, uint8
     values               values                 R              values
     actions_log_prob     actions_log_prob       1              old_actions_log_prob
@@ -19,11 +20,13 @@
 
 A transition has leaves [B, ...] for B environments; trailing axes of size 1 may be left out. Hidden states are
 [layers, B, H], as in PyTorch's recurrent networks: a pair for an LSTM, a pair of those for actor and critic. `cuts`
-is not 0 in the last row of a window from `fill_from`: the row after it comes from other actors.
+is not 0 in the last row of a window from `fill_from`: the row after it comes from other actors. `mask` is 0 in rows
+that are no training data; `is_real` is there if transitions have a mask, in minibatches that keep such rows.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Final, NamedTuple
 
@@ -34,6 +37,10 @@ from reverb_writer.rollouts.arrays import row_shapes
 
 __all__ = [
     "COLUMN_OF",
+    "DEFAULTS",
+    "FLAGS",
+    "NEEDED",
+    "POLICY",
     "ContiguousMiniBatch",
     "LabelMiniBatch",
     "LabelTransition",
@@ -44,7 +51,20 @@ __all__ = [
     "column_shapes",
 ]
 
+NEEDED: Final = ("observations", "critic_observations", "actions", "rewards", "dones")
+"""Fields that transitions must have."""
+
+DEFAULTS: Final = {"truncated": 0, "final_values": math.nan, "cuts": 0, "mask": 1}
+"""Values of fields that transitions may leave out."""
+
+FLAGS: Final = ("dones", "truncated", "mask")
+"""Fields that are not 0 or 0."""
+
+POLICY: Final = {"values", "actions_log_prob", "mu", "sigma"}
+"""Fields that either all transitions of a rollout have, or none."""
+
 COLUMN_OF: Final = {
+    "is_real": "mask",
     "action_mean": "mu",
     "action_sigma": "sigma",
     "hidden_states": "saved_hidden_states",
@@ -79,6 +99,9 @@ class Transition:
             counts as done even if `dones` is 0.
         final_values: [B, R], at truncated rows the values of the final observations, which environments that reset
             themselves do not show in the next step; ignored elsewhere. None if not known.
+        mask: [B], 0 where the row is no training data: a step that only reset its environment, a boundary step,
+            padding. No advantage, mean or shuffled minibatch has it. A real row before it that is not done ends there,
+            and the values of the masked row follow it. None for real rows everywhere.
     """
 
     observations: Any = None
@@ -93,6 +116,7 @@ class Transition:
     hidden_states: Any = None
     truncated: Any = None
     final_values: Any = None
+    mask: Any = None
 
     def clear(self) -> None:
         """Set all fields to None."""
@@ -133,7 +157,8 @@ class MiniBatch(NamedTuple):
     """Part of a rollout; leaves [N, ...], or as `RolloutStorage.recurrent_mini_batch_generator` says.
 
     Fields that the transitions did not have are None, and so are advantages and returns that were not computed.
-    `critic_obs` is `obs` if the storage has no critic's observations.
+    `critic_obs` is `obs` if the storage has no critic's observations. `is_real` is the mask of the transitions, in
+    minibatches of whole environments.
     """
 
     obs: Any
@@ -147,6 +172,7 @@ class MiniBatch(NamedTuple):
     old_sigma: Any
     hidden_states: Any
     masks: Any
+    is_real: Any = None
 
 
 def _extended(name: str, doc: str, *fields: str) -> Any:
@@ -193,6 +219,7 @@ def column_shapes(obs_shape: Any, critic_obs_shape: Any, actions_shape: Any, num
         "rewards": rewards,
         "dones": flag,
         "truncated": flag,
+        "mask": flag,
         "final_values": rewards,
         "cuts": flag,
         "values": rewards,

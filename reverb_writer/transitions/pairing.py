@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.array_api import Array, any_true, array_like, as_bool, as_float, concatenated, with_axes
+from reverb_writer.array_api import Array, any_true, array_like, as_array, as_bool, as_float, concatenated, with_axes
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves
 from reverb_writer.transitions.records import Transitions
@@ -30,7 +30,8 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     one is the next row of the same episode.
 
     Padding is known by the mask, or because it follows a boundary step; then `is_first` or `step_type` must tell
-    it from another episode. Windows whose only flag is `discount` must be of one episode each.
+    it from another episode. Windows whose only flag is `discount` must be of one episode each. Padding after an episode
+    that the actor cut by `observer.reset()` needs the mask, because no boundary step precedes it.
 
     Args:
         batch: a `Batch` of windows, leaves [B, T, ...], or of slices, leaves [N, ...]; or its `data`. `collate="flat"`
@@ -62,7 +63,7 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     fields = _fields(parts.data)
     flags = StepFlags.read(fields, parts.masks)
     _check_leaves(fields, flags.shape)
-    valid, terminal = _pairs(flags, fields.get("discount"), _breaks(flags, parts))
+    valid, terminal = _pairs(flags, fields, _breaks(flags, parts))
     xp, is_batch = flags.xp, len(flags.shape) > 1
 
     def first(nest: Any) -> Any:
@@ -141,7 +142,7 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
     paths, leaves = named_leaves(needed, "steps")
     wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not _has_rows(leaf, shape)]
     if wrong:
-        raise StructureError(f"{join_paths(wrong)}: expected leaves {shape} and more axes, as the flags have.")
+        raise StructureError(f"{join_paths(wrong[:3])}: expected leaves {shape} and more axes, as the flags have.")
 
 
 def _has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
@@ -174,12 +175,12 @@ def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
     return found
 
 
-def _pairs(flags: StepFlags, discount: Any, breaks: Array | None) -> tuple[Array, Array]:
+def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> tuple[Array, Array]:
     """Return which pairs of neighbouring rows are transitions, and which of these lead to a terminal state."""
     xp, boundary = flags.xp, flags.boundary
     is_told = boundary is not None
     if boundary is None:
-        is_zero = as_rows(discount, flags.like) if not tree.is_nested(discount) else None
+        is_zero = as_rows(fields.get("discount"), flags.like)
         boundary = xp.zeros_like(flags.like) if is_zero is None else _shifted(xp, is_zero == 0)
     starts = xp.zeros_like(boundary)
     for found in (flags.first, breaks):
@@ -196,7 +197,28 @@ def _pairs(flags: StepFlags, discount: Any, breaks: Array | None) -> tuple[Array
             padding = xp.zeros_like(padding)
     real = ~padding if flags.real is None else flags.real & ~padding
     valid = real[..., :-1] & real[..., 1:] & ~boundary[..., :-1] & ~starts[..., 1:]
-    return valid, xp.zeros_like(valid) if flags.terminal is None else flags.terminal[..., 1:]
+    terminal = xp.zeros_like(valid) if flags.terminal is None else flags.terminal[..., 1:]
+    if "step_type" in fields and "next_step_type" in fields:
+        types, following = (as_array(xp, fields[name]).reshape(flags.shape) for name in ("step_type", "next_step_type"))
+        valid = valid & (following[..., :-1] == types[..., 1:])
+    idle = _idle(flags, fields)
+    return valid if idle is None else valid & (terminal | ~idle[..., :-1]), terminal
+
+
+def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
+    """Return the rows whose action, reward and discount are all 0; None if steps have no flags and discounts of that.
+
+    If no terminal state follows, the row is the last one of a chunk of an `Episode` that was cut: it holds an
+    observation and no action, and no flag, because the episode goes on. Padding after it is such rows, too.
+    """
+    reward, discount = (as_rows(fields.get(name), flags.like) for name in ("reward", "discount"))
+    if flags.terminal is None or reward is None or discount is None:
+        return None
+    idle = (reward == 0) & (discount == 0)
+    for leaf in tree.flatten(fields["action"]):
+        is_zero = (leaf == 0).reshape((*flags.shape, -1))
+        idle = idle & flags.xp.all(is_zero, axis=-1)
+    return idle
 
 
 def _shifted(xp: Any, x: Array) -> Array:

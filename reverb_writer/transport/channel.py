@@ -18,6 +18,7 @@ import grpc
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.flags import Flag
+from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
 from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
@@ -27,6 +28,7 @@ __all__ = ["TLS", "Channel"]
 _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
+_NEVER_MS = 2**31 - 1
 _RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
 _AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
 
@@ -62,7 +64,13 @@ class Channel(ClosedAtExit):
     _first_process: ClassVar[int | None] = None
 
     def __init__(
-        self, address: str, *, tls: TLS | bool | None = None, token: str | None = None, use_proxy: bool = False
+        self,
+        address: str,
+        *,
+        tls: TLS | bool | None = None,
+        token: str | None = None,
+        use_proxy: bool = False,
+        permanent: bool = False,
     ) -> None:
         """Prepare the connection; nothing is sent yet.
 
@@ -71,6 +79,8 @@ class Channel(ClosedAtExit):
             tls: certificates; True for the system's; None or False for plain text.
             token: sent with every call as `authorization: Bearer ...`; an error if it would travel in plain text.
             use_proxy: whether `http_proxy` and the like in the environment are used.
+            permanent: whether the connection is kept however long it or the server is silent: by default gRPC's pings
+                end it, or half an hour without a call.
 
         Raises:
             SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
@@ -88,6 +98,10 @@ class Channel(ClosedAtExit):
         self.address = address
         metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         options = [*OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
+        if permanent:
+            never = [(f"grpc.{name}_ms", _NEVER_MS) for name in ("keepalive_time", "client_idle_timeout")]
+            options = [*never, *(one for one in options if "keepalive" not in one[0])]
+        self._duplicate = functools.partial(Channel, address, tls=tls, token=token, use_proxy=use_proxy)
         if tls:
             tls = TLS() if tls is True else tls
             if tls.server_name is not None:
@@ -107,6 +121,7 @@ class Channel(ClosedAtExit):
         self._connect = functools.partial(Connection, address, connect, metadata)
         self._connection = self._connect()
         self._connect_errors: list[tuple[str, float]] = []
+        self._own_channels: set[Channel] = set()  # of calls under way that have one
         self._closed = False
 
     def check_usable(self) -> None:
@@ -131,7 +146,8 @@ class Channel(ClosedAtExit):
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a unary call; wait for the server to come up meanwhile.
 
-        A call that is lost with its connection is made again: none of Reverb's does harm when it is made twice.
+        A call that is lost with its connection is made again. Of Reverb's, only a checkpoint does harm when it is made
+        twice: see `call_once`.
 
         Raises:
             ServerUnavailableError: nothing answers at the address within the time.
@@ -144,6 +160,26 @@ class Channel(ClosedAtExit):
             return uninterrupted(lambda: self._call(method, request, timeout_s, abandoned), timeout_s + SHORT_S)
         finally:
             abandoned.set()
+
+    def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        """Make a unary call over a connection of its own when the server answers, and never make it again.
+
+        Raises:
+            see `call`; ServerUnavailableError also if the connection is lost during the call.
+        """
+        self.check_usable()
+        deadline = time.monotonic() + timeout_s
+        with self._duplicate() as own:
+            self._own_channels.add(own)
+            try:
+                own.call(SERVER_INFO, b"", timeout_s)
+                return own.future(method, request, max(deadline - time.monotonic(), 0.0)).result()
+            except ReplayTimeoutError as error:
+                if self._closed:
+                    raise ClosedError(f"the client of {self.address} was closed during a call.") from error
+                raise
+            finally:
+                self._own_channels.discard(own)
 
     def _call(self, method: str, request: bytes, timeout_s: float, abandoned: Flag) -> bytes:
         started = time.monotonic()
@@ -245,6 +281,8 @@ class Channel(ClosedAtExit):
             return
         with self._lock:
             self._closed = True
+        for own in list(self._own_channels):
+            own.close()
         uninterrupted(self._connection.close)
 
 

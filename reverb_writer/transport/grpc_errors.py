@@ -6,7 +6,13 @@ import socket
 
 import grpc
 
-from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, StructureError
+from reverb_writer.errors import (
+    PermissionDeniedError,
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    StructureError,
+)
 
 __all__ = ["NO_ANSWER", "describe_error", "is_listening", "is_refusal", "is_silence", "translate_error"]
 
@@ -23,6 +29,11 @@ _REFUSALS = {
 }
 """What a server, or a gateway in front of it, ends a stream with that it will not take the next time either."""
 
+_KINDS: dict[grpc.StatusCode, type[ReverbWriterError]] = {
+    grpc.StatusCode.NOT_FOUND: StructureError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.UNAUTHENTICATED: PermissionDeniedError,
+}
 _CONNECTION_ENDED = "Stream removed"
 """How gRPC's core begins the text of a stream that ends with its connection, whatever state it gives it."""
 
@@ -40,6 +51,7 @@ def translate_error(
 
     Returns:
         StructureError: the server has no such table.
+        PermissionDeniedError: a gateway does not permit the call.
         ReplayTimeoutError: it did not answer in time, or not before the call was cancelled.
         ServerUnavailableError: the connection is lost, or there is none.
         ReverbWriterError: it refused.
@@ -53,8 +65,7 @@ def translate_error(
     is_refusal_of_stream = code in {*_REFUSALS, grpc.StatusCode.NOT_FOUND} and not details.startswith(_CONNECTION_ENDED)
     if code in NO_ANSWER or (is_stream and not is_refusal_of_stream):
         return ServerUnavailableError(f"there is no connection to the server at {address} ({reason}).")
-    kind = StructureError if code is grpc.StatusCode.NOT_FOUND else ReverbWriterError
-    return kind(f"the server at {address} refused: {reason}.")
+    return _KINDS.get(code, ReverbWriterError)(f"the server at {address} refused: {reason}.")
 
 
 def describe_error(error: grpc.RpcError) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.protocol.item_encoding import encode_keep_keys
+from reverb_writer.scalars import Scalars
 
 __all__ = ["InFlight", "InsertRequest", "InsertStats", "ItemRows"]
 
@@ -82,7 +83,7 @@ class InsertRequest:
 
 
 @dataclass(frozen=True)
-class InsertStats:
+class InsertStats(Scalars):
     """What an insert stream has done so far; cumulative but for the pending ones.
 
     Attributes:

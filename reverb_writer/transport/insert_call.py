@@ -27,7 +27,7 @@ from reverb_writer.transport.server_probe import ServerProbe
 
 __all__ = ["insert_items"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _ALL_BYTES = 1 << 62
 _RETRY_S = 0.05

@@ -41,7 +41,7 @@ from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLos
 
 __all__ = ["InsertStream", "OnBlock"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 OnBlock = Literal["wait", "raise", "drop_oldest"]
 

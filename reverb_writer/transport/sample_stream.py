@@ -19,6 +19,7 @@ from typing import Any
 
 from reverb_writer.errors import (
     FormatError,
+    PermissionDeniedError,
     ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
@@ -80,6 +81,7 @@ class SampleStream:
         Raises:
             ReplayTimeoutError: the deadline is over.
             StructureError: there is no such table.
+            PermissionDeniedError: a gateway does not permit it.
             ServerUnavailableError: the connection is lost, or cancelled.
             FormatError: a message is not a response of Reverb's, or has more than was requested. The stream has ended.
         """
@@ -94,7 +96,7 @@ class SampleStream:
             raise ReplayTimeoutError(f"table `{self._table}`: {text}") from error
         except StructureError as error:
             raise StructureError(f"table `{self._table}` is not on the server at {self._address}.") from error
-        except ServerUnavailableError:
+        except (ServerUnavailableError, PermissionDeniedError):
             raise
         except ReverbWriterError as error:  # a gateway may refuse for a while: who reads tries again
             raise ServerUnavailableError(str(error)) from error

@@ -81,6 +81,11 @@ class TrajectoryAccumulator:
             for name, nest in example.items()
         }
 
+    def __repr__(self) -> str:
+        """Return how many rows each timescale has, and how many it takes."""
+        rows = (f"{name} {scale.count} of {scale.capacity}" for name, scale in self._timescales.items())
+        return f"<TrajectoryAccumulator: {', '.join(rows)}>"
+
     @property
     def capacities(self) -> dict[str, int]:
         """Number of rows of each timescale when it is full."""

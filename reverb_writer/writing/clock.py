@@ -11,7 +11,7 @@ from reverb_writer.transport.insert_stream import InsertStream
 
 __all__ = ["start_clock"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _CHECK_EVERY_S = 0.5
 

@@ -24,7 +24,7 @@ from reverb_writer.writing.window_targets import WindowTarget, can_align
 
 __all__ = ["Observer", "SingleObserver", "TooFewStepsError"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 _LEAVE_S = 2.0
 """How long items are still delivered for when an error is under way, seconds."""
@@ -129,6 +129,15 @@ class Observer:
     def stats(self) -> ObserverStats:
         """Return the counters so far; callable from any thread."""
         return self._session.stats()
+
+    def __repr__(self) -> str:
+        """Return class, server, tables and counts."""
+        stats, tables = (
+            self.stats(),
+            ", ".join(dict.fromkeys(table for target in self._session.targets for table in target.tables)),
+        )
+        counts = f"{stats.steps} steps, {stats.items} items, {stats.pending_items} pending"
+        return f"<{type(self).__name__} of {tables} at {self._session.address}: {counts}>"
 
     def __enter__(self) -> Any:
         """Return the observer itself."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver", "WindowObserver"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 
 
 class WindowObserver(SingleObserver):
@@ -56,7 +56,9 @@ class WindowObserver(SingleObserver):
             table: the table, or several that get the same windows.
             sequence_length: L, steps in a window, >= 1.
             stride_length: S, steps from one window's start to the next one's, >= 1.
-            priority: of every item, finite and >= 0, or a function of the window (a nest of arrays [L, ...]).
+            priority: of every item, finite and >= 0; a function of the window (a nest of arrays [L, ...]), which also
+                gets the mask [L] of real steps if it has a parameter `mask`; or "max", the largest priority seen so far
+                of the tables: 1 at first, then what learners set, in this process at once, in others within a second.
             end_of_episode: what becomes of the last steps of an episode, see `EndOfEpisode`.
             windows: several kinds of windows from one stream, each step stored once: a `WindowSpec` for each table, or
                 a `WindowTarget` for each name, with tables and a priority of its own. They add to the
@@ -121,7 +123,7 @@ class EpisodeObserver(SingleObserver):
             client: a `Client`, an address or a `reverb.Client`.
             table: the table, or several.
             max_sequence_length: steps in an episode at most, boundary step included, >= 1.
-            priority: of every item, finite and >= 0, or a function of the episode (a nest of arrays [T, ...]).
+            priority: of every item, finite and >= 0, a function of the episode (a nest of arrays [T, ...]), or "max".
             bypass_partial_episodes: what becomes of a longer episode: dropped, counted and logged once (True), or a
                 ValueError at its first step too many, after which `reset()` or the next episode continues (False).
             spec: nest of array specs or arrays that steps must look like; None for what the first step looks like.

@@ -8,10 +8,11 @@ no number, changes nothing.
 from __future__ import annotations
 
 import collections
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,12 @@ from reverb_writer.windows import WindowSpec
 
 __all__ = ["EpisodeEnd", "PricedStep", "Priority", "WindowPriorities"]
 
-Priority = float | Callable[[Any], float]
-"""A number, finite and >= 0, or a function that makes one of a window: a nest of arrays [L, ...]."""
+Priority = float | Callable[..., float] | Literal["max"]
+"""A number, finite and >= 0; a function that makes one of a window, a nest of arrays [L, ...]; or "max".
+
+A function with a parameter `mask` gets it by name: [L] bool, True for real steps and False for padding. "max" is the
+largest priority seen so far of the table; see `reverb_writer.client.largest_priorities`.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class WindowPriorities:
     ) -> None:
         """Start with an empty episode; constants among the `functions` are never asked."""
         self.functions = list(functions)
+        self._take_mask = [callable(asked) and _takes_mask(asked) for asked in functions]
         self._specs = list(specs)
         self._padding_step = list(padding_step)
         self._pack = pack
@@ -105,7 +111,7 @@ class WindowPriorities:
                 padded = [*steps, *itertools.repeat(self._padding_step, end.num_padding[i])]
                 for count in spec.ends(n, n + end.num_padding[i]):
                     window_steps = padded[: len(steps) + count - n]
-                    priced.priorities[i, count] = self._ask(i, window_steps, spec.sequence_length, count)
+                    priced.priorities[i, count] = self._ask(i, window_steps, spec.sequence_length, count, count - n)
                 if (window := end.closing[i]) is not None:
                     priced.priorities[i, n] = self._ask(i, steps, window[1] - window[0], n)
         return priced
@@ -154,15 +160,31 @@ class WindowPriorities:
         while self.history and self.history[-1][0] > num_steps:
             self.history.pop()
 
-    def _ask(self, index: int, steps: Sequence[Sequence[Any]], length: int | None, end: int) -> float:
+    def _ask(
+        self, index: int, steps: Sequence[Sequence[Any]], length: int | None, end: int, num_padding: int = 0
+    ) -> float:
+        """Ask for the priority of the last steps, so many of them padding."""
         function = self.functions[index]
         assert callable(function)  # noqa: S101  # only asked for those
-        columns = zip(*(steps if length is None else steps[-length:]), strict=True)
-        priority = function(self._pack([np.stack(column) for column in columns]))
+        window_steps = steps if length is None else steps[-length:]
+        window = self._pack([np.stack(column) for column in zip(*window_steps, strict=True)])
+        if self._take_mask[index]:
+            num_real = len(window_steps) - num_padding
+            priority = function(window, mask=np.arange(len(window_steps)) < num_real)
+        else:
+            priority = function(window)
         try:
             return check_priority(priority)
         except SpecError as error:
             raise SpecError(f"{error} The function gave it for the window that ends at step {end}.") from None
+
+
+def _takes_mask(function: Callable[..., Any]) -> bool:
+    """Return whether a function has a parameter `mask`; what is written in C may not tell its parameters."""
+    try:
+        return "mask" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _copy(leaf: Any) -> npt.NDArray[Any]:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from reverb_writer.client.spec_table import largest_priority
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import zeros
 from reverb_writer.steps import step_bytes
@@ -92,7 +93,8 @@ class SequenceWriter:
         self.chunks = ChunkBuilder(dtypes, shapes, [target.spec for target in targets], length, padding_step)
         self.requests = RequestWriter(stream)
         self.total_steps = 0
-        self._windows = WindowScheduler(targets, padding_step, pack)
+        largest = functools.partial(largest_priority, stream.channel)
+        self._windows = WindowScheduler(targets, padding_step, pack, largest)
         self._request_steps = request_items / self._windows.items_per_step
         self._spans_episodes, self._num_columns = spans_episodes, len(dtypes)
         self._wait_for_room = wait_for_room or stream.check

@@ -16,6 +16,7 @@ from reverb_writer.client import due_windows
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import check_signature
+from reverb_writer.scalars import Scalars
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream
@@ -30,7 +31,7 @@ from reverb_writer.writing.window_targets import WindowTarget
 
 __all__ = ["ObserverStats", "WriteSession"]
 
-_LOG = logging.getLogger("reverb_writer")
+_LOG = logging.getLogger(__package__)
 _LOG_EVERY_S = 10.0
 
 _Writer: TypeAlias = SequenceWriter | VectorWriter
@@ -51,7 +52,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class ObserverStats:
+class ObserverStats(Scalars):
     """What an observer has done so far; cumulative but for the pending ones.
 
     Attributes:
@@ -121,6 +122,11 @@ class WriteSession:
         return self._stream
 
     @property
+    def address(self) -> str:
+        """The servers that the session writes to, or wrote to last."""
+        return self._client.address
+
+    @property
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that opened the stream."""
         return self._stream is not None and self._stream.channel.is_forked
@@ -138,7 +144,7 @@ class WriteSession:
         client, owned = as_client(self.given_client, options.timeout_s)
         self.timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
         try:
-            info = _find(client, self.timeout_s)
+            info = _find(client, self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s)
             names = [table for target in self.targets for table in target.tables]
             check_tables_exist(names, info, client.address)
             stream = client.open_stream(

@@ -17,6 +17,7 @@ class StreamKeywords(TypedDict, total=False):
     """The fields of `StreamOptions` as keyword arguments of an observer."""
 
     timeout_s: float | None
+    connect_timeout_s: float | None
     max_delay_s: float
     max_in_flight_items: int
     max_in_flight_bytes: int
@@ -31,6 +32,7 @@ class StreamOptions:
     Attributes:
         timeout_s: time-out of a call, seconds; None for the client's. A step's time-out starts again whenever the
             server makes progress, with these items or with those of others.
+        connect_timeout_s: time-out of opening, which waits for the server, seconds; None for `timeout_s`.
         max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
         max_in_flight_items: unconfirmed items at which steps must wait.
         max_in_flight_bytes: unconfirmed bytes at which steps must wait.
@@ -39,6 +41,7 @@ class StreamOptions:
     """
 
     timeout_s: float | None = None
+    connect_timeout_s: float | None = None
     max_delay_s: float = 0.5
     max_in_flight_items: int = 16_384
     max_in_flight_bytes: int = 128 << 20
@@ -49,6 +52,8 @@ class StreamOptions:
         """Check the times and the chunks; the insert stream checks the rest."""
         if self.timeout_s is not None:
             check_timeout(self.timeout_s)
+        if self.connect_timeout_s is not None:
+            check_timeout(self.connect_timeout_s, "connect_timeout_s")
         if not self.max_delay_s > 0:
             raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
         if self.chunk_length is not None:

@@ -20,7 +20,7 @@ from reverb_writer.writing.window_targets import WindowTarget, window_targets
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["VectorObserver"]
+__all__ = ["VectorObserver", "VectorSequenceObserver"]
 
 _REQUEST_ITEMS = 128
 """Windows of one environment that are encoded together: fewer than another observer's, for environments are many."""
@@ -36,6 +36,8 @@ class VectorObserver(Observer):
         observer = rw.VectorObserver(client, "replay", sequence_length=20, num_envs=64)
         observer({"obs": obs, "reward": reward}, end_of_episode=terminated | truncated)
     """
+
+    _spans_episodes = False
 
     def __init__(
         self,
@@ -115,7 +117,8 @@ class VectorObserver(Observer):
 
     def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepLayout, VectorWriter]:
         layout = self._register(example, is_spec=is_spec)
-        writer = VectorWriter([self._new_writer(layout, request_items=_REQUEST_ITEMS) for _ in range(self._num_envs)])
+        options = {"request_items": _REQUEST_ITEMS, "spans_episodes": self._spans_episodes}
+        writer = VectorWriter([self._new_writer(layout, **options) for _ in range(self._num_envs)])
         self._session.add_writer(writer)
         self._num_before = self._session.num_steps // self._num_envs
         self._layout, self._writer = layout, writer
@@ -131,3 +134,13 @@ class VectorObserver(Observer):
         if self._writer is not None:
             self._session.log_dropped(self._writer.end_episodes(range(self._num_envs), discard=True))
         self._writer = None
+
+
+class VectorSequenceObserver(VectorObserver):
+    """Write windows of N environments, each over its whole stream of steps, across the ends of its episodes.
+
+    What `SequenceObserver` is for one environment: a boundary step only sends complete windows, and `end_of_episode`
+    applies at `reset()`, where the streams end.
+    """
+
+    _spans_episodes = True

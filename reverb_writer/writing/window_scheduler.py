@@ -35,13 +35,21 @@ class WindowScheduler:
         targets: Sequence[WindowTarget],
         padding_step: Sequence[Any],
         pack: Callable[[Sequence[Any]], Any],
+        largest: Callable[[Sequence[str]], float],
     ) -> None:
-        """Begin an empty episode; `pack` makes the nest of a window's leaves, for a priority that is a function."""
+        """Begin an empty episode.
+
+        Args:
+            targets: the kinds of windows.
+            padding_step: leaves of a padding step.
+            pack: makes the nest of a window's leaves, for a priority that is a function.
+            largest: returns the largest priority seen so far of some tables, for the priority "max".
+        """
         self.tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
         self.items_per_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
         self.longest = max((target.spec.sequence_length or NEVER) for target in targets)
         self.written = 0
-        self._padding_step, self._pack = padding_step, pack
+        self._padding_step, self._pack, self._largest = padding_step, pack, largest
         self.targets = tuple(targets)
         self.priorities = self._priorities_of(self.targets)
 
@@ -103,6 +111,7 @@ class WindowScheduler:
             if callable(target.priority) and self.priorities is not None:
                 priorities = self.priorities.known(i, ends.tolist())
             else:
-                priorities = np.full(len(ends), target.priority, np.float64)
+                priority = self._largest(target.tables) if target.priority == "max" else target.priority
+                priorities = np.full(len(ends), priority, np.float64)
             windows.append(Windows(target.tables, starts, ends, priorities))
         return windows

@@ -37,7 +37,7 @@ class WindowTarget:
     Attributes:
         spec: which windows.
         tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
-        priority: of every item, or a function of the window.
+        priority: of every item; a function of the window; or "max", the largest priority seen so far of the tables.
     """
 
     spec: WindowSpec
@@ -49,7 +49,7 @@ class WindowTarget:
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
             raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")
-        if not callable(self.priority):
+        if not callable(self.priority) and self.priority != "max":
             check_priority(self.priority)
 
 

@@ -21,13 +21,14 @@ _CLOCK_SKEW = dt.timedelta(minutes=5)  # between the clocks of machines
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str], days: int) -> list[Path]:
-    """Write the files of an authority, a server and clients.
+    """Write the files of an authority, a server and clients, in a folder for each who needs them.
 
-    `ca.crt` is the authority's certificate. `server.pem` has the server's certificate and key in one file, as HAProxy
-    wants it; each client has a `.crt`, a `.key`, and both in a `.pem`.
+        authority/  ca.crt, and ca.key: keep it where no server is
+        gateway/    ca.crt, and server.pem: certificate and key in one file, as HAProxy wants it
+        replay/     server.crt, by which the replay server knows when the gateway's certificate expires
+        clients/    ca.crt, and for each client a .crt, a .key, and both in a .pem
 
-    An authority that is already in the folder is used again, so that clients can be added later. The authority's key is
-    written too: keep it off the machines that only need the certificates.
+    An authority that is already in the folder is used again, so that clients can be added later.
 
     Args:
         folder: created if it does not exist; readable by its owner only.
@@ -39,21 +40,37 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
         The files written.
 
     Raises:
-        SpecError: there are no hosts, or a host or the name of a client is not valid.
+        SpecError: there are no hosts, a host or the name of a client is not valid, or this user cannot write the files.
     """
     if not hosts:
         raise SpecError("`hosts` must name at least one host, got none: clients check the name that they connect to.")
     for name in clients:
-        if not name or "/" in name or name in ("ca", "server"):
-            raise SpecError(f"`clients`: a name must be a file name other than ca and server, got {name!r}.")
+        if not name or "/" in name or name == "ca":
+            raise SpecError(f"`clients`: a name must be a file name other than ca, got {name!r}.")
     alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        return _write_all(folder, alternatives, clients, days)
+    except PermissionError as error:
+        raise SpecError(
+            f"{folder}: user {os.getuid()} cannot write it ({error.strerror}). Run this command as the owner of that "
+            'folder, in Docker with --user "$(id -u):$(id -g)".'
+        ) from error
+
+
+def _write_all(
+    folder: Path, alternatives: x509.SubjectAlternativeName, clients: Sequence[str], days: int
+) -> list[Path]:
+    for name in ("", "authority", "gateway", "replay", "clients"):
+        (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
     written: list[Path] = []
-    authority, authority_key = _load_or_create_authority(folder, days, written)
+    authority, authority_key = _load_or_create_authority(folder / "authority", days, written)
+    for name in ("gateway", "clients"):
+        _write_private(folder / name / "ca.crt", _pem(authority), written)
     certificate, key = _issue_certificate(
         "server", ExtendedKeyUsageOID.SERVER_AUTH, authority, authority_key, days, alternatives
     )
-    _write_private(folder / "server.pem", _pem(certificate) + _key_pem(key), written)
+    _write_private(folder / "gateway" / "server.pem", _pem(certificate) + _key_pem(key), written)
+    _write_private(folder / "replay" / "server.crt", _pem(certificate), written)
     for name in clients:
         certificate, key = _issue_certificate(
             name, ExtendedKeyUsageOID.CLIENT_AUTH, authority, authority_key, days, None
@@ -63,7 +80,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], clients: Sequence[str]
             ("key", _key_pem(key)),
             ("pem", _pem(certificate) + _key_pem(key)),
         ):
-            _write_private(folder / f"{name}.{suffix}", content, written)
+            _write_private(folder / "clients" / f"{name}.{suffix}", content, written)
     return written
 
 
@@ -161,7 +178,9 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write_private(path: Path, content: bytes, written: list[Path]) -> None:
-    """Write a file that only its owner can read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    """Write a file that only its owner can read; readers get the old content or the new one."""
+    partial = path.with_name(f".{path.name}.new")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
+    partial.replace(path)
     written.append(path)

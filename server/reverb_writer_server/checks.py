@@ -14,7 +14,7 @@ from reverb_writer_server.checkpoints.folder import CheckpointError, check_direc
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability import banner
 
-__all__ = ["RestoreError", "check_memory", "what_to_restore"]
+__all__ = ["RestoreError", "check_memory", "tables_to_serve", "what_to_restore"]
 
 _logger = logging.getLogger(__name__)
 
@@ -35,25 +35,35 @@ def check_memory(config: ServerConfig) -> None:
 
 
 def what_to_restore(config: ServerConfig) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
-    """Return the checkpoint to restore, or None, and the tables to serve.
+    """Return the checkpoint to restore, or None, and the tables to serve. The checkpoint's data are not read.
 
     Raises:
         CheckpointError: the folder cannot hold checkpoints.
         RestoreError: the chosen checkpoint cannot be used, or differs from the configuration.
     """
     wanted = config.checkpoints
-    tables = tuple(table.config for table in config.tables)
     if wanted.directory is None:
-        return None, tables
+        return None, tables_to_serve(config, None)
     check_directory(wanted.directory)
     try:
         chosen = select_checkpoint(wanted.directory, wanted.restore)
-        saved = tuple(table for table in tables_of(chosen) if table.name != SPECS_TABLE) if chosen else ()
+        return chosen, tables_to_serve(config, chosen)
     except (CheckpointError, rw.FormatError) as error:
         raise RestoreError(str(error)) from error
-    if chosen is None:
-        return None, tables
-    return chosen, _reconcile_tables(wanted.on_mismatch, chosen, saved, tables)
+
+
+def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tuple[rw.TableConfig, ...]:
+    """Return the tables to serve if that checkpoint is restored.
+
+    Raises:
+        RestoreError: the checkpoint differs from the configuration, and that is refused.
+        FormatError: the checkpoint is damaged.
+    """
+    tables = tuple(table.config for table in config.tables)
+    if checkpoint is None:
+        return tables
+    saved = tuple(table for table in tables_of(checkpoint) if table.name != SPECS_TABLE)
+    return _reconcile_tables(config.checkpoints.on_mismatch, checkpoint, saved, tables)
 
 
 def _reconcile_tables(

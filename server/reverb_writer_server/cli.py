@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.server_options import new_client, security_options, timeout_option
+from reverb_writer.cli.server_options import new_client, sampler_options, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server import __version__
+from reverb_writer_server.config.bind import ALL, LOOPBACK
 
 __all__ = ["main"]
 
@@ -38,12 +39,18 @@ def commands() -> None:
 @commands.command()
 @click.option("--config", type=_PATH, envvar="REVERB_WRITER_CONFIG", help="TOML file, or Reverb's textproto.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 for a free one.")
+@click.option(
+    "--bind",
+    type=click.Choice([LOOPBACK, ALL]),
+    help=f"Address to accept connections on; {LOOPBACK} by default, {ALL} for all interfaces.",
+)
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Port of the status page, metrics and health checks.")
 @click.option("--table", "names", multiple=True, metavar="NAME", help="A table; repeat it for more.")
 @click.option("--max-size", type=int, metavar="N", help="Maximum number of items of each --table.")
 @click.option(
     "--min-size", type=int, metavar="N", help="Number of items that each --table needs before sampling starts."
 )
+@sampler_options
 @click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder for checkpoints.")
 @click.option("--restore", metavar="NAME", help="Checkpoint to restore: latest, none or a name.")
 @click.option(
@@ -51,8 +58,21 @@ def commands() -> None:
     type=click.Choice(["refuse", "checkpoint", "config"]),
     help="Whose tables to serve if checkpoint and configuration differ.",
 )
+@click.option(
+    "--on-damage",
+    type=click.Choice(["older", "stop"]),
+    help="What to do if the newest checkpoint is damaged: restore an older one, or stop.",
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
-def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_size: int | None, **given: Any) -> None:
+def serve(
+    config: Path | None,
+    names: Sequence[str],
+    max_size: int | None,
+    min_size: int | None,
+    sampler: str | None,
+    sampler_exponent: float | None,
+    **given: Any,
+) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
@@ -68,10 +88,12 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
 
     keys = {
         "port": ("port",),
+        "bind": ("bind",),
         "http_port": ("http", "port"),
         "checkpoints": ("checkpoints", "directory"),
         "restore": ("checkpoints", "restore"),
         "on_mismatch": ("checkpoints", "on_mismatch"),
+        "on_damage": ("checkpoints", "on_damage"),
         "log_format": ("log", "format"),
     }
     flags: dict[tuple[str, ...], Any] = {
@@ -80,12 +102,22 @@ def serve(config: Path | None, names: Sequence[str], max_size: int | None, min_s
         if value is not None
     }
     check_unique_names(names)
-    sizes = {key: value for key, value in (("max_size", max_size), ("min_size", min_size)) if value is not None}
-    tables = names or (("replay",) if sizes else ())
-    flags |= {("tables", name, key): value for name in tables for key, value in sizes.items()}
-    loaded = configuration.load(config, os.environ, flags, tables)
+    of_tables = {
+        "max_size": max_size,
+        "min_size": min_size,
+        "sampler": sampler,
+        "sampler_exponent": sampler_exponent,
+    }
+    of_tables = {key: value for key, value in of_tables.items() if value is not None}
+    tables = names or (("replay",) if of_tables else ())
+    flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
+
+    def load() -> configuration.ServerConfig:
+        return configuration.load(config, os.environ, flags, tables)
+
+    loaded = load()
     log_setup.set_up(loaded.log_format, loaded.log_level)
-    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
+    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), load)
     sys.exit(service.run())
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 from datetime import datetime, timezone
 
-__all__ = ["set_up"]
+__all__ = ["set_level", "set_up"]
 
 
 class _Json(logging.Formatter):
@@ -39,4 +39,9 @@ def set_up(form: str, level: str) -> None:
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
-    root.setLevel(level.upper())
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Change the lowest level that is logged."""
+    logging.getLogger().setLevel(level.upper())

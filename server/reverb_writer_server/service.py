@@ -1,85 +1,91 @@
 """The life of a server: start, restore, serve, drain, write a last checkpoint, stop.
 
     starting -> restoring -> serving -> draining -> stopped
-                                │ first SIGTERM or SIGINT    │ second one: stopped at once
+        │ three starts failed alike │ first SIGTERM or SIGINT    │ second one: stopped at once
+        └-> failed, until a signal
 
-Exit codes: 0 stopped as asked; 1 cannot start as configured; 3 cannot restore; 4 the Reverb process has died; 5 the
-last checkpoint failed; 128 + signal: stopped at once by a second signal. (2 is wrong usage of the command line.)
+Two threads: the main one answers signals and touches no disk; the other does all the rest.
+
+Exit codes: 0 stopped as asked, with the last checkpoint on disk; 1 cannot start as configured; 3 cannot restore; 4 the
+Reverb process has died; 5 the last checkpoint failed; 128 + signal: stopped at once by a signal. (2 is wrong usage of
+the command line.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
+import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from concurrent.futures import Future
 
 import reverb_writer as rw
-from reverb_writer_server import signals
-from reverb_writer_server.checkpoints.contents import Checkpoint
+from reverb_writer_server import log_setup, signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
-from reverb_writer_server.checks import RestoreError, check_memory, what_to_restore
-from reverb_writer_server.config.schema import ServerConfig
+from reverb_writer_server.checks import RestoreError, check_memory
+from reverb_writer_server.config.schema import CheckpointConfig, ServerConfig
+from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.limits import raise_descriptor_limit
 from reverb_writer_server.observability import banner
-from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
 from reverb_writer_server.observability.http import StatusServer
 from reverb_writer_server.observability.memory import estimate
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
-from reverb_writer_server.reverb.child import StartRequest
+from reverb_writer_server.observability.systemd import notifying
+from reverb_writer_server.reload import reloaded
 from reverb_writer_server.reverb.draining import connections_to
+from reverb_writer_server.reverb.refusal import MemoryLimit
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
+from reverb_writer_server.saving import Saver
+from reverb_writer_server.starting import Started, start
 
-__all__ = [
-    "CANNOT_RESTORE",
-    "CANNOT_START",
-    "DIED",
-    "LAST_CHECKPOINT_FAILED",
-    "STOPPED",
-    "Service",
-    "wait_for_checkpoint",
-]
+__all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "STOPPED", "Service"]
 
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED = 0, 1, 3, 4, 5
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 _PAUSE_S = 0.1
-_CHECKPOINT_TIMEOUT_S = 3600.0
 _STOP_TIMEOUT_S = 10.0
-_PROGRESS_EVERY_S = 5.0
-
-
-class _StopNowError(Exception):
-    """A signal that ends the service before it serves."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+_MAX_ALIKE = 3
+_GRACE_S = 5.0  # for whoever has stopped the Reverb process to continue it
+_END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
 
 
 class Service:
     """One server from start to end; `run` it once, in the main thread."""
 
-    def __init__(self, config: ServerConfig, ready: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        ready: Callable[[str], None],
+        reload: Callable[[], ServerConfig] | None = None,
+    ) -> None:
         """Prepare; nothing is started yet.
 
         Args:
             config: what to serve.
             ready: called when clients can connect, with a line that names the address.
+            reload: reads the configuration again, for SIGHUP; None to ignore SIGHUP.
         """
         self._config = config
         self._ready = ready
+        self._reload = reload
         self._state = ServiceState()
+        self._jobs = Jobs(self._state.failures)
         self._folder: CheckpointFolder | None = None
-        self._saving: threading.Thread | None = None
-        self._keeping = threading.Lock()
-        self._port = 0
+        self._process: ReverbProcess | None = None
+        self._memory_limit: MemoryLimit | None = None
+        self._wanted: queue.SimpleQueue[Future[ReverbProcess]] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._retry = threading.Event()
+        self._pause = threading.Event()  # never set
+        self._outcome = DIED
+        self._error: Exception | None = None
 
     def run(self) -> int:
         """Serve until a signal is received; return the exit code.
@@ -87,21 +93,92 @@ class Service:
         Raises:
             ReverbWriterError, OSError: the service cannot start as configured.
         """
-        with contextlib.ExitStack() as resources:
+        work = threading.Thread(target=self._work, name="service", daemon=True)
+        work.start()
+        died_at = None
+        while work.is_alive():
+            self._state.loop_runs()
+            received = signals.next_signal(_PAUSE_S)
+            with contextlib.suppress(queue.Empty):
+                self._start_process(self._wanted.get_nowait())
+            if received == signal.SIGHUP:
+                threading.Thread(target=self._jobs.run, args=("reload", self._take_new_configuration)).start()
+            elif received is not None and self._state.phase in ("starting", "restoring"):
+                return self._stop_at_once(received)  # nothing is served yet, so nothing is lost
+            elif received is not None and self._stop.is_set():
+                _logger.warning("%s again: stopped at once", received.name)
+                return self._stop_at_once(received)
+            elif received is not None:
+                _logger.info("%s: taking no more work; a second signal stops at once", received.name)
+                self._stop.set()
+            if self._state.phase == "serving" and self._process is not None and not self._process.alive():
+                died_at = died_at or time.monotonic()
+                if time.monotonic() - died_at > _END_TIMEOUT_S:  # the other thread waits for a disk
+                    return DIED
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def _start_process(self, wanted: Future[ReverbProcess]) -> None:
+        """Start a Reverb process, which ends with the thread that has started it: so it is this one."""
+        try:
+            self._process = ReverbProcess()
+        except Exception as error:  # noqa: BLE001  # the other thread raises it
+            wanted.set_exception(error)
+        else:
+            wanted.set_result(self._process)
+
+    def _stop_at_once(self, received: signal.Signals) -> int:
+        if self._process is not None:
+            self._process.kill()
+        return 128 + received
+
+    # All below runs in the other thread.
+
+    def _work(self) -> None:
+        try:
+            with contextlib.ExitStack() as resources:
+                self._outcome = self._live(resources)
+        except Exception as error:  # noqa: BLE001  # `run` raises it
+            self._error = error
+        finally:
+            if self._process is not None:
+                self._process.kill()
+            signals.wake()
+
+    def _live(self, resources: contextlib.ExitStack) -> int:
+        """Go through all phases; return the exit code."""
+        config = self._config
+        resources.enter_context(notifying(self._state))
+        self._begin(resources)
+        self._open_checkpoint_folder(resources)
+        watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
+        resources.callback(watch.close)
+        while True:
             try:
-                process = self._start(resources)
-            except RestoreError as error:
-                _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
-                return CANNOT_RESTORE
-            except _StopNowError as stop:
-                return 128 + stop.number
-            return self._serve(process)
+                with contextlib.ExitStack() as undo:
+                    started = start(self._config, self._folder, self._state, self._new_process, undo)
+                    resources.push(undo.pop_all())
+                break
+            except (rw.ReverbWriterError, OSError) as error:
+                code = _exit_code(error)
+                if not self._fails_again(code, error):
+                    if code == CANNOT_START:
+                        raise
+                    _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
+                    return code
+                if not self._wait_failed(error):
+                    return code
+        if self._folder is not None:
+            self._folder.owner.update(failure="", failures=0)
+        return self._serve(resources, started)
 
-    # Start.
-
-    def _start(self, resources: contextlib.ExitStack) -> ReverbProcess:
+    def _begin(self, resources: contextlib.ExitStack) -> None:
+        """Say what is going to be served, and serve the status page."""
         config, state = self._config, self._state
         _logger.info("%s", banner.versions_line())
+        for line in banner.exposure_lines(config):
+            _logger.warning("%s", line)
         _logger.info("%d file descriptors: each connection needs one", raise_descriptor_limit())
         for line in banner.table_lines(config.tables):
             _logger.info("%s", line)
@@ -119,218 +196,145 @@ class Service:
             everywhere = "" if status_server.host == config.http_host else ", and at this machine's other addresses"
             address = f"http://{status_server.address}/"
             _logger.info("status page, /metrics, /livez and /readyz at %s%s", address, everywhere)
-        restore, tables = self._open_checkpoint_folder(resources)
-        watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
-        resources.callback(watch.close)
-        process = ReverbProcess()
-        resources.callback(process.kill)
-        state.reverb_pid = process.pid
-        started = time.monotonic()
-        convert = restore is not None and config.checkpoints.on_mismatch == "config"
-        request = StartRequest(
-            tables,
-            config.port or None,
-            self._folder.incoming if self._folder else None,
-            restore.path if restore else None,
-            convert,
-        )
-        try:
-            self._port, left_out = process.start(request, self._progress(restore))
-        except RuntimeError as error:
-            raise RestoreError(f"{error}. Restore another checkpoint, or `none`.") from error
-        for name, count in left_out.items():
-            _logger.warning(
-                "table `%s`: %d items of the checkpoint do not fit the configuration and are left out", name, count
-            )
-        state.monitor = Monitor(f"localhost:{self._port}", [table.name for table in tables])
-        resources.callback(state.monitor.close)
-        if restore is not None:
-            held = ", ".join(f"{name} {info.current_size:,}" for name, info in state.monitor.latest().tables.items())
-            seconds = time.monotonic() - started
-            _logger.info("restored checkpoint %s in %.1f s; items: %s", restore.name, seconds, held)
-        return process
 
-    def _open_checkpoint_folder(
-        self, resources: contextlib.ExitStack
-    ) -> tuple[Checkpoint | None, tuple[rw.TableConfig, ...]]:
-        """Return what to restore, and the tables to serve."""
+    def _open_checkpoint_folder(self, resources: contextlib.ExitStack) -> None:
         wanted, state = self._config.checkpoints, self._state
         if wanted.directory is None:
             _logger.warning("checkpoints.directory is not set: the data are lost when this process ends")
-            return what_to_restore(self._config)
-        self._folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
+            return
+        self._folder = folder = resources.enter_context(CheckpointFolder(wanted.directory, wanted.keep))
         state.keeps_checkpoints = True
         state.checkpoint_every_s = wanted.every_s
-        state.starts = self._folder.starts
-        self._update_checkpoint_status()
-        chosen, tables = what_to_restore(self._config)
-        if chosen is None:
-            _logger.info("nothing to restore in %s", wanted.directory)
-        return chosen, tables
+        state.starts = folder.starts
+        latest = folder.latest()
+        state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
 
-    def _progress(self, restore: Checkpoint | None) -> Callable[[int], None]:
-        """Return the callback of the start: it logs the progress of a restore and ends the wait after a signal."""
-        self._state.phase = "starting" if restore is None else "restoring"
-        total = (
-            sum((restore.path / name).stat().st_size for name in ("items.tfrecord", "chunks.tfrecord"))
-            if restore
-            else 0
+    def _new_process(self) -> ReverbProcess:
+        wanted: Future[ReverbProcess] = Future()
+        self._wanted.put(wanted)
+        signals.wake()
+        process = wanted.result()
+        self._state.reverb_pid = process.pid
+        return process
+
+    def _fails_again(self, code: int, error: Exception) -> bool:
+        """Count a failed start; return whether so many have failed alike that another one is of no use."""
+        if self._folder is None:
+            return False
+        failure = f"{code}: {str(error).partition(chr(10))[0]}"
+        before = self._folder.owner.mark
+        failures = before.failures + 1 if before.failure == failure else 1
+        self._folder.owner.update(failure=failure, failures=failures)
+        return failures >= _MAX_ALIKE
+
+    def _wait_failed(self, error: Exception) -> bool:
+        """Stay up, not ready, and say why; return whether to try again: after SIGHUP, and not after another signal."""
+        self._state.phase, self._state.detail = "failed", f"to start, {_MAX_ALIKE} times alike: {error}"
+        _logger.error(
+            "%s\nThe last %d starts have failed alike, so another one is of no use: the service stays up, not ready, "
+            "and serves nothing. SIGHUP reads the configuration again and tries once more; SIGTERM ends it.",
+            error,
+            _MAX_ALIKE,
         )
-        logged = started = time.monotonic()
+        self._retry.clear()
+        while not self._stop.wait(_PAUSE_S):
+            if self._retry.is_set():
+                self._state.phase, self._state.detail = "starting", ""
+                return True
+        return False
 
-        def waiting(bytes_read: int) -> None:
-            nonlocal logged
-            self._state.loop_runs()
-            received = signals.next_signal(0)
-            if received is not None:
-                raise _StopNowError(received)  # nothing is served yet, so nothing is lost
-            if restore is None:
-                return
-            now = time.monotonic()
-            share = min(1.0, bytes_read / total)
-            left = f", {(now - started) * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
-            self._state.detail = f"{share:.0%} of {format_bytes(total)} read{left}"
-            if now - logged >= _PROGRESS_EVERY_S:
-                logged = now
-                _logger.info("restoring %s: %s", restore.name, self._state.detail)
-
-        return waiting
-
-    # Serve.
-
-    def _serve(self, process: ReverbProcess) -> int:
-        config, state = self._config, self._state
+    def _serve(self, resources: contextlib.ExitStack, started: Started) -> int:
+        state, process = self._state, started.process
+        state.monitor = Monitor(f"localhost:{started.port}", [table.name for table in started.tables])
+        resources.callback(state.monitor.close)
+        started.log(state.monitor)
+        saver = None
+        if self._folder is not None:
+            address = f"localhost:{started.port}"
+            saver = Saver(self._checkpoint_config, self._folder, process, address, state, self._jobs)
+            resources.callback(saver.close)
+        if self._config.memory_max_total_bytes:
+            limit = MemoryLimit(started.port, process.pid, self._config.memory_max_total_bytes, state.refuse)
+            self._memory_limit = limit
+            resources.callback(limit.close)
+        self._jobs.every("figures", lambda: self._config.log_figures_every_s, self._log_figures)
+        self._jobs.start()
+        resources.callback(self._jobs.close)
+        state.address = f"localhost:{started.port}"
         state.phase, state.detail = "serving", ""
-        state.address = f"localhost:{self._port}"
-        assert state.monitor is not None  # noqa: S101  # made by _start
         self._ready(f"ready at {state.address}, tables: {', '.join(state.monitor.latest().tables)}")
-        every = {
-            "checkpoint": config.checkpoints.every_s if self._folder else 0.0,
-            "figures": config.log_figures_every_s,
-        }
-        due = {what: time.monotonic() + seconds for what, seconds in every.items() if seconds}
-        while True:
-            state.loop_runs()
-            received = signals.next_signal(_TICK_S)
-            if received is not None:
-                _logger.info("%s: taking no more work; a second signal stops at once", received.name)
-                return self._end(process)
-            if not process.alive():
-                _logger.error("%s", process.describe_end())
-                return DIED
-            self._keep_finished()
-            now = time.monotonic()
-            for what in [what for what, at in due.items() if now >= at]:
-                due[what] = now + every[what]
-                if what == "figures":
-                    _logger.info("%s", banner.figures_line(state, every[what]))
-                elif self._saving is None or not self._saving.is_alive():
-                    self._saving = threading.Thread(target=self._save, name="checkpoint", daemon=True)
-                    self._saving.start()
+        while process.alive():
+            if saver is not None:
+                saver.tick(self._stop.is_set)
+            if self._stop.wait(_TICK_S):
+                return self._end(process, started.port, saver)
+        return self._died(process)
 
-    # Stop.
+    def _died(self, process: ReverbProcess) -> int:
+        _logger.error("%s", process.describe_end())
+        return DIED
 
-    def _end(self, process: ReverbProcess) -> int:
-        self._state.phase = "draining"
-        outcome: list[int] = []
-        finishing = threading.Thread(target=lambda: outcome.append(self._finish(process)), name="end", daemon=True)
-        finishing.start()
-        while finishing.is_alive():
-            self._state.loop_runs()
-            second = signals.next_signal(_PAUSE_S)
-            if second is not None:
-                _logger.warning("%s again: stopped at once", second.name)
-                process.kill()
-                return 128 + second
-        _logger.info("stopped")
-        return outcome[0] if outcome else DIED
+    def _keep_disk_facts(self, facts: DiskFacts) -> None:
+        self._state.disk = facts
 
-    def _finish(self, process: ReverbProcess) -> int:
+    def _checkpoint_config(self) -> CheckpointConfig:
+        return self._config.checkpoints
+
+    def _log_figures(self) -> None:
+        _logger.info("%s", banner.figures_line(self._state, self._config.log_figures_every_s))
+
+    def _end(self, process: ReverbProcess, port: int, saver: Saver | None) -> int:
         """Take no more work, write a last checkpoint and stop; return the exit code."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
+        self._state.phase = "draining"
+        if self._memory_limit is not None:
+            self._memory_limit.close()
+        self._resume(process)
+        if saver is not None:
+            self._jobs.run("connect", saver.connect)
         try:
-            ended = process.drain(connections_to(self._port))
+            ended = process.drain(connections_to(port))
         except ReverbProcessError as error:
             _logger.error("%s", error)  # noqa: TRY400  # as above
             return DIED
         _logger.info("%d connections ended", ended)
-        saved = True
-        if self._folder is not None and self._config.checkpoints.on_exit:
-            # A checkpoint under way may lack the newest items.
-            saved = wait_for_checkpoint(self._saving, _CHECKPOINT_TIMEOUT_S) and self._save()
+        is_saved = saver is None or not self._config.checkpoints.on_exit or saver.save_last()
+        if not is_saved and not process.alive():
+            return self._died(process)
         self._state.phase = "stopped"
         self._state.monitor.close()
         process.stop(_STOP_TIMEOUT_S)
-        return STOPPED if saved else LAST_CHECKPOINT_FAILED
+        _logger.info("stopped")
+        return STOPPED if is_saved else LAST_CHECKPOINT_FAILED
 
-    # Checkpoints.
+    def _resume(self, process: ReverbProcess) -> None:
+        """Let a stopped Reverb process go on: the last checkpoint needs it."""
+        if process.is_stopped():
+            _logger.warning("the Reverb process is stopped (SIGSTOP); it is continued in %g s", _GRACE_S)
+            until = time.monotonic() + _GRACE_S
+            while process.is_stopped() and time.monotonic() < until:
+                self._pause.wait(_PAUSE_S)
+            process.resume()
 
-    def _save(self) -> bool:
-        """Make Reverb write a checkpoint, and keep it; return whether both succeeded."""
-        assert self._state.monitor is not None  # noqa: S101  # the server runs
-        started = time.monotonic()
-        try:
-            path = Path(self._state.monitor.client.checkpoint(_CHECKPOINT_TIMEOUT_S))
-        except rw.ReverbWriterError as error:
-            self._state.checkpoints = replace(self._state.checkpoints, failures=self._state.checkpoints.failures + 1)
-            _logger.error("checkpoint failed: %s", error)  # noqa: TRY400  # as above
-            return False
-        took = time.monotonic() - started
-        _logger.debug("Reverb wrote %s", path)
-        self._state.checkpoints = replace(self._state.checkpoints, took_s=took)
-        return self._keep_finished()
-
-    def _keep_finished(self) -> bool:
-        """Keep the checkpoints that Reverb has finished, for us or a client; return False if that failed."""
-        if self._folder is None:
-            return True
-        with self._keeping:
-            try:
-                new = self._folder.keep_finished()
-            except OSError as error:
-                self._state.checkpoints = replace(
-                    self._state.checkpoints, failures=self._state.checkpoints.failures + 1
-                )
-                _logger.error("a checkpoint cannot be kept: %s", error)  # noqa: TRY400  # as above
-                return False
-            for one in new:
-                _logger.info("checkpoint %s, %s", one.name, format_bytes(one.size_bytes))
-            if new:
-                self._update_checkpoint_status()
-        return True
-
-    def _keep_disk_facts(self, facts: DiskFacts) -> None:
-        self._state.disk = facts
-        if self._folder is not None:
-            with self._keeping:
-                self._update_checkpoint_status()
-
-    def _update_checkpoint_status(self) -> None:
-        assert self._folder is not None  # noqa: S101  # asked with a folder only
-        latest = self._folder.latest()
-        self._state.checkpoints = CheckpointStatus(
-            latest,
-            latest.size_bytes if latest else 0,
-            self._folder.count(),
-            self._state.checkpoints.took_s,
-            self._state.checkpoints.failures,
-        )
+    def _take_new_configuration(self) -> None:
+        """Read the configuration again, and take what a running service can."""
+        if self._reload is None:
+            return
+        wanted = self._reload()
+        if self._state.phase == "failed":
+            self._config = wanted
+            self._retry.set()
+            _logger.info("SIGHUP: the configuration is read again, and the start is tried once more")
+            return
+        self._config, taken, refused = reloaded(self._config, wanted)
+        self._state.checkpoint_every_s = self._config.checkpoints.every_s
+        log_setup.set_level(self._config.log_level)
+        _logger.info("SIGHUP: %s", "; ".join(taken) or "nothing to change")
+        for line in refused:
+            _logger.warning("SIGHUP: %s", line)
 
 
-def wait_for_checkpoint(checkpoint: threading.Thread | None, within_s: float) -> bool:
-    """Wait at most `within_s` seconds for a checkpoint that is under way; return whether it has ended."""
-    if checkpoint is None or not checkpoint.is_alive():
-        return True
-    _logger.info(
-        "a checkpoint is under way: the last one is written when it ends, or not at all if that takes more than %g s",
-        within_s,
-    )
-    checkpoint.join(within_s)
-    ended = not checkpoint.is_alive()
-    if not ended:
-        _logger.error(
-            "the checkpoint under way has not ended within %g s: no last one is written, the newest complete one "
-            "remains. Check the disk.",
-            within_s,
-        )
-    return ended
+def _exit_code(error: Exception) -> int:
+    if isinstance(error, RestoreError):
+        return CANNOT_RESTORE
+    return DIED if isinstance(error, ReverbProcessError) else CANNOT_START

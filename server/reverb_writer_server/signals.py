@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: handlers queue them, and the service reads them from the queue.
+"""SIGTERM, SIGINT and SIGHUP: handlers queue them, and the service reads them from the queue.
 
 `signal.sigtimedwait` is not used: in CPython 3.11 it returns a signal that was not sent if the process is stopped for
 longer than its time-out and continued (SIGSTOP, a debugger, a frozen container).
@@ -9,20 +9,27 @@ from __future__ import annotations
 import queue
 import signal
 
-__all__ = ["install_handlers", "next_signal"]
+__all__ = ["install_handlers", "next_signal", "wake"]
 
+_NO_SIGNAL = 0
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 
 
 def install_handlers() -> None:
-    """Queue SIGTERM and SIGINT for `next_signal`, instead of ending the process; call it in the main thread."""
-    for handled in (signal.SIGTERM, signal.SIGINT):
+    """Queue SIGTERM, SIGINT and SIGHUP for `next_signal`, instead of ending the process; call it in the main thread."""
+    for handled in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(handled, lambda number, _: _received.put(number))
 
 
 def next_signal(timeout_s: float) -> signal.Signals | None:
-    """Return the next signal, or None if none is received within `timeout_s` seconds."""
+    """Return the next signal, or None if none is received within `timeout_s` seconds, or before `wake`."""
     try:
-        return signal.Signals(_received.get(timeout=timeout_s))
+        number = _received.get(timeout=timeout_s)
     except queue.Empty:
         return None
+    return None if number == _NO_SIGNAL else signal.Signals(number)
+
+
+def wake() -> None:
+    """Have `next_signal` return at once, without a signal."""
+    _received.put(_NO_SIGNAL)

@@ -8,9 +8,10 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from compose import Project, docker, engine
-from service_process import eventually, run_command
+from service_process import eventually
 
 import reverb_writer as rw
 
@@ -19,12 +20,18 @@ pytestmark = [
     pytest.mark.skipif(not engine(), reason="there is no Docker engine on this machine"),
 ]
 
+OWNER = 4321  # a user and a group
+CLIENT = ["reverb-writer-client", "python"]
+SERVER = ["--server", "replay:8000"]
+
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Certificates that the user of the gateway may read."""
-    folder = tmp_path_factory.mktemp("certificates")
-    assert run_command("certs", str(folder), "--days", "2").returncode == 0
+    """A folder for certificates that belongs to a user whom no image knows."""
+    folder = tmp_path_factory.mktemp("parent") / "certificates"
+    for parent in [folder.parent, *folder.parent.parents[:2]]:
+        parent.chmod(0o755)
+    os.chown(folder.parent, OWNER, OWNER)
     return folder
 
 
@@ -32,13 +39,15 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def project(certificates: Path) -> Iterator[Project]:
     """Server, two actors and a learner; the learner has sampled."""
     project = Project(
-        f"reverb-writer-test-{os.getpid()}", CERTIFICATES=str(certificates), GATEWAY_USER=str(os.getuid())
+        f"reverb-writer-test-{os.getpid()}",
+        CERTIFICATES=str(certificates),
+        CERTIFICATES_PARENT=str(certificates.parent),
     )
     project.build("replay", "actor")
     with contextlib.closing(project):
         project("up", "--detach", "--scale", "actor=2", "actor", "learner")  # in any order: these come first
         project("up", "--detach", "--no-recreate", "--scale", "actor=2", "replay", "actor", "learner")
-        project.wait_for("replay", "samples", 1000)
+        project.wait_for("cartpole", "samples", 1000)
         yield project
 
 
@@ -73,12 +82,12 @@ def test_limit_of_the_container_is_the_one_that_the_server_knows(project: Projec
 def test_killed_server_comes_back_with_its_checkpoint_and_actors_go_on(project: Project) -> None:
     project.run("replay", "reverb-writer-server", "checkpoints", "save", "localhost:8000")
     eventually(lambda: project.status()["checkpoints"]["kept"], "the checkpoint is kept")
-    inserts = project.tables()["replay"]["inserts"]
+    inserts = project.tables()["cartpole"]["inserts"]
     project("kill", "replay")
     project("start", "replay")
     eventually(project.tables, "the server is back")
     assert "restored checkpoint" in project("logs", "replay")
-    project.wait_for("replay", "inserts", inserts + 50)
+    project.wait_for("cartpole", "inserts", inserts + 50)
 
 
 def test_stop_leaves_a_checkpoint_within_the_grace_period(project: Project) -> None:
@@ -93,21 +102,139 @@ def test_stop_leaves_a_checkpoint_within_the_grace_period(project: Project) -> N
     assert all(line.endswith("complete") for line in listed.splitlines())
 
 
-def test_gateway_lets_in_who_has_a_certificate(project: Project, certificates: Path) -> None:
+def test_actor_and_learner_say_how_it_goes(project: Project) -> None:
+    eventually(lambda: "mean return of late" in project("logs", "actor"), "the actor says its return")
+    eventually(lambda: "mean value of a state" in project("logs", "learner"), "the learner says its updates")
+
+
+@pytest.mark.parametrize("end", [("kill", "--signal", "TERM"), ("stop",)])
+def test_learner_that_is_told_to_stop_ends_in_order(project: Project, end: tuple[str, ...]) -> None:
+    container = docker("run", "--detach", *network(project), *CLIENT, "examples/learner.py", *SERVER).stdout.strip()
+    try:
+        eventually(lambda: "updates" in docker("logs", container).stdout, "it learns")
+        docker(*end, container)
+        assert docker("wait", container).stdout.strip() == "0"
+    finally:
+        docker("rm", "--force", container)
+
+
+@pytest.mark.parametrize("end", [("kill", "--signal", "TERM"), ("stop",)])
+def test_actor_that_is_told_to_stop_ends_in_order(project: Project, end: tuple[str, ...]) -> None:
+    container = docker("run", "--detach", *network(project), *CLIENT, "examples/actor.py", *SERVER).stdout.strip()
+    try:
+        eventually(lambda: "episodes" in docker("logs", container).stdout, "it plays")
+        docker(*end, container)
+        assert docker("wait", container).stdout.strip() == "0"
+    finally:
+        docker("rm", "--force", container)
+
+
+def network(project: Project) -> list[str]:
+    return ["--network", next(iter(project.inspect("replay")["NetworkSettings"]["Networks"]))]
+
+
+def test_certificates_are_made_in_the_image_and_the_gateway_reads_them_whoever_owns_them(
+    project: Project, certificates: Path
+) -> None:
+    project("run", "--rm", "--user", f"{OWNER}:{OWNER}", "certs", "--days", "2")
+    assert (certificates / "gateway" / "server.pem").stat().st_uid == OWNER
     project.build("gateway")
-    project("--profile", "tls", "up", "--detach", "--no-recreate", "--scale", "actor=2")
+    project("--profile", "tls", "up", "--detach", "--no-recreate", "gateway")
     address = f"localhost:{project.gateway_port}"
-    tls = rw.TLS(certificates / "ca.crt", certificates / "client.crt", certificates / "client.key")
+    clients = certificates / "clients"
+    tls = rw.TLS(clients / "ca.crt", clients / "client.crt", clients / "client.key")
     with rw.Client(address, tls) as client:
-        assert len(list(client.sample("replay", 10))) == 10
-    with rw.Client(address, rw.TLS(certificates / "ca.crt")) as client, pytest.raises(rw.ReverbWriterError):
-        client.server_info(timeout_s=2.0)
+        assert len(list(client.sample("cartpole", 10, timeout_s=60))) == 10
+    with rw.Client(address, rw.TLS(clients / "ca.crt")) as client, pytest.raises(rw.PermissionDeniedError):
+        client.server_info(timeout_s=20.0)
+    processes = docker("top", project.container("gateway"), "-eo", "user,pid,args").stdout.splitlines()
+    assert {line.split()[0] for line in processes if "nginx" in line} == {"nobody"}
+    project("stop", "gateway")
+    assert project.inspect("gateway")["State"]["ExitCode"] == 0
+
+
+def test_certificates_in_a_folder_of_another_user_are_refused_with_the_remedy(certificates: Path) -> None:
+    mount = f"{certificates.parent}:/work"
+    done = docker("run", "--rm", "--volume", mount, "reverb-writer-server", "certs", "/work/others", check=False)
+    assert done.returncode == 1
+    assert "user 10001 cannot write it" in done.stderr
+    assert '--user "$(id -u):$(id -g)"' in done.stderr
+
+
+def test_bind_mount_of_root_is_refused_with_the_user_that_it_should_belong_to(tmp_path: Path) -> None:
+    for parent in [tmp_path, *tmp_path.parents[:2]]:
+        parent.chmod(0o755)
+    done = docker("run", "--rm", "--volume", f"{tmp_path}:/data", "reverb-writer-server", check=False)
+    assert done.returncode == 1
+    assert "/data/checkpoints: cannot be used" in done.stderr
+    assert "chown 10001" in done.stderr
+
+
+# A server for programs of one's own.
+
+
+@pytest.fixture(scope="module")
+def alone(project: Project) -> Iterator[Project]:
+    """The service `replay` and nothing else; `project` has built its image."""
+    alone = Project(f"reverb-writer-alone-{os.getpid()}")
+    with contextlib.closing(alone):
+        alone("up", "--detach", "replay")
+        eventually(alone.tables, "the server serves")
+        yield alone
+
+
+def test_programs_of_the_readme_work_with_the_server_alone(alone: Project) -> None:
+    address = f"localhost:{alone.port}"
+    with rw.TrajectoryObserver(address, "replay", sequence_length=20, stride_length=10) as observer:
+        for number in range(10_000):
+            step = {"observation": np.zeros(4, np.float32), "reward": np.float32(number)}
+            observer(step, end_of_episode=number % 20 == 19)
+    with rw.ReplayDataset(address, "replay", batch_size=256) as dataset:
+        assert next(iter(dataset)).data["observation"].shape == (256, 20, 4)
+
+
+def test_other_size_on_the_same_volume_is_served_where_a_variable_says_so(alone: Project) -> None:
+    with rw.Client(f"localhost:{alone.port}") as client:
+        client.insert([np.zeros(3)], {"replay": 1.0})
+    alone("stop", "replay")
+    alone.environment["REVERB_WRITER__TABLES__REPLAY__MAX_SIZE"] = "77"
+    alone.environment["REVERB_WRITER__CHECKPOINTS__ON_MISMATCH"] = "config"
+    alone("up", "--detach", "replay")
+    eventually(lambda: alone.tables().get("replay", {}).get("max_size") == 77, "the new size is served")
+
+
+# What is in the images.
+
+
+@pytest.mark.parametrize("image", ["reverb-writer-server", "reverb-writer-client", "reverb-writer-gateway"])
+def test_image_has_nothing_that_installs_or_builds(project: Project, image: str) -> None:
+    project.build("gateway")
+    script = (
+        "find / -xdev -path /proc -prune -o -name site-packages -print -o -name pip -print -o -name ensurepip -print"
+    )
+    found = docker("run", "--rm", "--entrypoint", "sh", "--user", "0", image, "-c", script).stdout.split()
+    assert not [path for path in found if path.endswith(("/pip", "/ensurepip"))]
+    packages = docker("run", "--rm", "--entrypoint", "sh", image, "-c", "ls " + " ".join(found)).stdout.split()
+    unwanted = {"pip", "setuptools", "hatchling", "wheel", "clang", "tensorboard", "keras", "cyclonedx_py"}
+    assert not unwanted & set(packages)
+
+
+@pytest.mark.parametrize("image", ["reverb-writer-server", "reverb-writer-client"])
+def test_image_has_a_list_of_all_its_packages(project: Project, image: str) -> None:
+    script = (
+        "import importlib.metadata as m, json; "
+        "components = json.load(open('/opt/venv/sbom.cdx.json'))['components']; "
+        "listed = {one['name'].lower(): one['version'] for one in components}; "
+        "there = {one.name.lower(): one.version for one in m.distributions()}; "
+        "assert there and all(listed[name] == version for name, version in there.items()), (there, listed)"
+    )
+    docker("run", "--rm", "--entrypoint", "python", image, "-c", script)
 
 
 # Two containers in one network namespace, and a client with the process number of the server.
 
-_SAMPLE_OURS = "import reverb_writer as rw; print(len(list(rw.Client('127.0.0.1:8000').sample('replay', 10))))"
-_SAMPLE_THEIRS = "import reverb; print(len(list(reverb.Client('127.0.0.1:8000').sample('replay', 10))))"
+_SAMPLE_OURS = "import reverb_writer as rw; print(len(list(rw.Client('127.0.0.1:8000').sample('cartpole', 10))))"
+_SAMPLE_THEIRS = "import reverb; print(len(list(reverb.Client('127.0.0.1:8000').sample('cartpole', 10))))"
 _AS_NUMBER = """
 import os, sys
 number = int(sys.argv[1])

@@ -21,9 +21,6 @@ from server_process import HostedServer
 import reverb_writer as rw
 from reverb_writer.rollouts import RolloutWriter, StoredTrajectory, list_trajectories
 
-pytest.importorskip("click")
-pytest.importorskip("rich")
-
 COMMAND = [sys.executable, "-m", "reverb_writer.cli"]
 StartServer = Callable[..., HostedServer]
 
@@ -160,12 +157,3 @@ def test_group_lists_its_commands() -> None:
     assert done.returncode == 0
     assert re.search(r"^  export +Write the items of a table to disk", done.stdout, re.MULTILINE)
     assert re.search(r"^  import +Write trajectories on disk to a table", done.stdout, re.MULTILINE)
-
-
-@pytest.mark.parametrize("missing", ["click", "rich"])
-def test_without_its_packages_it_says_what_to_install(missing: str) -> None:
-    script = f"import sys; sys.modules[{missing!r}] = None; sys.argv = ['reverb-writer', '--help']; "
-    script += "from reverb_writer.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=100)
-    assert done.returncode == 1
-    assert "pip install 'reverb-writer[cli]'" in done.stderr

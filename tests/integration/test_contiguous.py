@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,7 @@ def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: 
             assert len(batch.markers.slices.lengths) == 8
             assert all(len(rows) == min(5, [3, 12, 1, 30][rows[0] // 100 % 100]) for rows in slices_of(batch))
             assert (batch.info.table_sizes == 12).all()
+            assert batch.info.server == server.address
             assert batch.markers.mask is None
             assert batch.markers.members is None
             seen |= set(batch.data["row"].tolist())
@@ -197,7 +199,7 @@ def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: 
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [2, 3])
     with (
-        rw.ContiguousDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=0.5) as dataset,
+        rw.ContiguousDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset,
         pytest.raises(rw.IncompleteError, match="no trajectory is long enough"),
     ):
         next(dataset)
@@ -283,9 +285,148 @@ def test_episodes_of_a_batch_that_a_time_out_kept_from_completion_are_counted(re
     assert [stats.undelivered_samples for stats in dataset.stats()] == [2, 0]
 
 
+def test_each_item_gives_one_slice_in_each_round(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [7, 3, 9, 5])
+    with rw.ContiguousDataset(
+        server.address, "queue", 4, 3, slices_per_item=5, single_pass=True, with_next=True, seed=3
+    ) as dataset:
+        batches = list(dataset)
+    assert [[rows[0] // 100 for rows in slices_of(batch)] for batch in batches] == [[0, 1, 2, 3]] * 5
+    for batch in batches:
+        assert_is_well_marked(batch)
+        ids = batch.markers.traj_ids[batch.markers.slices.first_rows]
+        assert ids.tolist() == [0, 1, 2, 3]
+        assert len(set(batch.info.keys.tolist())) == 4
+    assert len({rows[0] for batch in batches for rows in slices_of(batch)}) > 8  # not the same slices five times
+
+
+def test_starts_of_an_items_slices_are_uniform_and_independent(replay_server: StartServer) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [8])
+    pairs = np.zeros((5, 5))
+    with rw.ContiguousDataset(server.address, "episodes", 1, 4, pool_size=50, slices_per_item=2, seed=7) as dataset:
+        for _ in range(20):
+            starts = [slices_of(next(dataset))[0][0] for _ in range(100)]
+            np.add.at(pairs, (starts[:50], starts[50:]), 1)
+    chi_square = ((pairs - 40.0) ** 2 / 40.0).sum()  # 1,000 pairs of starts 0 to 4, 25 equally likely ones
+    assert chi_square < 51.2  # exceeded by chance once in 1,000 seeds, at 24 degrees of freedom
+
+
+@pytest.mark.parametrize("cache_bytes", [1, 2_000, 1 << 28])
+@pytest.mark.parametrize("by", ["trajectory", "row"])
+def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: str, cache_bytes: int) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [30, 20, 40, 10])
+    with rw.ContiguousDataset(
+        server.address, "episodes", 6, 4, by=by, slices_per_item=3, with_next=True, max_cache_bytes=cache_bytes
+    ) as dataset:
+        for _ in range(12):
+            batch = next(dataset)
+            assert_is_well_marked(batch)
+            assert_next_follows(batch)
+
+
+def assert_next_follows(batch: rw.Batch) -> None:
+    """Check that `next` has the row after each slice that was cut, and else the slice's last row."""
+    slices = batch.markers.slices
+    last = np.array([rows[length - 1] for rows, length in zip(slices_of(batch), slices.lengths, strict=True)])
+    assert batch.next["row"].tolist() == (last + slices.cut_by_sampler).tolist()
+    assert batch.next["terminated"].shape == (len(batch.info),)
+
+
+@pytest.mark.parametrize("short", ["keep", "pad"])
+def test_next_is_the_row_after_each_slice_that_was_cut(replay_server: StartServer, short: str) -> None:
+    server = replay_server(EPISODES)
+    write_episodes(server.address, "episodes", [2, 6])
+    found = set()
+    with rw.ContiguousDataset(server.address, "episodes", 8, 4, short=short, span=(0, 1), with_next=True) as dataset:
+        for _ in range(20):
+            batch = next(dataset)
+            assert_next_follows(batch)
+            found |= set(zip((rows[0] for rows in slices_of(batch)), batch.next["row"].tolist(), strict=True))
+    assert found == {(0, 1), (100, 104), (101, 105), (102, 105), (103, 105)}
+
+
+def test_next_of_an_ensemble_is_laid_end_to_end_and_absent_by_default(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("a", 100), rw.TableConfig("b", 100))
+    for actor, table in enumerate("ab"):
+        write_episodes(server.address, table, [9, 9], actor=actor)
+    with rw.ContiguousDataset(server.address, ["a", "b"], 6, 4, with_next=True) as dataset:
+        batch = next(dataset)
+    assert_next_follows(batch)
+    assert (batch.next["row"] // 10_000).tolist() == [0, 0, 0, 1, 1, 1]
+    with rw.ContiguousDataset(server.address, ["a", "b"], 6, 4) as dataset:
+        assert next(dataset).next is None
+
+
+def test_item_counts_as_delivered_with_its_last_slice(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [4, 5, 6])
+    with rw.ContiguousDataset(
+        server.address, "queue", 3, 2, pool_size=2, slices_per_item=3, single_pass=True
+    ) as dataset:
+        next(dataset)
+    left = [dataset.stats()[0].undelivered_samples]
+    left += [dataset.stats()[0].undelivered_samples for _ in dataset]
+    assert left == [3, 1, 0]  # of items 0 1 0 | 1 0 1 | 2 2 2
+
+
+def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.EpisodeObserver(server.address, "queue", 100) as observer:
+        for row in range(90):
+            observer({"row": np.int64(row), "frame": np.full((300, 300), row, np.uint8)}, end_of_episode=row % 30 == 29)
+    with rw.ContiguousDataset(
+        server.address, "queue", 3, 20, slices_per_item=12, with_next=True, single_pass=True
+    ) as dataset:
+        batches = [next(dataset) for _ in range(3)]
+        dataset.close()
+        batches += list(dataset)
+    assert len(batches) == 12  # of 5 MB each: in parts, the last of which are copied after `close`
+    for batch in batches:
+        assert [rows[0] // 30 for rows in slices_of(batch)] == [0, 1, 2]
+        assert (batch.data["frame"][:, 299, 299] == batch.data["row"]).all()
+        assert (batch.next["frame"][:, 0, 0] == batch.next["row"]).all()
+    assert dataset.stats()[0].undelivered_samples == 0
+
+
+def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_close(
+    replay_server: StartServer,
+) -> None:
+    server = replay_server(QUEUE)
+    with rw.EpisodeObserver(server.address, "queue", 10) as observer:
+        noise = np.random.default_rng(0).integers(256, size=(300, 300), dtype=np.uint8)  # more than one message of it
+        for row in range(240):
+            observer({"row": np.int64(row), "frame": noise}, end_of_episode=row % 10 == 9)
+    with rw.Client(server.address) as client:
+        dataset = rw.ContiguousDataset(client, "queue", 4, 10, slices_per_item=20)
+        next(dataset)
+        assert eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
+        time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
+        dataset.close()
+        (stats,) = dataset.stats()
+        items = {rows[0] // 10 for batch in dataset for rows in slices_of(batch)}
+        assert stats.lost_samples == 0
+        assert len(items) + client.server_info()["queue"].current_size == 24
+
+
+def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        client.insert({"a": np.zeros(3), "b": np.zeros(4)}, {"queue": 1.0})
+        client.insert({"a": np.zeros(3), "b": np.zeros(3)}, {"queue": 1.0})
+    with rw.ContiguousDataset(server.address, "queue", 1, 2, timeout_s=10.0) as dataset:
+        with pytest.raises(rw.StructureError, match="number of rows"):
+            next(dataset)
+        assert len(next(dataset).markers) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        ({"slices_per_item": 0}, "`slices_per_item` must be >= 1, got 0"),
+        ({"slices_per_item": 2, "replacement": False}, "`slices_per_item` must be 1 with `replacement=False`, got 2"),
         ({"table": 3}, "`table` must be the name of a table, or several, got 3"),
         ({"table": []}, "`table` must be the name of a table, or several, got []"),
         ({"table": ["a", 3]}, "`table` must be the name of a table, or several, got ['a', 3]"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,8 +27,8 @@ def address(replay_server: Callable[..., HostedServer]) -> str:
     return server.address
 
 
-def open_dataset(address: str, table: str = "other") -> rw.ContiguousDataset:
-    return rw.ContiguousDataset(address, table, 2, 3, short="pad", seed=0, single_pass=True)
+def open_dataset(address: str, table: str = "other", *, with_next: bool = False) -> rw.ContiguousDataset:
+    return rw.ContiguousDataset(address, table, 2, 3, short="pad", seed=0, single_pass=True, with_next=with_next)
 
 
 def expected_batches(address: str) -> list[rw.Batch]:
@@ -41,7 +42,7 @@ def assert_same(found: rw.Batch, expected: rw.Batch, kind: type) -> None:
     for name in (*MARKERS, "traj_ids"):
         assert isinstance(getattr(found.markers, name), kind)
         np.testing.assert_array_equal(np.asarray(getattr(found.markers, name)), getattr(expected.markers, name))
-    assert isinstance(found.info.keys, np.ndarray)
+    assert isinstance(found.info.keys, kind if kind.__module__ == "torch" else np.ndarray)
     assert len(found.markers) == len(expected.markers) == 3 * len(found.info.keys)
 
 
@@ -93,3 +94,28 @@ def test_tensorflow_gets_pairs_of_the_data_and_its_markers(address: str) -> None
         for name in (*MARKERS, "traj_ids"):
             np.testing.assert_array_equal(numbers[name], getattr(wanted.markers, name))
         np.testing.assert_array_equal(numbers["priorities"], wanted.info.priorities)
+
+
+def next_rows_of(address: str) -> list[Any]:
+    """Return `next` of each batch; rows 5 to 7 or 6 to 8 are drawn of the last episode, so row 8 is next either way."""
+    with open_dataset(address, "numpy", with_next=True) as dataset:
+        found = [batch.next["row"] for batch in dataset]
+    assert [rows.tolist() for rows in found] == [[[1] * 3, [4] * 3], [[8] * 3]]
+    return found
+
+
+def test_pytorch_gets_the_row_after_each_slice(address: str) -> None:
+    torch = pytest.importorskip("torch")
+    with open_dataset(address, with_next=True) as dataset:
+        found = [batch.next["row"] for batch in dataset.as_torch()]
+    for rows, expected in zip(found, next_rows_of(address), strict=True):
+        assert isinstance(rows, torch.Tensor)
+        np.testing.assert_array_equal(rows.numpy(), expected)
+
+
+def test_tensorflow_gets_the_row_after_each_slice_as_third(address: str) -> None:
+    pytest.importorskip("tensorflow")
+    with open_dataset(address, with_next=True) as dataset:
+        found = [after["row"].numpy() for _, _, after in dataset.as_tf()]
+    for rows, expected in zip(found, next_rows_of(address), strict=True):
+        np.testing.assert_array_equal(rows, expected)

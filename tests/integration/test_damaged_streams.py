@@ -33,7 +33,7 @@ def test_damaged_messages_are_an_error_each_and_reading_goes_on(replay_server: S
     insert_numbers(server.address, "replay", range(3))
     with Relay(server.address, damage_first(2)) as relay, rw.ReplayDataset(relay.address, "replay", 4) as dataset:
         for _ in range(2):
-            with pytest.raises(rw.FormatError, match="no SampleStreamResponse"):
+            with pytest.raises(rw.FormatError, match="not a SampleStreamResponse"):
                 next(dataset)
         for _ in range(5):
             assert set(first_numbers(next(dataset))) <= {0, 1, 2}

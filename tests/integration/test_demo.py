@@ -16,7 +16,6 @@ import pytest
 DEMO = Path(__file__).parents[2] / "examples" / "demo.py"
 END_WITHIN_S = 100.0
 
-pytest.importorskip("rich")
 pytest.importorskip("gymnasium")
 
 StartDemo = Callable[..., "subprocess.Popen[str]"]

@@ -1,8 +1,12 @@
-"""Who gets in: a real HAProxy with the configuration that ships, in front of a real server."""
+"""Who gets in, and what for: the gateway that ships, in front of a real server."""
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import json
+import os
+import re
 import shutil
 import socket
 import ssl
@@ -17,14 +21,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from gateway import FOLDER, HAPROXY, haproxy
+from gateway import FOLDER, HAPROXY, NGINX, listening
 from server_process import SERVER_PYTHON, HostedServer
-from service_process import free_port, run_command
+from service_process import eventually, free_port, run_command
 
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed")
+pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 
 StartServer = Callable[..., HostedServer]
 
@@ -40,7 +44,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(frozen=True)
 class Gateway:
-    """A server behind its door."""
+    """A server behind its door, and the folder of its clients' certificates."""
 
     server: HostedServer
     address: str
@@ -64,22 +68,38 @@ def gateway(replay_server: StartServer, certificates: Path) -> Iterator[Gateway]
     yield from behind(replay_server(rw.TableConfig("replay"), rw.TableConfig.queue("queue", 2)), certificates)
 
 
-def behind(server: HostedServer, certificates: Path, configuration: Path = FOLDER / "gateway.cfg") -> Iterator[Gateway]:
+def behind(
+    server: HostedServer,
+    certificates: Path,
+    script: Path = FOLDER / "gateway" / "run",
+    permitted: str = "* *",
+    log: Path | None = None,
+) -> Iterator[Gateway]:
     port = free_port()
-    with haproxy(
-        configuration,
+    permissions = certificates / "permissions.txt"
+    permissions.write_text(f"{permitted}\n")
+    with listening(
+        [str(script)],
         port,
+        log,
         REVERB_ADDRESS=f"127.0.0.1:{server.port}",
         GATEWAY_PORT=str(port),
         GATEWAY_SOURCE="127.0.0.2",
-        CERTIFICATES=str(certificates),
+        CERTIFICATES=str(certificates / "gateway"),
+        PERMISSIONS=str(permissions),
+        RELOAD_EVERY_S="0.2",
     ):
-        yield Gateway(server, f"localhost:{port}", certificates)
+        yield Gateway(server, f"localhost:{port}", certificates / "clients")
 
 
 def refused(address: str, tls: rw.TLS | None) -> None:
     with rw.Client(address, tls) as client, pytest.raises((rw.ServerUnavailableError, rw.ReplayTimeoutError)):
         client.server_info(timeout_s=2.0)
+
+
+def refused_for_its_certificate(address: str, tls: rw.TLS) -> None:
+    with rw.Client(address, tls) as client, pytest.raises(rw.PermissionDeniedError, match="needs a valid certificate"):
+        client.server_info(timeout_s=20.0)
 
 
 def test_right_certificate_writes_and_samples(gateway: Gateway) -> None:
@@ -92,7 +112,6 @@ def test_right_certificate_writes_and_samples(gateway: Gateway) -> None:
 
 
 def test_status_comes_in_by_certificate_too(gateway: Gateway) -> None:
-    pytest.importorskip("rich", reason="the extra `cli` is not installed")
     line = [SERVER_PYTHON, "-m", "reverb_writer.cli", "status", gateway.address, *gateway.options()]
     assert subprocess.run(line, capture_output=True, timeout=60, check=False).returncode == 0
 
@@ -105,7 +124,7 @@ def test_checkpoint_is_asked_for_by_certificate_too(gateway: Gateway) -> None:
 
 
 def test_client_without_a_certificate_is_refused(gateway: Gateway) -> None:
-    refused(gateway.address, rw.TLS(gateway.certificates / "ca.crt"))
+    refused_for_its_certificate(gateway.address, rw.TLS(gateway.certificates / "ca.crt"))
 
 
 def test_plain_text_is_refused(gateway: Gateway) -> None:
@@ -115,17 +134,20 @@ def test_plain_text_is_refused(gateway: Gateway) -> None:
 def test_certificate_of_another_authority_is_refused(gateway: Gateway, tmp_path: Path) -> None:
     assert run_command("certs", str(tmp_path), "--days", "2").returncode == 0
     ours = gateway.certificates / "ca.crt"
-    refused(gateway.address, rw.TLS(ours, tmp_path / "client.crt", tmp_path / "client.key"))
+    theirs = tmp_path / "clients"
+    refused_for_its_certificate(gateway.address, rw.TLS(ours, theirs / "client.crt", theirs / "client.key"))
 
 
 def test_expired_certificate_is_refused(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from reverb_writer_server import certs
 
-    for name in ("ca.crt", "ca.key"):
-        shutil.copy(gateway.certificates / name, tmp_path / name)
+    shutil.copytree(gateway.certificates.parent / "authority", tmp_path / "authority")
     monkeypatch.setattr(certs, "_CLOCK_SKEW", dt.timedelta(days=3))  # so that it was valid once
     certs.make_certificates(tmp_path, ["localhost"], ["client"], days=-1)
-    refused(gateway.address, rw.TLS(tmp_path / "ca.crt", tmp_path / "client.crt", tmp_path / "client.key"))
+    expired = tmp_path / "clients"
+    refused_for_its_certificate(
+        gateway.address, rw.TLS(expired / "ca.crt", expired / "client.crt", expired / "client.key")
+    )
 
 
 def test_client_refuses_a_gateway_of_another_name(gateway: Gateway) -> None:
@@ -144,13 +166,13 @@ def test_older_tls_is_refused(gateway: Gateway) -> None:
 def test_stream_that_is_silent_for_longer_than_every_time_out_survives(
     replay_server: StartServer, certificates: Path, tmp_path: Path
 ) -> None:
-    text = (FOLDER / "gateway.cfg").read_text()
-    for name in ("client ", "server ", "client-fin ", "server-fin "):
-        text = text.replace(f"timeout {name}30s", f"timeout {name}1s")
-    short = tmp_path / "gateway.cfg"
-    short.write_text(text)
+    shutil.copytree(FOLDER / "gateway", tmp_path / "gateway")
+    configuration = tmp_path / "gateway" / "nginx.conf"
+    text = re.sub(r"(client_header_timeout) 30s|(keepalive_timeout) 1h", r"\1\2 1s", configuration.read_text())
     assert "30s" not in text
-    for gateway in behind(replay_server(rw.TableConfig.queue("queue", 1)), certificates, short):
+    configuration.write_text(text)
+    script = tmp_path / "gateway" / "run"
+    for gateway in behind(replay_server(rw.TableConfig.queue("queue", 1)), certificates, script):
         with rw.Client(gateway.address, gateway.tls()) as client:
             observer = rw.TrajectoryObserver(client, "queue", sequence_length=1)
             for number in range(2):
@@ -196,8 +218,10 @@ def initialize_request(pid: int, table: bytes) -> bytes:
 
 def test_dm_reverb_gets_in_through_a_sidecar(gateway: Gateway) -> None:
     port = free_port()
-    with haproxy(
-        FOLDER / "sidecar.cfg",
+    if HAPROXY is None:
+        pytest.skip("haproxy is not installed")
+    with listening(
+        [HAPROXY, "-db", "-f", str(FOLDER / "sidecar.cfg")],
         port,
         SIDECAR_PORT=str(port),
         GATEWAY_ADDRESS=gateway.address,
@@ -212,3 +236,165 @@ def test_dm_reverb_gets_in_through_a_sidecar(gateway: Gateway) -> None:
         )
         done = subprocess.run([SERVER_PYTHON, "-c", script], capture_output=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr.decode()
+
+
+# What a certificate may be used for.
+
+STEP = {"obs": np.zeros(3, np.float32)}
+
+
+@pytest.fixture
+def limited(replay_server: StartServer, certificates: Path, tmp_path: Path) -> Iterator[Gateway]:
+    """A gateway at which `client` may do less than `admin`, who may do all."""
+    for name in ("client", "admin"):
+        assert run_command("certs", str(certificates), "--days", "2", "--client", name).returncode == 0
+    permitted = "# comments are none of it\n* info\nclient insert\nadmin *"
+    yield from behind(
+        replay_server(rw.TableConfig("replay")), certificates, permitted=permitted, log=tmp_path / "audit.log"
+    )
+
+
+def admin(gateway: Gateway) -> rw.TLS:
+    folder = gateway.certificates
+    return rw.TLS(folder / "ca.crt", folder / "admin.crt", folder / "admin.key")
+
+
+def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited: Gateway, tmp_path: Path) -> None:
+    with rw.Client(limited.address, admin(limited)) as client:
+        client.insert([np.zeros(3)], {"replay": 1.0})
+        (sample,) = client.sample("replay", 1)
+    calls: dict[str, Callable[[rw.Client], Any]] = {
+        "sample": lambda client: list(client.sample("replay", 1)),
+        "mutate": lambda client: client.mutate_priorities("replay", {sample.info.key: 2.0}),
+        "reset": lambda client: client.reset("replay"),
+        "checkpoint": lambda client: client.checkpoint(),
+    }
+    with rw.Client(limited.address, limited.tls()) as client:
+        for operation, call in calls.items():
+            with pytest.raises(
+                rw.PermissionDeniedError, match=f"does not permit {operation} to the certificate of client"
+            ):
+                call(client)
+        assert client.server_info()["replay"].current_size == 1
+    lines = [json.loads(line) for line in (tmp_path / "audit.log").read_text().splitlines() if '"audit"' in line]
+    assert [(line["audit"], line["name"], line["operation"]) for line in lines] == [
+        ("refused", "client", operation) for operation in calls
+    ]
+
+
+def test_actor_that_may_only_insert_writes(limited: Gateway) -> None:
+    with rw.Client(limited.address, limited.tls()) as client:
+        with rw.TrajectoryObserver(client, "replay", sequence_length=2) as observer:
+            for _ in range(100):
+                observer(STEP)
+        assert client.server_info()["replay"].current_size == 99
+    with rw.Client(limited.address, admin(limited)) as client:
+        assert set(next(iter(client.sample("replay", 1))).data) == {"obs"}
+
+
+def test_observer_that_may_not_insert_is_told(limited: Gateway, certificates: Path) -> None:
+    assert run_command("certs", str(certificates), "--days", "2", "--client", "guest").returncode == 0
+    folder = limited.certificates
+    tls = rw.TLS(folder / "ca.crt", folder / "guest.crt", folder / "guest.key")
+    with rw.Client(limited.address, tls) as client:
+        observer = rw.TrajectoryObserver(client, "replay", sequence_length=1)
+
+        def write() -> None:
+            observer(STEP)
+            observer.flush()
+
+        with pytest.raises(rw.PermissionDeniedError, match="does not permit insert to the certificate of guest"):
+            write()
+        with contextlib.suppress(rw.ReverbWriterError):
+            observer.close(1.0)
+
+
+def test_who_drains_a_table_by_reset_is_in_the_audit_log_too(limited: Gateway, tmp_path: Path) -> None:
+    with rw.Client(limited.address, admin(limited)) as client:
+        client.reset("replay")
+    assert '{"audit": "permitted", "name": "admin", "operation": "reset"' in (tmp_path / "audit.log").read_text()
+
+
+def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, certificates: Path, tmp_path: Path) -> None:
+    port = free_port()
+
+    @dataclass
+    class Later:
+        port: int
+
+    for gateway in behind(Later(port), certificates):  # type: ignore[arg-type]  # it needs the port only
+        with rw.Client(gateway.address, gateway.tls()) as client:
+            with pytest.raises(rw.ReverbWriterError):
+                client.server_info(timeout_s=1.0)
+            lone_server(rw.TableConfig("replay"), port=port)
+            assert "replay" in client.server_info(timeout_s=30.0)
+
+
+def test_many_streams_of_one_process_share_a_connection_without_waiting(gateway: Gateway) -> None:
+    with rw.Client(gateway.address, gateway.tls()) as client, contextlib.ExitStack() as stack:
+        for _ in range(150):  # 100 at a time is what HTTP/2 servers allow that are not told otherwise
+            observer = stack.enter_context(rw.TrajectoryObserver(client, "replay", sequence_length=1))
+            observer(STEP)
+            observer.flush()
+        assert client.server_info()["replay"].current_size == 150
+
+
+def test_authority_and_its_key_lie_apart_from_what_gateway_server_and_clients_get(certificates: Path) -> None:
+    found = {
+        folder.name: {path.name for path in folder.iterdir()} for folder in certificates.iterdir() if folder.is_dir()
+    }
+    assert found["authority"] == {"ca.crt", "ca.key"}
+    assert found["gateway"] == {"ca.crt", "server.pem"}
+    assert found["replay"] == {"server.crt"}
+    assert {"ca.crt", "client.crt", "client.key", "client.pem"} <= found["clients"]
+    assert "PRIVATE KEY" not in (certificates / "replay" / "server.crt").read_text()
+
+
+def test_certificate_that_is_renewed_and_permissions_that_change_are_used_without_a_restart(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "certificates"
+    assert run_command("certs", str(folder), "--days", "2").returncode == 0
+    with contextlib.contextmanager(behind)(replay_server(rw.TableConfig("replay")), folder) as gateway:
+        before = serial_number(gateway)
+        with rw.Client(gateway.address, gateway.tls()) as old:
+            assert "replay" in old.server_info()
+            assert run_command("certs", str(folder), "--days", "2").returncode == 0
+            eventually(lambda: serial_number(gateway) != before, "the new certificate is served")
+            assert "replay" in old.server_info()  # its connection goes on
+        (folder / "permissions.txt").write_text("client insert\n")
+        eventually(lambda: denied(gateway), "the new permissions are used")
+
+
+def serial_number(gateway: Gateway) -> int:
+    from cryptography import x509
+
+    host, _, port = gateway.address.partition(":")
+    return x509.load_pem_x509_certificate(ssl.get_server_certificate((host, int(port))).encode()).serial_number
+
+
+def denied(gateway: Gateway) -> bool:
+    with rw.Client(gateway.address, gateway.tls()) as client:
+        try:
+            client.server_info(timeout_s=20.0)
+        except rw.PermissionDeniedError:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("line", ["client insrt", "client", 'client" 1; include /etc/passwd; "x info', "cli ent info"])
+def test_permission_that_is_none_is_refused_at_the_start(certificates: Path, tmp_path: Path, line: str) -> None:
+    permissions = tmp_path / "permissions.txt"
+    permissions.write_text(f"# comment\nactor insert\n{line}\n")
+    environment = {
+        **os.environ,
+        "CERTIFICATES": str(certificates / "gateway"),
+        "PERMISSIONS": str(permissions),
+        "REVERB_ADDRESS": "127.0.0.1:9",
+        "GATEWAY_PORT": str(free_port()),
+        "GATEWAY_SOURCE": "127.0.0.2",
+    }
+    script = [str(FOLDER / "gateway" / "run")]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"got `{line}`, expected a name and one of insert, sample, mutate" in done.stderr

@@ -164,15 +164,18 @@ def test_what_is_damaged_is_not_restored(saved: tuple[Path, rw.LocalServer], nam
 
 
 def test_the_command_serves_until_it_is_told_to_end() -> None:
-    pytest.importorskip("click")
     with socket.create_server(("127.0.0.1", 0)) as trial:
         port = trial.getsockname()[1]
     command = [sys.executable, "-m", "reverb_writer.cli", "local", "--table", "a", "--table", "b", "--port", str(port)]
+    command += ["--sampler", "prioritized", "--sampler-exponent", "0.6"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert f"serving a, b at 127.0.0.1:{port}" in process.stdout.readline()
         with rw.Client(f"127.0.0.1:{port}") as client:
-            assert client.server_info().keys() == {"a", "b"}
+            info = client.server_info()
+            assert {name: (one.sampler, one.sampler_exponent) for name, one in info.items()} == dict.fromkeys(
+                ("a", "b"), ("prioritized", 0.6)
+            )
         process.terminate()
         assert process.wait(60) == 0
 

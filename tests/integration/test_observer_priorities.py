@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from episodes import SMALL_EPISODES, expected, feed, observed
-from reading import Place, read
+from reading import Place, eventually, read
 
 import reverb_writer as rw
 
@@ -96,3 +99,84 @@ def test_priority_zero_is_one(place: Place) -> None:
     with observed(place, rw.WindowSpec(1), priority=0) as observer:
         feed(observer, [1])
     assert [item.info.priority for item in read(place.client, "a")] == [0]
+
+
+def test_function_gets_the_mask_of_real_steps(place: Place) -> None:
+    """Four steps in windows of three cover two: 1, 2, 3 and 4 with two padding steps."""
+    masks: list[list[bool]] = []
+
+    def mean_of_real_steps(window: Any, mask: Any) -> float:
+        masks.append(mask.tolist())
+        return float(window["n"][mask].mean())
+
+    with rw.TrajectoryObserver(
+        place.client, "a", 3, 3, end_of_episode="cover", priority=mean_of_real_steps, mask=True
+    ) as observer:
+        feed(observer, [4])
+    assert masks == [[True, True, True], [True, False, False]]
+    assert [item.info.priority for item in read(place.client, "a")] == [2.0, 4.0]
+
+
+# The largest priority seen so far.
+
+
+def priorities_of(place: Place) -> list[float]:
+    return [item.info.priority for item in read(place.client, "a")]
+
+
+def test_new_items_get_the_largest_priority_that_a_learner_has_set(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 1, priority="max") as observer:
+        feed(observer, [1, 1])
+        observer.flush()
+        assert priorities_of(place) == [1.0, 1.0]
+        feed(observer, [1])
+        observer.flush()
+        for largest in (7.5, 2.0):
+            place.client.mutate_priorities("a", {1: largest})  # the server ignores keys that it does not have
+            feed(observer, [1])
+            observer.flush()
+        assert priorities_of(place) == [1.0, 7.5, 7.5]
+        place.client.reset("a")
+    with rw.VectorObserver(place.client, "a", 1, num_envs=2, priority="max") as vector:
+        vector({"n": np.arange(2)}, end_of_episode=[True, True])
+    assert priorities_of(place) == [1.0, 1.0]
+
+
+def test_dataset_raises_the_largest_priority(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 1, priority="max") as observer:
+        feed(observer, [1, 1])
+        observer.flush()
+        with rw.ReplayDataset(place.client, "a", 2) as dataset:
+            dataset.update_priorities(next(dataset), [0.5, 3.5])
+            dataset.flush_priorities()
+        feed(observer, [1])
+    assert priorities_of(place) == [3.5]
+
+
+ACTOR = """
+import sys, time
+import numpy as np
+import reverb_writer as rw
+
+with rw.TrajectoryObserver(sys.argv[1], "a", 1, priority="max") as observer:
+    while True:
+        observer({"n": np.int64(0)}, end_of_episode=True)
+        observer.flush()
+        time.sleep(0.02)
+"""
+
+
+def test_actor_in_another_process_learns_of_the_largest_priority(place: Place) -> None:
+    command = [sys.executable, "-c", ACTOR, place.address]
+    with subprocess.Popen(command, env=os.environ) as actor:
+        try:
+            assert eventually(lambda: 1.0 in priorities_of(place))
+            place.client.mutate_priorities("a", {1: 9.0})
+            assert eventually(lambda: 9.0 in priorities_of(place))
+        finally:
+            actor.kill()
+    with subprocess.Popen(command, env=os.environ) as actor:
+        try:
+            assert eventually(lambda: set(priorities_of(place)) == {9.0})
+        finally:
+            actor.kill()

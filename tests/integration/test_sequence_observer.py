@@ -67,3 +67,17 @@ def test_episode_is_counted_once_that_a_boundary_step_and_then_the_end_of_the_st
             observer({"n": np.int64(number)}, end_of_episode=number in (2, 5))
         getattr(observer, end)()
         assert observer.stats().episodes == 2
+
+
+def test_each_environment_of_a_vector_has_a_spanning_stream_of_its_own(place: Place) -> None:
+    """Environment 0 has episodes of 2, 1 and 4 steps, environment 1 one of 3 and one that goes on."""
+    ends = np.array([[0, 0], [1, 0], [1, 1], [0, 0], [0, 0], [0, 0], [1, 0]], bool)
+    for length, stride in ((3, 1), (3, 2), (2, 3)):
+        with rw.VectorSequenceObserver(place.client, "a", length, stride, num_envs=2) as observer:
+            for t, last in enumerate(ends):
+                observer({"n": np.array([t, 100 + t])}, end_of_episode=last)
+            observer.flush()
+            assert observer.stats().episodes == 4
+        windows = rw.WindowSpec(length, stride).spanning_windows(7)
+        expected = [list(range(first + start, first + stop)) for first in (0, 100) for start, stop in windows]
+        assert sorted(place.column()) == sorted(expected)

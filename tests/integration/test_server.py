@@ -252,6 +252,14 @@ def test_command_serves_until_it_is_signalled(number: signal.Signals) -> None:
     }
 
 
+def test_command_sets_the_sampler_of_its_tables() -> None:
+    with command("--port", "0", "--table", "a", "--sampler", "prioritized", "--sampler-exponent", "0.6") as process:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        info = server_info(ready.removeprefix("reverb_writer_server: ready at ").partition(",")[0])
+    assert (info["a"].sampler, info["a"].sampler_exponent) == ("prioritized", 0.6)
+
+
 def test_command_without_tables_serves_one_named_replay() -> None:
     with command("--port", "0") as process:
         assert process.stdout is not None
@@ -267,6 +275,10 @@ def test_command_without_tables_serves_one_named_replay() -> None:
         (
             ["--max-size", "0"],
             "reverb_writer_server: command line: `tables.replay.max_size`: got 0 (integer), allowed:",
+        ),
+        (
+            ["--sampler-exponent", "0.6"],
+            "reverb_writer_server: command line: `tables.replay.sampler_exponent`: got 0.6, allowed: nothing here;",
         ),
         (
             ["--table", "a", "--table", "a"],

@@ -58,3 +58,36 @@ def test_full_table_takes_about_what_was_estimated(tmp_path: Path, seed: int) ->
     said = estimate(table).total_bytes
     assert said is not None
     assert 0.8 * taken <= said + STREAMS_BYTES <= 1.8 * taken
+
+
+def test_inserts_are_refused_with_the_reason_above_the_limit_and_accepted_below_it(tmp_path: Path) -> None:
+    limit = 700 << 20
+    text = f'[memory]\nmax_total_bytes = {limit}\n[tables.q]\nrate_limiter = "queue"\nmax_size = 100000'
+    with service(tmp_path, text) as server, rw.Client(server.address, timeout_s=60) as learner:
+        assert learner.server_info()["q"].current_size == 0  # it is connected
+        with pytest.raises(rw.ReverbWriterError, match=r"RESOURCE_EXHAUSTED: inserts are refused: the Reverb process"):
+            _fill(server.address)
+        eventually(lambda: server.get("/readyz")[1].startswith("serving, inserts are refused: "), "it is told")
+        with (
+            rw.Client(server.address, timeout_s=60) as late,
+            pytest.raises(rw.ReverbWriterError, match="Lower max_size"),
+        ):
+            late.insert(np.zeros(3), {"q": 1.0})
+        assert psutil.Process(server.child()).memory_info().rss < limit + (200 << 20)
+        assert "\nreverb_inserts_refused 1.0\n" in server.get("/metrics")[1]
+        assert "ERROR   inserts are refused: the Reverb process takes" in server.log()
+        held = learner.server_info()["q"].current_size  # over the connection that it had
+        assert held > 10
+        assert len(list(learner.sample("q", held))) == held
+        eventually(lambda: "inserts are accepted again" in server.log(), "memory is below the limit")
+        with rw.Client(server.address, timeout_s=60) as late:
+            late.insert(np.zeros(3), {"q": 1.0})
+        assert server.get("/readyz") == (200, "serving\n")
+        assert server.end() == 0
+
+
+def _fill(address: str) -> None:
+    noise = np.random.default_rng(0).random((1, 500_000))  # 4 MB
+    with rw.Client(address, timeout_s=60) as writer:
+        while True:
+            writer.insert(noise, {"q": 1.0})

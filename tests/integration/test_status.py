@@ -19,9 +19,6 @@ from service_process import eventually, free_port
 
 import reverb_writer as rw
 
-pytest.importorskip("click", reason="the extra `cli` is not installed")
-pytest.importorskip("rich", reason="the extra `cli` is not installed")
-
 StartServer = Callable[..., HostedServer]
 COMMAND = [sys.executable, "-m", "reverb_writer.cli", "status"]
 

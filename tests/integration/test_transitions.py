@@ -85,16 +85,19 @@ def has_discounts(layout: str) -> bool:
     return layout in ("recorded", "rlds with discounts", "discount", "trajectory")
 
 
-def laid_out(row: dict[str, Any], layout: str) -> Any:
+def laid_out(row: dict[str, Any], layout: str, following: dict[str, Any] | None = None) -> Any:
     if layout != "trajectory":
         return {name: row[name] for name in LAYOUTS[layout]}
-    kind = LAST if row["is_last"] else FIRST if row["is_first"] else MID
+    kind, next_kind = (
+        LAST if one["is_last"] else FIRST if one["is_first"] else MID
+        for one in (row, following or {"is_last": False, "is_first": False})
+    )
     return rw.Trajectory(
         np.int32(kind),
         row["observation"],
         row["action"],
         (),
-        np.int32(FIRST if row["is_last"] else MID),  # LAST before a boundary step; nothing reads it
+        np.int32(FIRST if row["is_last"] else next_kind),
         row["reward"],
         np.float32(1) if row["is_last"] else row["discount"],  # as TF-Agents' boundary steps
     )
@@ -116,8 +119,8 @@ def played(draw: st.DrawFn) -> list[Played]:
 def write(observer: Any, episodes: Sequence[Played], layout: str) -> None:
     for episode in episodes:
         for t in range(episode.num_rows):
-            row = episode.row(t)
-            observer(laid_out(row, layout), end_of_episode=bool(row["is_last"]))
+            row, following = episode.row(t), episode.row(t + 1) if t < episode.size else None
+            observer(laid_out(row, layout, following), end_of_episode=bool(row["is_last"]))
     observer.flush()
 
 
@@ -377,26 +380,49 @@ def test_slices_give_the_pairs_of_their_rows(
 
 
 @patient
-@given(size=st.integers(1, 7), end=st.sampled_from(["terminated", "truncated", "cut"]))
-def test_episodes_of_an_actors_memory_give_their_pairs(place: Place, size: int, end: str) -> None:
+@given(
+    size=st.integers(1, 7), end=st.sampled_from(["terminated", "truncated", "cut"]), length=st.integers(2, 5), spans=...
+)
+def test_episodes_of_an_actors_memory_give_their_pairs(
+    place: Place, size: int, end: str, length: int, spans: bool
+) -> None:
+    """A chunk that was cut has no flag on its last row, which has no action; padding or the next chunk follows."""
     place.client.reset("a")
     one = Played(1, size, end, 1.0)
-    episode = rw.Episode(
+    first = rw.Episode(
         observations=np.arange(1, size + 2),
-        actions=np.array([one.pair(t, True).action for t in range(size)]),
+        actions=np.array([1 + one.pair(t, True).action for t in range(size)]),  # 0 is the action of the last row
         rewards=np.array([one.pair(t, True).reward for t in range(size)]),
         terminated=end == "terminated",
         truncated=end == "truncated",
         len_lookback_buffer=0,
     )
-    with rw.EpisodeObserver(place.client, "a", 100, timeout_s=20) as observer:
-        observer.write_episode(episode)
+    chunks = [first]
+    if end == "cut":
+        chunks.append(first.cut())
+        chunks[1].add_env_step(observation=size + 2, action=9, reward=2.0, terminated=True)
+    whole = [one.pair(t, True)._replace(action=1 + one.pair(t, True).action) for t in range(size)]
+    pairs = [whole, [Pair(size + 1, 9, 2.0, 0.0, size + 2)]][: len(chunks)]  # of each chunk, in the order of its rows
+    if spans:  # windows over all chunks, end to end
+        observer: Any = rw.SequenceObserver(place.client, "a", length, length, end_of_episode="drop", timeout_s=20)
+        rows = [pair for part in pairs for pair in (*part, None)]  # the last row of a chunk has no action
+        windows = [(start, start + length) for start in range(0, len(rows) - length + 1, length)]
+        expected = [[pair for pair in rows[a : b - 1] if pair is not None] for a, b in windows]
+    else:
+        observer = rw.TrajectoryObserver(place.client, "a", length, end_of_episode="tile", timeout_s=20)
+        tiled = rw.WindowSpec(length, 1, "tile")
+        expected = [part[a : b - 1] for part in pairs for a, b in tiled.windows(len(part) + 1)]
+    with observer:
+        for chunk in chunks:
+            observer.write_episode(chunk)
         observer.flush()
         batch = read(place)
-    assert batch is not None
-    expected = [[one.pair(t, True) for t in range(size)]]
+    if batch is None:
+        assert not expected
+        return
     assert pairs_of(rw.to_transitions(batch)) == expected
-    assert pairs_of(rw.to_transitions(tree.map_structure(lambda leaf: leaf[None], episode.steps()))) == expected
+    steps = tree.map_structure(lambda leaf: leaf[None], first.steps())
+    assert pairs_of(rw.to_transitions(steps)) == [whole]
 
 
 @pytest.mark.parametrize("end", ["terminated", "truncated"])

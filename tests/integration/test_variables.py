@@ -118,3 +118,25 @@ def test_poll_does_not_wait_for_a_server_that_hangs_with_news(lone_server: Start
         finally:
             server.process.resume()
         assert eventually(lambda: actor.poll() is not None)
+
+
+def test_each_version_has_a_number(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
+        assert (learner.version, actor.version) == (0, 0)
+        assert learner.publish({"w": np.zeros(2)}) == learner.version == 1
+        actor.latest()
+        assert actor.version == 1
+        assert learner.publish({"w": np.ones(2)}) == 2
+        assert eventually(lambda: actor.poll() is not None)
+        assert actor.version == 2
+        assert learner.publish({"w": np.ones(2)}, version=1000) == 1000
+        assert learner.publish({"w": np.ones(2)}) == 1001
+        for wrong in (0, -1, 1.5):
+            with pytest.raises(rw.SpecError, match="`version` must be"):
+                learner.publish({"w": np.zeros(2)}, version=wrong)  # type: ignore[arg-type]
+    # A learner that is started again goes on counting.
+    with rw.Variables(server.address, "weights") as learner:
+        assert learner.publish({"w": np.zeros(2)}) == 5
+        learner.latest()
+        assert learner.version == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import runpy
 import warnings
@@ -201,3 +202,88 @@ def test_prioritized_q_learning_finds_the_way(replay_server: StartServer) -> Non
     assert values[:-1].argmax(axis=1).tolist() == [1] * 4
     # The step into the end is worth 1.
     assert abs(values[3, 1] - 1.0) < 0.1
+
+
+def test_pytorch_info_mask_and_weights_are_tensors_on_the_device(replay_server: StartServer) -> None:
+    torch = pytest.importorskip("torch")
+    server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
+    with rw.Client(server.address) as client:
+        client.insert({"x": np.arange(2.0)}, {"table": 1.0})
+        client.insert({"x": np.arange(3.0)}, {"table": 3.0})
+    with rw.ReplayDataset(server.address, "table", 16, collate="pad", max_in_flight_batches=1) as dataset:
+        batch = next(iter(dataset.as_torch("cpu")))
+        info = batch.info
+        assert info.keys.dtype == torch.int64
+        assert info.probabilities.dtype == info.priorities.dtype == torch.float32
+        assert info.mask.dtype == torch.bool
+        lengths = info.lengths.tolist()
+        # Two items of priorities 1 and 3: probabilities 1/4 and 3/4, weights 2 * 1/4 and 2 * 3/4 to the power of -1.
+        expected = torch.tensor([2.0 if length == 2 else 2 / 3 for length in lengths])
+        torch.testing.assert_close(info.importance_weights(1.0), expected / expected.max())
+        assert info.mask.sum(1).tolist() == lengths
+        # A loss stays float32, and priorities may have gradients.
+        errors = (batch.data[0].sum(1).float() * torch.ones(16, requires_grad=True)) * info.importance_weights(0.5)
+        assert errors.dtype == torch.float32
+        dataset.update_priorities(batch, errors * 0 + info.lengths)
+        dataset.flush_priorities()
+    with rw.Client(server.address) as client:
+        samples = list(client.sample("table", 64))
+    seen = set(lengths)
+    assert {(len(s.data[0]), s.info.priority) for s in samples if len(s.data[0]) in seen} <= {(2, 2.0), (3, 3.0)}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_priorities_are_tensors_of_any_dtype_with_gradients(replay_server: StartServer, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    server = replay_server(rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0)))
+    with rw.Client(server.address) as client:
+        client.insert({"x": np.arange(2.0)}, {"table": 1.0})
+        with rw.ReplayDataset(server.address, "table", 4, max_in_flight_batches=1) as dataset:
+            batch = next(dataset)
+            priorities = torch.full((4,), 2.5, dtype=getattr(torch, dtype), requires_grad=True) * 2
+            for keys in (batch, batch.info, batch.info.keys, torch.from_numpy(batch.info.keys.view(np.int64))):
+                dataset.update_priorities(keys, priorities)
+            with pytest.raises(rw.SpecError, match=r"has shape \(3,\), expected \(4,\)"):
+                dataset.update_priorities(batch, priorities[:3])
+            dataset.flush_priorities()
+        assert next(client.sample("table", 1)).info.priority == 5.0
+
+
+def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(replay_server: StartServer) -> None:
+    torch = pytest.importorskip("torch")
+    names = ("online", "offline")
+    server = replay_server(*(rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in names))
+    with rw.Client(server.address) as client:
+        for number, name in enumerate(names):
+            client.insert({"x": np.full(2, number)}, {name: 1.0})
+        datasets = [rw.ReplayDataset(server.address, name, 3) for name in names]
+        with rw.MixedDataset({datasets[0]: 2, datasets[1]: 1}, 6) as dataset:
+            batch = next(iter(dataset.as_torch("cpu")))
+            assert batch.info.members.tolist() == [0, 0, 0, 0, 1, 1]
+            assert batch.info.importance_weights(0.5).tolist() == [1.0] * 6
+            dataset.update_priorities(batch, torch.arange(6.0, requires_grad=True))  # 3 and 5 are the last of each item
+            dataset.flush_priorities()
+        assert [next(client.sample(name, 1)).info.priority for name in names] == [3.0, 5.0]
+
+
+def test_pytorch_workers_bring_the_transform_and_mixtures(address: str) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    dataset = rw.ReplayDataset(address, "replay", 4, transform=rw.frame_stack(2, "x"))
+    with rw.MixedDataset({dataset: 1}) as mixed:
+        loader = data.DataLoader(
+            mixed.as_torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn", prefetch_factor=1
+        )
+        batch = next(iter(loader))
+    assert batch.data["x"].shape == (4, 5, 2, 3)
+    np.testing.assert_allclose(batch.data["x"].numpy()[:, :, 1] @ WEIGHTS, batch.data["y"].numpy(), atol=1e-5)
+
+
+def test_transform_may_make_tensors_itself(address: str) -> None:
+    torch = pytest.importorskip("torch")
+
+    def decode(batch: rw.Batch) -> rw.Batch:
+        return dataclasses.replace(batch, data={**batch.data, "x": torch.from_numpy(batch.data["x"]).half()})
+
+    with rw.ReplayDataset(address, "replay", 4, transform=decode) as dataset:
+        batch = next(iter(dataset.as_torch("cpu")))
+    assert batch.data["x"].dtype == torch.float16

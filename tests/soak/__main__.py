@@ -1,6 +1,7 @@
 """`make soak`: a server and its users, killed, paused, restarted, interrupted and forked at random; the books balance.
 
-    a fault every few seconds  kill, pause (SIGSTOP) or restart of the server or a worker, or a fork inside a worker
+    a fault every few seconds  kill, pause (SIGSTOP) or restart of the server or a worker, or a fork inside a worker;
+                               of the server, both of its processes or only the one with Reverb
     about ten times a second   SIGINT to a worker
 
 `soak.books` checks what must balance; `soak.worker` is the workers' program. A seed gives the same faults again, but
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reverb_writer_server.checkpoints.folder import checkpoints_in
-from service_process import ServiceProcess
+from service_process import ServiceProcess, eventually
 
 from soak.books import Books, Loss, num_confirmed
 
@@ -33,6 +34,7 @@ SLACK_S = 5  # from the begin of a checkpoint to its tables' file
 PAUSED_S = (0.5, 6.0)
 PROGRESS_EVERY_S = 10
 END_WITHIN_S = 120
+REVERB_DIED = 4  # the service's exit code
 NUM_ACTORS, NUM_LEARNERS = 3, 2
 HERE = Path(__file__).parent.parent
 CONFIGURATION = """
@@ -144,10 +146,16 @@ class Soak:
         """Kill the server or an actor. Learners are not killed, because their samples would be lost uncounted."""
         victim = self._victim(self.actors)
         self._count("kill", victim)
-        victim.end(signal.SIGKILL)
         if isinstance(victim, Worker):
+            victim.end(signal.SIGKILL)
             victim.start()
             return
+        if self._chance.random() < 1 / 2:
+            os.kill(victim.child(), signal.SIGKILL)
+            if victim.process.wait(END_WITHIN_S) != REVERB_DIED:
+                self.faults.append(f"the server ended with {victim.process.returncode} when Reverb was killed")
+        else:
+            victim.end(signal.SIGKILL)
         killed_at = time.time()
         victim.restart()
         self.kills.append(Loss(_began(_restored(victim.log(), self._folder)), killed_at))
@@ -165,12 +173,19 @@ class Soak:
     def _pause(self) -> None:
         victim = self._victim(self.workers)
         self._count("pause", victim)
-        numbers = [victim.process.pid, *([victim.child()] if isinstance(victim, ServiceProcess) else [])]
+        if isinstance(victim, ServiceProcess):
+            numbers = self._chance.choice([[victim.process.pid, victim.child()], [victim.child()]])
+        else:
+            numbers = [victim.process.pid]
         for number in numbers:
             os.kill(number, signal.SIGSTOP)
         self._interrupt_for(self._chance.uniform(*PAUSED_S))
         for number in numbers:
             os.kill(number, signal.SIGCONT)
+        if isinstance(victim, ServiceProcess):
+            eventually(lambda: victim.get("/readyz")[0] == 200, "the server is ready again")
+            if victim.get("/livez")[0] != 200:
+                self.faults.append("the server was paused and is ready again, and /livez fails")
 
     def _fork(self) -> None:
         for worker in self.workers:

@@ -151,15 +151,20 @@ def test_result_does_not_depend_on_the_size_of_the_cache(data: st.DataObject) ->
     while samples:  # in batches: chunks of the one before are evicted
         size = data.draw(st.integers(1, len(samples)))
         assert assembler.add(samples[:size]) == []
-        columns, _ = assembler.take()
         rows = [rows for rows, _ in expected[:size]]
-        for column, of_samples in zip(
-            columns,
-            (rows, [-one if not same else one for one, same in expected[:size]], list(map(frames, rows))),
-            strict=True,
-        ):
-            assert column.lengths.tolist() == list(map(len, rows))
-            np.testing.assert_array_equal(column.rows, np.concatenate(of_samples))
+        of_columns = (rows, [-one if not same else one for one, same in expected[:size]], list(map(frames, rows)))
+        if data.draw(st.booleans()):
+            all_rows = assembler.rows()
+            assert all_rows.info.lengths.tolist() == list(map(len, rows))
+            chosen = np.array(data.draw(st.lists(st.integers(0, sum(map(len, rows)) - 1))), np.int64)
+            for number, (taken, of_samples) in enumerate(zip(all_rows.take(chosen), of_columns, strict=True)):
+                np.testing.assert_array_equal(taken, np.concatenate(of_samples)[chosen])
+                np.testing.assert_array_equal(all_rows.column(number), np.concatenate(of_samples))
+            assembler.begin_next()
+        else:
+            for column, of_samples in zip(assembler.take()[0], of_columns, strict=True):
+                assert column.lengths.tolist() == list(map(len, rows))
+                np.testing.assert_array_equal(column.rows, np.concatenate(of_samples))
         del samples[:size], expected[:size]
 
 
@@ -331,5 +336,5 @@ def test_sample_larger_than_the_limit_is_unsafe() -> None:
 
 
 def test_bytes_that_are_not_a_response_are_refused() -> None:
-    with pytest.raises(FormatError, match="no SampleStreamResponse"):
+    with pytest.raises(FormatError, match="not a SampleStreamResponse"):
         samples_of(b"\xff\xff\xff")

@@ -11,7 +11,16 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("name", "needs"), [("accumulator.md", "numpy"), ("environments.md", "gymnasium")])
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("accumulator.md", "numpy"),
+        ("environments.md", "gymnasium"),
+        ("returns.md", "numpy"),
+        ("steps.md", "gymnasium"),
+        ("targets.md", "gymnasium"),
+    ],
+)
 def test_every_example_prints_what_the_page_says(name: str, needs: str) -> None:
     pytest.importorskip(needs)
     blocks = re.findall(r"^```pycon\n(.*?)^```$", (DOCS / name).read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)

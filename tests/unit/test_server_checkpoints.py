@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -18,57 +19,186 @@ from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointF
 from reverb_writer_server.checkpoints.tfrecord import DONE, FILES, read_records
 
 
-def written(incoming: Path, name: str, *, at: float, done: bool = True) -> Path:
-    """Do as Reverb does: a folder of that name, with its files, and DONE at the end."""
+def written(incoming: Path, name: str, *, at: float, done: bool = True, what: bytes = b"") -> Path:
+    """Do as Reverb does: a folder of that name, with its files, and DONE at the end. It has no tables."""
     path = incoming / name
     path.mkdir()
     for file in FILES:
         if file != DONE or done:
-            (path / file).write_text("" if file == DONE else f"{file} of {name}")
+            (path / file).write_bytes(
+                b"" if file == DONE else zlib.compress(b"" if file == "tables.tfrecord" else what)
+            )
             os.utime(path / file, (at, at))
     return path
+
+
+def adopted(folder: CheckpointFolder) -> list[str]:
+    return [one.name for one in folder.adopt_finished().kept.values()]
 
 
 def names(directory: Path) -> list[str]:
     return [one.name for one in checkpoints_in(directory)]
 
 
-def test_finished_checkpoints_are_kept_under_their_time_and_the_newest_only(tmp_path: Path) -> None:
+def test_finished_checkpoints_are_kept_under_a_number_and_their_time_and_the_newest_only(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         for second in (1, 2, 3):
-            path = written(folder.incoming, f"2026-01-01T00:00:0{second}+00:00", at=second)
-            assert [one.name for one in folder.keep_finished()] == [f"19700101T00000{second}.000000Z"]
-            shutil.rmtree(path)  # as Reverb does at its next checkpoint
-        assert names(folder.directory) == ["19700101T000003.000000Z", "19700101T000002.000000Z"]
+            written(folder.incoming, f"2026-01-01T00:00:0{second}+00:00", at=second, what=b"of %d" % second)
+            assert adopted(folder) == [f"0000000{second}-19700101T00000{second}.000000Z"]
+        assert names(folder.directory) == ["00000003-19700101T000003.000000Z", "00000002-19700101T000002.000000Z"]
         latest = folder.latest()
         assert latest is not None
-        assert (latest.path / "items.tfrecord").read_text() == "items.tfrecord of 2026-01-01T00:00:03+00:00"
+        assert zlib.decompress((latest.path / "items.tfrecord").read_bytes()) == b"of 3"
+        assert list(folder.incoming.iterdir()) == []  # so that Reverb never finds an older one of a later name
+
+
+def test_clock_that_was_set_back_changes_no_order(tmp_path: Path) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=2) as folder:
+        for second in (9, 5, 1):
+            written(folder.incoming, f"2026-01-01T00:00:0{second}+00:00", at=second)
+            assert len(adopted(folder)) == 1
+        assert names(folder.directory) == ["00000003-19700101T000001.000000Z", "00000002-19700101T000005.000000Z"]
+
+
+def test_names_of_earlier_versions_are_older_than_all_with_a_number_even_in_the_future(tmp_path: Path) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=2) as folder:
+        for name in ("20990101T000000.000000Z", "20260101T000000.000000Z"):
+            written(tmp_path / "own" / "kept", name, at=1)
+        assert names(folder.directory) == ["20990101T000000.000000Z", "20260101T000000.000000Z"]
+        written(folder.incoming, "2026-01-02T00:00:00+00:00", at=2)
+        assert adopted(folder) == ["00000001-19700101T000002.000000Z"]
+        assert names(folder.directory) == ["00000001-19700101T000002.000000Z", "20990101T000000.000000Z"]
+
+
+def test_number_of_a_checkpoint_that_was_removed_is_not_used_again(tmp_path: Path) -> None:
+    for number in (1, 2):
+        with CheckpointFolder(tmp_path / "own", keep=2) as folder:
+            written(folder.incoming, "a", at=1)
+            (name,) = adopted(folder)
+            assert name.startswith(f"0000000{number}-")
+            shutil.rmtree(folder.directory / "kept" / name)
+            assert folder.latest() is None
 
 
 def test_unfinished_checkpoint_is_not_kept(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         written(folder.incoming, "a", at=1, done=False)
-        assert folder.keep_finished() == []
+        assert adopted(folder) == []
         assert folder.latest() is None
 
 
-def test_checkpoint_is_kept_once_without_a_copy(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", zlib.compress(bytes(1000))[:-4], b"no zlib stream at all"])
+def test_finished_checkpoint_that_is_damaged_is_refused_and_deleted(tmp_path: Path, content: bytes) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=1) as folder:
+        written(folder.incoming, "a", at=1)
+        (before,) = adopted(folder)
+        path = written(folder.incoming, "b", at=2)
+        (path / "chunks.tfrecord").write_bytes(content)  # a full disk: Reverb does not look when it closes a file
+        found = folder.adopt_finished()
+        assert not found.kept
+        assert "chunks.tfrecord" in found.refused["b"]
+        assert names(folder.directory) == [before]
+        assert not path.exists()
+
+
+def test_checkpoint_is_kept_without_a_copy(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
-        path = written(folder.incoming, "a", at=1)
-        (kept,) = folder.keep_finished()
-        assert folder.keep_finished() == []
-        assert (kept.path / "chunks.tfrecord").samefile(path / "chunks.tfrecord")
+        number = (written(folder.incoming, "a", at=1) / "chunks.tfrecord").stat().st_ino
+        (kept,) = folder.adopt_finished().kept.values()
+        assert (kept.path / "chunks.tfrecord").stat().st_ino == number
+        assert adopted(folder) == []
 
 
 def test_next_start_keeps_what_was_finished_and_clears_what_was_not(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
         written(folder.incoming, "finished", at=1)
         written(folder.incoming, "unfinished", at=2, done=False)
+        written(folder.incoming, ".converted", at=3)  # what earlier versions left when they were killed
+        folder.fitted.mkdir()
         assert folder.starts == 1
     with CheckpointFolder(tmp_path / "own", keep=2) as folder:
-        assert names(folder.directory) == ["19700101T000001.000000Z"]
+        assert names(folder.directory) == ["00000001-19700101T000001.000000Z"]
+        assert [path.name for path in (folder.directory / "kept").iterdir()] == names(folder.directory)
         assert list(folder.incoming.iterdir()) == []
         assert folder.starts == 2
+
+
+def test_older_incomplete_and_damaged_ones_go_with_the_last_that_is_kept(tmp_path: Path) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=2) as folder:
+        for second in (1, 2, 3):
+            written(folder.incoming, str(second), at=second)
+            adopted(folder)
+        three, two = checkpoints_in(folder.directory)
+        folder.damaged.add(three.name)
+        assert folder.latest() == two
+        written(folder.incoming, "4", at=4)
+        (four,) = adopted(folder)
+        assert names(folder.directory) == [four, three.name, two.name]  # two sound ones
+        written(folder.incoming, "5", at=5)
+        (five,) = adopted(folder)
+        assert names(folder.directory) == [five, four]
+
+
+def test_checkpoint_that_is_read_is_not_deleted(tmp_path: Path) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=1) as folder:
+        written(folder.incoming, "a", at=1)
+        (first,) = adopted(folder)
+        folder.in_use = first
+        written(folder.incoming, "b", at=2)
+        (second,) = adopted(folder)
+        assert names(folder.directory) == [second, first]
+        folder.in_use = None
+        assert folder.prune(1) == 1
+        assert names(folder.directory) == [second]
+
+
+# Its mark.
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"starts": null}', "null", "\x00\xff", '{"starts": -3, "sequence": "x"}']
+)
+def test_damaged_mark_is_written_anew_and_the_checkpoints_stay(tmp_path: Path, content: str) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=3) as folder:
+        written(folder.incoming, "a", at=1)
+        (first,) = adopted(folder)
+    (tmp_path / "own" / "OWNER.json").write_text(content, "latin-1")
+    with CheckpointFolder(tmp_path / "own", keep=3) as folder:
+        assert folder.starts == 1
+        assert names(folder.directory) == [first]
+        written(folder.incoming, "b", at=1)
+        assert adopted(folder)[0].startswith("00000002-")
+    with CheckpointFolder(tmp_path / "own", keep=3) as folder:
+        assert folder.starts == 2
+
+
+def test_folder_that_has_lost_its_mark_is_known_by_its_checkpoints(tmp_path: Path) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=3) as folder:
+        written(folder.incoming, "a", at=1)
+        (first,) = adopted(folder)
+    (tmp_path / "own" / "OWNER.json").unlink()
+    assert names(tmp_path / "own") == [first]
+    with CheckpointFolder(tmp_path / "own", keep=3) as folder:
+        assert names(folder.directory) == [first]
+
+
+def test_folder_without_a_mark_that_holds_anything_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own" / "kept" / "photographs").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="must hold checkpoints and nothing else, found kept"):
+        CheckpointFolder(tmp_path / "own", keep=1)
+
+
+def test_reading_of_what_somebody_removes_meanwhile_never_fails(tmp_path: Path) -> None:
+    with CheckpointFolder(tmp_path / "own", keep=1) as folder:
+        written(folder.incoming, "a", at=1)
+        (one,) = folder.adopt_finished().kept.values()
+        shutil.rmtree(one.path)
+        assert (one.fault() is None, one.size_bytes, one.written_at.timestamp()) == (False, 0, 0)
+        assert (folder.latest(), folder.count()) == (None, 0)
+        shutil.rmtree(folder.directory / "kept")
+        assert (folder.latest(), folder.count()) == (None, 0)
+        written(folder.incoming, "b", at=1)
+        assert adopted(folder)[0].startswith("00000002-")
 
 
 @pytest.mark.parametrize("stranger", ["lost+found", "zzz", "model.pt", ".DS_Store"])
@@ -100,7 +230,7 @@ def test_checkpoint_that_lacks_a_file_is_incomplete(
     with CheckpointFolder(tmp_path, keep=3) as folder:
         for second in (1, 2):
             written(folder.incoming, str(second), at=second)
-            folder.keep_finished()
+            folder.adopt_finished()
         older, newer = reversed(checkpoints_in(tmp_path))
         (newer.path / missing).unlink()
         assert newer.fault() == f"{missing} missing"
@@ -113,9 +243,9 @@ def test_checkpoint_that_lacks_a_file_is_incomplete(
 def test_checkpoint_that_was_cut_short_is_incomplete(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         written(folder.incoming, "a", at=1)
-        (kept,) = folder.keep_finished()
+        (kept,) = folder.adopt_finished().kept.values()
         os.truncate(kept.path / "chunks.tfrecord", 3)
-        assert kept.fault() == "chunks.tfrecord has 3 bytes, expected 20"
+        assert kept.fault() == "chunks.tfrecord has 3 bytes, expected 8"
         assert folder.latest() is None
 
 
@@ -124,7 +254,7 @@ def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_
         assert select_checkpoint(tmp_path, "latest") is None
         for second in (1, 2):
             written(folder.incoming, str(second), at=second)
-            folder.keep_finished()
+            folder.adopt_finished()
         newest, oldest = checkpoints_in(tmp_path)
         os.truncate(newest.path / "chunks.tfrecord", 3)
         (oldest.path / "DONE").unlink()
@@ -139,9 +269,11 @@ def test_server_does_not_begin_empty_because_all_checkpoints_are_incomplete(tmp_
 def test_name_that_there_is_not_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path, keep=3) as folder:
         written(folder.incoming, "a", at=1)
-        folder.keep_finished()
+        folder.adopt_finished()
         assert select_checkpoint(tmp_path, "none") is None
-        with pytest.raises(CheckpointError, match=r"there is no checkpoint `b`; found: 19700101T000001\.000000Z"):
+        with pytest.raises(
+            CheckpointError, match=r"there is no checkpoint `b`; found: 00000001-19700101T000001\.000000Z"
+        ):
             select_checkpoint(tmp_path, "b")
 
 

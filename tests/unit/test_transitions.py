@@ -53,7 +53,7 @@ def rlds_with_discounts_of_1(end: str) -> Any:
 def trajectory(end: str) -> Any:
     steps = recorded(end)
     last = MID if end == "cut" else LAST
-    following = [MID, MID, last, MID if end == "cut" else FIRST]
+    following = [MID, MID, last, MID if end == "cut" else FIRST]  # of the next row
     return rw.Trajectory(
         step_type=np.array([[FIRST, MID, MID, last]], np.int32),
         observation=steps["observation"],
@@ -140,6 +140,13 @@ def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batc
     expected = [True, True, True, False, True, True, True]
     assert rw.to_transitions(steps, mask=np.ones((1, 8), bool)).mask.tolist() == [expected]
     assert rw.to_transitions(tree.map_structure(lambda column: column[0], steps)).mask.tolist() == expected
+
+
+def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
+    steps = trajectory("cut")  # and then the actor called `reset`: padding follows a step that says MID does
+    padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
+    padded.step_type[0, 4:] = LAST
+    assert rw.to_transitions(padded).mask.tolist() == [[True, True, True, False, False]]
 
 
 def test_a_window_that_begins_with_a_boundary_step_has_no_pair_with_it() -> None:

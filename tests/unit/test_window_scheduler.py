@@ -15,7 +15,7 @@ from reverb_writer.writing.window_targets import NEVER, WindowTarget
 
 
 def scheduler(*targets: WindowTarget) -> WindowScheduler:
-    return WindowScheduler(targets, [0], list)
+    return WindowScheduler(targets, [0], list, lambda _: 1.0)
 
 
 def pairs(windows: Windows) -> list[tuple[int, int]]:

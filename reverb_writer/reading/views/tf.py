@@ -23,7 +23,7 @@ def tf_dataset(dataset: Any, num_open: int = 2) -> Any:
 
     This waits for the first batch, takes the element spec from it, and returns it as the first element. The first
     `num_open` sizes of each shape are None in the spec, because a last batch may be smaller. Lists become tuples, as
-    `tf.data` requires.
+    `tf.data` requires. Batches that have `next` become triples, with it as the third.
     """
     first = next(dataset)
     head = _element(first)
@@ -89,7 +89,8 @@ def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch
 
 
 def _element(batch: Any) -> Any:
-    return _tuples(batch.data), batch.numbers()
+    pair = _tuples(batch.data), batch.numbers()
+    return pair if batch.next is None else (*pair, _tuples(batch.next))
 
 
 def _tuples(nest: Any) -> Any:

@@ -43,11 +43,21 @@ class TensorConverter:
             raise SpecError(f"`device` is {str(device)!r}, but PyTorch finds no CUDA device. Pass None for the CPU.")
 
     def __call__(self, batch: Any) -> Any:
-        """Return a `Batch` with its data and markers as tensors, or a nest of arrays as tensors; None stays None."""
-        return batch.map_arrays(self.tensor) if isinstance(batch, Batch) else map_present(self.tensor, batch)
+        """Return a `Batch` or a nest of arrays as tensors; of a batch, also markers and info. None stays None."""
+        if isinstance(batch, Batch):
+            return batch.map_arrays(self.tensor, self._info_tensor)
+        return map_present(self.tensor, batch)
+
+    def _info_tensor(self, array: Any) -> Any:
+        """Return keys with the same bits as int64, and float64 as float32, so that weights do not widen a loss."""
+        if array.dtype == np.uint64:
+            array = array.view(np.int64)
+        return self.tensor(array.astype(np.float32) if array.dtype == np.float64 else array)
 
     def tensor(self, array: Any) -> Any:
-        """Return an array as a tensor, or as a list if it holds strings."""
+        """Return an array as a tensor, or as a list if it holds strings; a tensor, of a transform, on the device."""
+        if isinstance(array, torch.Tensor):
+            return array if self._device is None else array.to(self._device)
         if array.dtype.kind == "O":
             return array.tolist()
         if array.dtype.name == "bfloat16":
@@ -61,7 +71,7 @@ class TensorConverter:
 
 
 class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]  # not installed where mypy runs
-    """Batches as tensors; keys and other numbers of `info` stay NumPy arrays.
+    """Batches as tensors: their data, their markers, and the numbers of their info.
 
     In a `DataLoader`, each worker process opens a data set of its own. Pass `batch_size=None`: batches are batches
     already.

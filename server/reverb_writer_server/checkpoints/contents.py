@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -18,12 +20,33 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.tables import Prioritized, Selector, TableConfig
-from reverb_writer_server.checkpoints.tfrecord import CHUNKS, DONE, FILES, ITEMS, TABLES, read_records
+from reverb_writer_server.checkpoints.tfrecord import (
+    CHUNKS,
+    DONE,
+    FILES,
+    ITEMS,
+    TABLES,
+    Extent,
+    read_file,
+    read_records,
+)
 from reverb_writer_server.config.textproto import selector
 
-__all__ = ["MANIFEST", "Checkpoint", "Contents", "TableState", "differences", "inspect", "tables_of", "verify"]
+__all__ = [
+    "MANIFEST",
+    "NAME",
+    "Checkpoint",
+    "Contents",
+    "TableState",
+    "checked",
+    "differences",
+    "inspect",
+    "tables_of",
+    "verify",
+]
 
-MANIFEST = "MANIFEST.json"  # the size of each file, so that a short one is noticed without reading it
+MANIFEST = "MANIFEST.json"  # size and checksum of each file, so that a short one is noticed without reading it
+NAME = re.compile(r"(?:(\d{8,})-)?\d{8}T\d{6}\.\d{6}Z")  # those without a number are of earlier versions
 
 
 @dataclass(frozen=True)
@@ -42,32 +65,78 @@ class Checkpoint:
         return self.path.name
 
     @property
+    def sequence(self) -> int:
+        """Its number in its folder; 0 for a name without one, which is older than all that have one."""
+        named = NAME.fullmatch(self.name)
+        return int(named[1] or 0) if named else 0
+
+    @property
     def written_at(self) -> datetime:
-        """When it was finished, UTC; if it is incomplete, when it was last changed."""
+        """When it was finished, UTC; if it is incomplete, when it was last changed; if it is gone, long ago."""
         done = self.path / DONE
-        return datetime.fromtimestamp((done if done.exists() else self.path).stat().st_mtime, timezone.utc)
+        for path in (done, self.path):
+            with contextlib.suppress(OSError):
+                return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+        return datetime.fromtimestamp(0, timezone.utc)
 
     @property
     def size_bytes(self) -> int:
-        """Its size on disk."""
-        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
+        """Its size on disk; 0 if it is gone."""
+        total = 0
+        with contextlib.suppress(OSError):
+            for file in self.path.iterdir():
+                total += file.stat().st_size
+        return total
 
     def fault(self) -> str | None:
-        """Return what is missing or wrong; None if the checkpoint is complete."""
+        """Return what is missing or has a wrong size; None if the checkpoint is complete. Files are not read."""
         missing = [name for name in FILES if not (self.path / name).is_file()]
         if missing:
             return f"{', '.join(missing)} missing"
         try:
-            expected = json.loads((self.path / MANIFEST).read_text())
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            return f"{MANIFEST} is not JSON"
-        for name, size in expected.items():
-            found = (self.path / name).stat().st_size if (self.path / name).is_file() else 0
-            if found != size:
-                return f"{name} has {found} bytes, expected {size}"
+            expected = self._manifest()
+            for name, extent in expected.items():
+                found = (self.path / name).stat().st_size if (self.path / name).is_file() else 0
+                if found != extent.size_bytes:
+                    return f"{name} has {found} bytes, expected {extent.size_bytes}"
+        except FormatError as error:
+            return str(error)
+        except OSError as error:
+            return f"cannot be read ({error})"
         return None
+
+    def check(self) -> None:
+        """Read the files, and see whether they are as they were written.
+
+        Raises:
+            FormatError: one is missing, truncated or damaged; the message names it.
+        """
+        fault = self.fault()
+        if fault:
+            raise FormatError(fault)
+        expected = self._manifest()
+        if any(name not in expected or expected[name].crc32 is None for name in FILES):
+            inspect(self)  # of an earlier version, or from elsewhere
+            return
+        try:
+            for name in FILES:
+                if read_file(self.path / name) != expected[name]:
+                    raise FormatError(f"{name} is damaged: its checksum differs from the one that was stored with it")
+        except OSError as error:
+            raise FormatError(f"cannot be read ({error})") from error
+
+    def _manifest(self) -> dict[str, Extent]:
+        """Return what is known of each file: nothing without the manifest, sizes only of earlier versions."""
+        try:
+            found = json.loads((self.path / MANIFEST).read_bytes())
+            return {
+                name: Extent(one, None) if isinstance(one, int) else Extent(int(one["bytes"]), int(one["crc32"]))
+                for name, one in found.items()
+            }
+        except FileNotFoundError:
+            return {}
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
+            raise FormatError(f"{MANIFEST} is damaged ({error!r})") from error
 
 
 @dataclass(frozen=True)
@@ -114,6 +183,17 @@ class Contents:
     items: dict[str, int]
     chunks: int
     steps: int
+
+
+def checked(checkpoint: Checkpoint) -> dict[str, dict[str, int]]:
+    """Read a finished checkpoint to its end, and return what its manifest says: size and checksum of each file.
+
+    Raises:
+        FormatError: a file is truncated or damaged.
+        FileNotFoundError: there is no such checkpoint.
+    """
+    found = {name: read_file(checkpoint.path / name, inflate=name != DONE) for name in FILES}
+    return {name: {"bytes": one.size_bytes, "crc32": one.crc32 or 0} for name, one in found.items()}
 
 
 def tables_of(checkpoint: Checkpoint) -> tuple[TableState, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -53,7 +54,10 @@ def convert_checkpoint(checkpoint: Path, target: Path, tables: Sequence[TableCon
                 left_out[name] += 1
             else:
                 out.write(record)
-    os.link(checkpoint / CHUNKS, target / CHUNKS)
+    try:
+        os.link(checkpoint / CHUNKS, target / CHUNKS)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(checkpoint / CHUNKS, target / CHUNKS)
     (target / DONE).touch()
     return dict(left_out)
 

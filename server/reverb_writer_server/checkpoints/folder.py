@@ -3,41 +3,47 @@
     DIRECTORY/
       OWNER.json     marks the folder as one of this server; locked while a server uses it
       incoming/      where Reverb writes. It keeps the checkpoint of the highest name and deletes everything else there
-      kept/          the newest checkpoints, named by the time at which they were finished
-        20260801T120000.123456Z/
+      kept/          the newest checkpoints, named by a sequence number and the time at which they were finished
+        00000042-20260801T120000.123456Z/
           tables.tfrecord, items.tfrecord, chunks.tfrecord, DONE, MANIFEST.json
 
-A finished checkpoint in `incoming` gets a second name in `kept`: hard links, no copy, so that Reverb may delete its
-own. A folder with anything else in it is refused: Reverb takes the last name in alphabetical order for its newest
-checkpoint, so next to `lost+found` it would delete the checkpoint that it has just written.
+A finished checkpoint is moved from `incoming` to `kept`: so Reverb, which names its own by the clock, never finds an
+older one that a later name protects. The numbers order `kept`, and no clock. A folder with anything else in it is
+refused: Reverb deletes what it does not know.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import timezone
 from pathlib import Path
-from typing import Any
 
-from reverb_writer.errors import ReverbWriterError, SpecError
-from reverb_writer_server.checkpoints.contents import MANIFEST, Checkpoint
-from reverb_writer_server.checkpoints.tfrecord import DONE, FILES
+from reverb_writer.errors import FormatError
+from reverb_writer_server.checkpoints.contents import MANIFEST, NAME, Checkpoint, checked, tables_of
+from reverb_writer_server.checkpoints.owner import OWNER, CheckpointError, OwnerFile
+from reverb_writer_server.checkpoints.tfrecord import DONE
 
-__all__ = ["CheckpointError", "CheckpointFolder", "check_directory", "checkpoints_in", "select_checkpoint"]
+__all__ = [
+    "Adopted",
+    "CheckpointError",
+    "CheckpointFolder",
+    "check_directory",
+    "checkpoints_in",
+    "restorable",
+    "select_checkpoint",
+]
 
 _logger = logging.getLogger(__name__)
-_OWNER, _INCOMING, _KEPT = "OWNER.json", "incoming", "kept"
+_INCOMING, _KEPT = "incoming", "kept"
 _PARTIAL = ".partial-"
-
-
-class CheckpointError(ReverbWriterError):
-    """A folder of checkpoints or a checkpoint that cannot be used."""
+_FITTED = f"{_PARTIAL}fitted"  # never adopted, and cleared with the other leftovers
 
 
 def checkpoints_in(directory: Path) -> list[Checkpoint]:
@@ -46,53 +52,77 @@ def checkpoints_in(directory: Path) -> list[Checkpoint]:
     Raises:
         CheckpointError: it is not a folder of checkpoints.
     """
-    if not (directory / _OWNER).is_file():
-        raise CheckpointError(f"{directory}: is not a folder of checkpoints (it has no {_OWNER}). Check the path.")
-    return sorted((Checkpoint(path) for path in (directory / _KEPT).iterdir()), key=lambda one: one.name, reverse=True)
+    if not _is_ours(directory):
+        raise CheckpointError(f"{directory}: is not a folder of checkpoints (it has no {OWNER}). Check the path.")
+    return _kept_in(directory)
+
+
+def restorable(directory: Path, restore: str) -> list[Checkpoint]:
+    """Return the checkpoints that `restore` ("latest", "none" or a name) allows, in the order in which to try them.
+
+    Raises:
+        CheckpointError: no checkpoint has that name.
+    """
+    found = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
+    if restore in ("none", "latest"):
+        return found if restore == "latest" else []
+    named = [one for one in found if one.name == restore]
+    if not named:
+        names = ", ".join(one.name for one in found) or "none"
+        raise CheckpointError(f"{directory}: there is no checkpoint `{restore}`; found: {names}.")
+    return named
 
 
 def select_checkpoint(directory: Path, restore: str) -> Checkpoint | None:
-    """Return the checkpoint that `restore` names: "latest", "none" or a name.
+    """Return the first complete one of `restorable`; None if there are none at all. Files are not read.
 
     Raises:
         CheckpointError: no checkpoint has that name, or it is incomplete; or with "latest", all are incomplete.
     """
-    found = checkpoints_in(directory) if directory.exists() and any(directory.iterdir()) else []
-    if restore == "none":
+    found = restorable(directory, restore)
+    for one in found:
+        fault = one.fault()
+        if fault is None:
+            return one
+        if restore != "latest":
+            raise CheckpointError(f"{one.path}: {fault}. It is incomplete; choose another one.")
+        _logger.warning("checkpoint %s is incomplete and not restored: %s.", one.name, fault)
+    if not found:
         return None
-    if restore == "latest":
-        for one in found:
-            fault = one.fault()
-            if fault is None:
-                return one
-            _logger.warning("checkpoint %s is incomplete and not restored: %s.", one.name, fault)
-        if found:
-            raise CheckpointError(
-                f"{directory}: all {len(found)} checkpoints are incomplete; of the newest, {found[0].name}: "
-                f'{found[0].fault()}. Restore its files, or set checkpoints.restore = "none" to begin empty.'
-            )
-        return None
-    named = next((one for one in found if one.name == restore), None)
-    if named is None:
-        names = ", ".join(one.name for one in found) or "none"
-        raise CheckpointError(f"{directory}: there is no checkpoint `{restore}`; found: {names}.")
-    fault = named.fault()
-    if fault:
-        raise CheckpointError(f"{named.path}: {fault}. It is incomplete; choose another one.")
-    return named
+    raise CheckpointError(
+        f"{directory}: all {len(found)} checkpoints are incomplete; of the newest, {found[0].name}: "
+        f'{found[0].fault()}. Restore its files, or set checkpoints.restore = "none" to begin empty.'
+    )
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What has become of the finished checkpoints that Reverb had left.
+
+    Attributes:
+        kept: those that are kept now, by the name that Reverb gave them.
+        refused: what is wrong with the others, by that name; they are deleted.
+    """
+
+    kept: dict[str, Checkpoint] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 class CheckpointFolder:
-    """The checkpoint folder of a running server; a context manager that holds its lock.
+    """The checkpoint folder of a running server; a context manager that holds its lock. Not thread-safe.
 
     Attributes:
         directory: the folder.
         incoming: the folder that Reverb writes to.
+        fitted: where a copy for other tables may be written.
+        owner: the mark of the folder.
         starts: how often a server has started on the folder, this time included.
+        damaged: names of checkpoints that could not be restored, though they look complete.
+        in_use: the name of a checkpoint that something reads, which is not deleted meanwhile.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
-        """Lock the folder, which is created if it does not exist.
+        """Lock the folder, which is created if it does not exist; clear what is unfinished, keep what is finished.
 
         Args:
             directory: an empty folder, or one that this server has used before.
@@ -103,48 +133,93 @@ class CheckpointFolder:
         """
         self.directory = directory
         self.incoming = directory / _INCOMING
+        self.fitted = directory / _KEPT / _FITTED
+        self.keep = keep
+        self.damaged: set[str] = set()
+        self.in_use: str | None = None
         self._kept = directory / _KEPT
-        self._keep = keep
-        self._kept_names: set[str] = set()
         with contextlib.ExitStack() as undo:
             try:
                 check_directory(directory)
                 directory.mkdir(parents=True, exist_ok=True)
-                owner = undo.enter_context((directory / _OWNER).open("a+"))
-                _lock(owner, directory)
-                self.starts = _count_start(owner)
+                self.owner = OwnerFile(directory)
+                undo.callback(self.owner.close)
+                self.clear_unfinished()  # first of all: they may fill the disk
                 self._kept.mkdir(exist_ok=True)
                 self.incoming.mkdir(exist_ok=True)
-                self.keep_finished()
-                for leftover in [*self.incoming.iterdir(), *self._kept.glob(f"{_PARTIAL}*")]:
-                    shutil.rmtree(leftover)
+                self.adopt_finished()
+                self.clear_incoming()
             except OSError as error:
                 raise _unusable(directory, error) from error
+            self.owner.update(starts=self.owner.mark.starts + 1)
+            self.starts = self.owner.mark.starts
             self._undo = undo.pop_all()
 
-    def keep_finished(self) -> list[Checkpoint]:
-        """Keep what Reverb has finished since the last call, delete all but the newest, and return the new ones."""
-        new = []
-        for path in sorted(self.incoming.iterdir()) if self.incoming.is_dir() else []:
-            if path.name in self._kept_names or not (path / DONE).is_file():
-                continue
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # Reverb has deleted it meanwhile, because there is a newer one
-                new.append(self._keep_one(path))
-                self._kept_names.add(path.name)
-        if new:
-            for old in list(self._complete())[self._keep :]:
-                shutil.rmtree(old.path)
-        return new
+    def clear_unfinished(self, min_age_s: float = 0.0) -> None:
+        """Delete what saves, restores and deletions have left unfinished; no save may be under way.
+
+        Args:
+            min_age_s: age from which on a save counts as left; a younger one may have begun at this moment.
+        """
+        for leftover in _entries(self.incoming):
+            is_old = min_age_s == 0 or abs(time.time() - Checkpoint(leftover).written_at.timestamp()) >= min_age_s
+            if leftover.name.startswith(".") or (is_old and not (leftover / DONE).is_file()):
+                _remove(leftover)
+        for leftover in self._kept.glob(f"{_PARTIAL}*") if self._kept.is_dir() else ():
+            _remove(leftover)
+
+    def clear_incoming(self) -> None:
+        """Delete all that is left where Reverb writes."""
+        for leftover in _entries(self.incoming):
+            _remove(leftover)
+
+    def adopt_finished(self) -> Adopted:
+        """Keep what Reverb has finished since the last call if it is sound, and delete all but the newest.
+
+        Raises:
+            OSError: a checkpoint cannot be moved; it stays where it is.
+        """
+        adopted = Adopted()
+        finished = [path for path in _entries(self.incoming) if path.name[0] != "." and (path / DONE).is_file()]
+        for path in sorted(finished, key=lambda path: Checkpoint(path).written_at):
+            try:
+                adopted.kept[path.name] = self._adopt(path)
+            except (FormatError, FileNotFoundError) as error:
+                if path.exists():  # otherwise Reverb has deleted it meanwhile, because there is a newer one
+                    adopted.refused[path.name] = str(error)
+                    _logger.log(logging.ERROR, "Reverb's checkpoint %s is damaged and not kept: %s", path.name, error)
+                    _remove(path)
+        if adopted.kept:
+            self.prune(self.keep)
+        return adopted
+
+    def prune(self, keep: int) -> int:
+        """Delete what is older than the newest `keep` sound checkpoints; return how many were deleted."""
+        found = _kept_in(self.directory)
+        sound = [one for one in found if self._is_sound(one)]
+        if len(sound) < keep:
+            return 0
+        pruned = 0
+        for old in found[found.index(sound[keep - 1]) + 1 :]:
+            if old.name != self.in_use:
+                partial = self._kept / f"{_PARTIAL}{old.name}"
+                with contextlib.suppress(FileNotFoundError):
+                    old.path.rename(partial)  # a kill leaves no half of a checkpoint under its name
+                    _remove(partial)
+                    pruned += 1
+        return pruned
+
+    def free_bytes(self) -> int:
+        """Return how much room there is on its disk."""
+        return shutil.disk_usage(self.directory).free
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint, if there is one."""
-        return next(self._complete(), None)
+        """Return the newest sound checkpoint, if there is one."""
+        return next(self._sound(), None)
 
     def count(self) -> int:
-        """Return the number of complete checkpoints."""
-        return sum(1 for _ in self._complete())
+        """Return the number of sound checkpoints."""
+        return sum(1 for _ in self._sound())
 
     def close(self) -> None:
         """Unlock the folder, so that another server can use it. Idempotent."""
@@ -158,28 +233,33 @@ class CheckpointFolder:
         """Unlock it."""
         self.close()
 
-    def _complete(self) -> Iterator[Checkpoint]:
-        return (one for one in checkpoints_in(self.directory) if one.fault() is None)
+    def _sound(self) -> Iterator[Checkpoint]:
+        return (one for one in _kept_in(self.directory) if self._is_sound(one))
 
-    def _keep_one(self, path: Path) -> Checkpoint:
-        finished = Checkpoint(path).written_at.astimezone(timezone.utc)
-        target = self._kept / finished.strftime("%Y%m%dT%H%M%S.%fZ")
-        partial = self._kept / f"{_PARTIAL}{target.name}"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        sizes = {}
-        for name in FILES:
-            _link(path / name, partial / name)
-            sizes[name] = (partial / name).stat().st_size
-        (partial / MANIFEST).write_text(json.dumps(sizes))
-        for file in partial.iterdir():
+    def _is_sound(self, one: Checkpoint) -> bool:
+        return one.name not in self.damaged and one.fault() is None
+
+    def _adopt(self, path: Path) -> Checkpoint:
+        """Read a checkpoint to its end, write what it must be like beside it, and move it; all is on disk then."""
+        one = Checkpoint(path)
+        manifest = checked(one)
+        tables_of(one)
+        try:
+            (path / MANIFEST).write_text(json.dumps(manifest))
+        except OSError as error:  # a full disk: the checkpoint itself is there
+            _logger.warning("%s: is kept without its checksums (%s)", path.name, error)
+            (path / MANIFEST).unlink(missing_ok=True)
+        for file in path.iterdir():
             _sync(file)  # Reverb does not sync: after a power cut DONE could exist without the other files
-        _sync(partial)
-        if target.exists():
-            shutil.rmtree(partial)
-        else:
-            partial.rename(target)
+        _sync(path)
+        number = 1 + max(
+            [self.owner.mark.sequence, *(kept.sequence for kept in _kept_in(self.directory))],
+        )
+        self._kept.mkdir(exist_ok=True)
+        target = self._kept / f"{number:08d}-{one.written_at.astimezone(timezone.utc):%Y%m%dT%H%M%S.%fZ}"
+        path.rename(target)
         _sync(self._kept)
+        self.owner.update(sequence=number)
         return Checkpoint(target)
 
 
@@ -192,56 +272,55 @@ def check_directory(directory: Path) -> None:
     if not directory.exists():
         return
     try:
-        _refuse_other_files(directory)
+        found = sorted(path.name for path in directory.iterdir())
+        others = sorted({*found} - {OWNER, _INCOMING, _KEPT})
+        if others or (found and not _is_ours(directory)):
+            raise CheckpointError(
+                f"{directory}: must hold checkpoints and nothing else, found {', '.join(others or found)}. Name a "
+                f"folder of its own, such as {directory / 'checkpoints'}: Reverb deletes what it does not know."
+            )
     except OSError as error:
         raise _unusable(directory, error) from error
 
 
-def _unusable(directory: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"{directory}: cannot be used ({error}). Check its owner and permissions.")
+def _is_ours(directory: Path) -> bool:
+    """Return whether a folder has the mark, or is one of ours that has lost it."""
+    if (directory / OWNER).is_file():
+        return True
+    kept = _entries(directory / _KEPT)
+    is_known = all(NAME.fullmatch(path.name) or path.name.startswith(_PARTIAL) for path in kept)
+    return (directory / _KEPT).is_dir() and is_known
 
 
-def _refuse_other_files(directory: Path) -> None:
-    others = sorted({path.name for path in directory.iterdir()} - {_OWNER, _INCOMING, _KEPT})
-    if others or (any(directory.iterdir()) and not (directory / _OWNER).is_file()):
-        found = ", ".join(others or sorted(path.name for path in directory.iterdir()))
-        raise CheckpointError(
-            f"{directory}: must hold checkpoints and nothing else, found {found}. Name a folder of its own, such as "
-            f"{directory / 'checkpoints'}: Reverb deletes what it does not know."
-        )
+def _kept_in(directory: Path) -> list[Checkpoint]:
+    found = [Checkpoint(path) for path in _entries(directory / _KEPT) if path.name[0] != "." and path.is_dir()]
+    return sorted(found, key=lambda one: (one.sequence, one.name), reverse=True)
 
 
-def _lock(owner: Any, directory: Path) -> None:
+def _entries(folder: Path) -> list[Path]:
+    """Return the entries of a folder in order; none if it does not exist."""
     try:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise CheckpointError(
-            f"{directory}: another server uses it. Stop that server, or use another folder."
-        ) from error
-
-
-def _count_start(owner: Any) -> int:
-    owner.seek(0)
-    try:
-        starts = int(json.loads(owner.read() or "{}").get("starts", 0)) + 1
-    except (ValueError, AttributeError, TypeError) as error:
-        raise SpecError(
-            f"{owner.name}: is damaged ({error}). Delete that file; the checkpoints are not affected."
-        ) from error
-    owner.seek(0)
-    owner.truncate()
-    owner.write(json.dumps({"owner": "reverb-writer-server", "starts": starts}))
-    owner.flush()
-    return starts
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
+        return sorted(folder.iterdir())
     except FileNotFoundError:
-        raise
-    except OSError:  # a file system without hard links
-        shutil.copy2(source, target)
+        return []
+
+
+def _remove(path: Path) -> None:
+    """Delete a file or a folder; what cannot be deleted is logged and stays."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        _logger.warning("%s: cannot be deleted (%s)", path, error)
+
+
+def _unusable(directory: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{directory}: cannot be used ({error}). This process runs as user {os.getuid()}: make the folder, or the one "
+        f"that it is in, writable for that user, as `chown {os.getuid()}` does."
+    )
 
 
 def _sync(path: Path) -> None:

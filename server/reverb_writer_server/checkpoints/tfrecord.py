@@ -17,10 +17,11 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from reverb_writer.errors import FormatError
 
-__all__ = ["CHUNKS", "DONE", "FILES", "ITEMS", "TABLES", "read_records"]
+__all__ = ["CHUNKS", "DONE", "FILES", "ITEMS", "TABLES", "Extent", "read_file", "read_records"]
 
 TABLES, ITEMS, CHUNKS, DONE = "tables.tfrecord", "items.tfrecord", "chunks.tfrecord", "DONE"
 FILES = (TABLES, ITEMS, CHUNKS, DONE)
@@ -29,6 +30,13 @@ _HEADER = struct.Struct("<Q4x")
 _FOOTER_BYTES = 4
 _READ_BYTES = 1 << 20
 _MAX_RECORD_BYTES = 2**31  # of a protobuf message
+
+
+class Extent(NamedTuple):
+    """The size and the checksum of a file; None if the checksum is not known."""
+
+    size_bytes: int
+    crc32: int | None
 
 
 def read_records(path: Path) -> Iterator[bytes]:
@@ -59,15 +67,47 @@ def read_records(path: Path) -> Iterator[bytes]:
         raise FormatError(f"{path}: record {number} is truncated. The checkpoint was not written completely.")
 
 
+def read_file(path: Path, *, inflate: bool = False) -> Extent:
+    """Read a file to its end and return its extent; if `inflate`, check that it is one whole zlib stream.
+
+    Raises:
+        FormatError: the stream is truncated or damaged; the message names the file.
+        OSError: the file cannot be read.
+    """
+    size = crc = 0
+    stream = zlib.decompressobj()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            size += len(block)
+            crc = zlib.crc32(block, crc)
+            if inflate:
+                for _ in _inflated(stream, block, path):
+                    pass
+    if inflate and not stream.eof:
+        raise FormatError(f"{path}: is truncated. The checkpoint was not written completely.")
+    return Extent(size, crc)
+
+
 def _inflate(path: Path) -> Iterator[bytes]:
-    inflate = zlib.decompressobj()
+    stream = zlib.decompressobj()
     try:
         with path.open("rb") as file:
             while block := file.read(_READ_BYTES):
-                yield inflate.decompress(block)
+                yield from _inflated(stream, block, path)
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror}).") from error
+    if not stream.eof:
+        raise FormatError(f"{path}: is truncated. The checkpoint was not written completely.")
+
+
+def _inflated(stream: zlib._Decompress, block: bytes, path: Path) -> Iterator[bytes]:
+    """Yield the content of a block in parts of bounded size, however well it was compressed."""
+    try:
+        while not stream.eof:
+            part = stream.decompress(block, _READ_BYTES)
+            yield part
+            block = stream.unconsumed_tail
+            if not block and len(part) < _READ_BYTES:
+                return
     except zlib.error as error:
         raise FormatError(f"{path}: is damaged ({error}).") from error
-    if not inflate.eof:
-        raise FormatError(f"{path}: is truncated. The checkpoint was not written completely.")

@@ -19,6 +19,7 @@ from reverb_writer.tables import (
     TableConfig,
 )
 from reverb_writer_server.config import rate_limiter_checks, textproto
+from reverb_writer_server.config.bind import ALL, LOOPBACK
 from reverb_writer_server.config.signature_syntax import read_signature
 from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
 
@@ -28,6 +29,7 @@ _SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
 _LIMITERS = ("min_size", "ratio", "queue", "stack")
 _MAX_COUNT = 2**31 - 1
 _PORT = count(0, 65535)
+_CHECKPOINT_KEYS = ("every_s", "keep", "on_exit", "restore", "on_mismatch", "on_damage", "hook", "hook_timeout_s")
 _Values: TypeAlias = Callable[[str], Any]
 
 
@@ -48,6 +50,11 @@ class Key:
 
 KEYS: Mapping[str, Key] = {
     "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one"),
+    "bind": Key(
+        choice(LOOPBACK, ALL),
+        LOOPBACK,
+        "address that this port accepts connections on; `0.0.0.0` for all, which asks for a gateway or a firewall",
+    ),
     "http.port": Key(_PORT, 0, "port of health checks, metrics and status page; 0 for none"),
     "http.host": Key(
         text("an address of this machine"),
@@ -81,8 +88,24 @@ KEYS: Mapping[str, Key] = {
         "refuse",
         "whose tables are served if checkpoint and configuration differ",
     ),
+    "checkpoints.on_damage": Key(
+        choice("older", "stop"),
+        "older",
+        "what to do if the newest checkpoint is damaged: restore the next older sound one, or stop",
+    ),
+    "checkpoints.hook": Key(
+        text("a command"),
+        "",
+        "command that is run after each checkpoint, with its folder as last argument; such as one that copies it",
+    ),
+    "checkpoints.hook_timeout_s": Key(quantity("seconds"), 3600.0, "time after which this command is ended"),
     "memory.on_excess": Key(
         choice("warn", "refuse"), "warn", "what to do if the tables may need more memory than the machine has"
+    ),
+    "memory.max_total_bytes": Key(
+        count(0, 2**62),
+        0,
+        "resident memory of the Reverb process from which on inserts are refused, with the reason; 0 for no limit",
     ),
     "log.format": Key(choice("text", "json"), "text", "format of the log"),
     "log.level": Key(
@@ -166,6 +189,9 @@ class CheckpointConfig:
     on_exit: bool
     restore: str
     on_mismatch: str
+    on_damage: str
+    hook: str
+    hook_timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -173,6 +199,7 @@ class ServerConfig:
     """All keys of `KEYS`, with `_` in place of `.`."""
 
     port: int
+    bind: str
     http_host: str
     http_port: int
     http_address_file: Path | None
@@ -180,6 +207,7 @@ class ServerConfig:
     gateway_certificate: Path | None
     checkpoints: CheckpointConfig
     memory_on_excess: str
+    memory_max_total_bytes: int
     log_format: str
     log_level: str
     log_figures_every_s: float
@@ -235,6 +263,7 @@ def load(
 
     return ServerConfig(
         port=value("port"),
+        bind=value("bind"),
         http_host=value("http.host"),
         http_port=value("http.port"),
         http_address_file=_path(value("http.address_file")),
@@ -242,9 +271,10 @@ def load(
         gateway_certificate=_path(value("gateway.certificate")),
         checkpoints=CheckpointConfig(
             _path(value("checkpoints.directory")),
-            *(value(f"checkpoints.{name}") for name in ("every_s", "keep", "on_exit", "restore", "on_mismatch")),
+            *(value(f"checkpoints.{name}") for name in _CHECKPOINT_KEYS),
         ),
         memory_on_excess=value("memory.on_excess"),
+        memory_max_total_bytes=value("memory.max_total_bytes"),
         log_format=value("log.format"),
         log_level=value("log.level"),
         log_figures_every_s=value("log.figures_every_s"),

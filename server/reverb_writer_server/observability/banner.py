@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
+from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
 from reverb_writer_server.observability.memory import PROCESS_BYTES, Estimate, available_bytes, estimate, used_bytes
 from reverb_writer_server.observability.state import ServiceState
 
-__all__ = ["figures_line", "memory_lines", "table_lines", "versions", "versions_line"]
+__all__ = ["exposure_lines", "figures_line", "memory_lines", "table_lines", "versions", "versions_line"]
 
 
 @functools.cache
@@ -60,6 +62,15 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     return lines, excess
 
 
+def exposure_lines(config: ServerConfig) -> Iterator[str]:
+    """Yield a warning if machines without a certificate can reach the server."""
+    if config.bind == ALL and config.gateway_certificate is None:
+        yield (
+            f"bind is {ALL}: everyone who reaches port {config.port} can read, change and delete all data. Let a "
+            "gateway or a firewall decide who does (SECURITY.md)"
+        )
+
+
 def figures_line(state: ServiceState, since_s: float) -> str:
     """Return one line with the sizes and rates of the tables, or with the reason why there are none."""
     assert state.monitor is not None  # noqa: S101  # the service calls it while it serves
@@ -91,7 +102,7 @@ def _all_known(estimates: Sequence[Estimate]) -> bool:
 
 
 def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+    for package in (name, f"{name}-cpu"):  # TensorFlow's release for CPUs only has a name of its own
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return "(not installed)"

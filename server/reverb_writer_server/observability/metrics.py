@@ -85,6 +85,9 @@ class _Collector(Collector):
         state, disk = self._state, self._state.disk
         yield InfoMetricFamily("reverb_build", "versions of the packages that run", versions())
         yield GaugeMetricFamily("reverb_ready", "whether clients can use the server", float(state.ready()[0]))
+        yield GaugeMetricFamily(
+            "reverb_inserts_refused", "whether memory is above memory.max_total_bytes", float(bool(state.refusing))
+        )
         yield CounterMetricFamily("reverb_starts", "starts of a server with this checkpoint folder", state.starts)
         yield GaugeMetricFamily("reverb_start_time_seconds", "start of this server, Unix time", state.started_at)
         yield GaugeMetricFamily("reverb_memory_bytes", "resident memory of the server", used_bytes(state.process_ids))
@@ -105,6 +108,15 @@ class _Collector(Collector):
         log = self._state.checkpoints
         yield GaugeMetricFamily("reverb_checkpoints_kept", "complete checkpoints on disk", log.kept)
         yield CounterMetricFamily("reverb_checkpoint_failures", "checkpoints that failed", log.failures)
+        yield GaugeMetricFamily(
+            "reverb_checkpoints_damaged",
+            "checkpoints that could not be restored at this start",
+            len(self._state.damaged),
+        )
+        failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
+        for job in ("checkpoint", "keep", "hook", "figures", "reload"):
+            failed.add_metric([job], self._state.failures[job])
+        yield failed
         if self._state.checkpoint_every_s:
             yield GaugeMetricFamily(
                 "reverb_checkpoint_interval_seconds", "time between checkpoints", self._state.checkpoint_every_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +52,7 @@ class ServiceState:
     """The state of the service, written by it alone. Thread-safe for readers: each attribute is replaced as a whole.
 
     Attributes:
-        phase: "starting", "restoring", "serving", "draining" or "stopped".
+        phase: "starting", "restoring", "serving", "draining", "stopped", or "failed" if it cannot start.
         detail: more about the phase, such as the progress of a restore.
         monitor: None before the server runs.
         checkpoints: the checkpoints so far.
@@ -59,7 +60,10 @@ class ServiceState:
         keeps_checkpoints: whether there is a checkpoint folder.
         checkpoint_every_s: seconds between checkpoints; 0 for no periodic ones.
         starts: number of starts of a server with that folder; 1 without one.
+        damaged: names of the checkpoints that could not be restored.
+        failures: how often each job has failed.
         reverb_pid: id of the Reverb process; None before it runs.
+        refusing: why inserts are refused; "" if they are not.
         max_silence_s: seconds without an answer of Reverb after which the service is not alive; 0 for no limit.
     """
 
@@ -73,11 +77,15 @@ class ServiceState:
         self.keeps_checkpoints = False
         self.starts = 1
         self.started_at = time.time()
+        self._began_at = time.monotonic()
+        self.damaged: tuple[str, ...] = ()
+        self.failures: Counter[str] = Counter()
         self.disk = DiskFacts()
         self.checkpoint_every_s = 0.0
         self.reverb_pid: int | None = None
         self.estimates: dict[str, int | None] = {}
         self.max_silence_s = 0.0
+        self.refusing = ""
         self._loop_ran_at = time.monotonic()
 
     @property
@@ -114,7 +122,12 @@ class ServiceState:
         if self.phase != "serving" or self.monitor is None:
             return False, f"{self.phase} {self.detail}".strip()
         fault = self.monitor.fault()
-        return fault is None, fault or "serving"
+        serving = f"serving, inserts are refused: {self.refusing}" if self.refusing else "serving"
+        return fault is None, fault or serving
+
+    def refuse(self, reason: str) -> None:
+        """Take note that inserts are refused for a reason, or with "" that they are accepted again."""
+        self.refusing = reason
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON values."""
@@ -124,10 +137,11 @@ class ServiceState:
             "phase": self.phase,
             "ready": ready,
             "reason": reason,
+            "refusing": self.refusing,
             "age_s": self.monitor.age_s() if self.monitor else None,
             "detail": self.detail,
             "address": self.address,
-            "uptime_s": time.time() - self.started_at,
+            "uptime_s": time.monotonic() - self._began_at,
             "starts": self.starts,
             "memory": {
                 "used_bytes": used_bytes(self.process_ids),
@@ -144,6 +158,8 @@ class ServiceState:
                 "took_s": log.took_s,
                 "failures": log.failures,
                 "on_disk": self.keeps_checkpoints,
+                "damaged": self.damaged,
             },
+            "job_failures": dict(self.failures),
             "tables": self.monitor.snapshot() if self.monitor is not None else [],
         }

@@ -1,14 +1,19 @@
 """The Reverb process: starts, drains and stops a dm-reverb server on requests of the service.
 
 Reverb holds the GIL while it restores, and its C++ code may end the process. So it has its own process, and health
-checks, metrics and log keep working. The process ends when the service closes the connection.
+checks, metrics and log keep working. The process ends when the service closes the connection, and at once if the
+service is killed: a server that restores for minutes would otherwise hold the port of the next one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import functools
+import os
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,9 +22,12 @@ from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
-from reverb_writer_server.reverb.draining import end_connections
+from reverb_writer_server.reverb.draining import Drain
+from reverb_writer_server.reverb.writer_guard import WriterGuard
 
 __all__ = ["StartRequest"]
+
+_PR_SET_PDEATHSIG = 1  # of Linux
 
 
 @dataclass(frozen=True)
@@ -31,14 +39,19 @@ class StartRequest:
         port: 1 to 65535, or None for a free one.
         checkpoints: the folder that Reverb writes to; None for a temporary one.
         restore: a complete checkpoint to restore; None to begin empty.
-        convert: whether to convert the checkpoint to the tables first.
+        fitted: where to write a copy of the checkpoint for the tables, which is restored in its place; None to restore
+            the checkpoint with its own tables.
+        bind: the address to accept connections on, as `ReplayServer` takes it.
+        max_bytes: resident memory of this process from which on writers are disconnected; 0 for no limit.
     """
 
     tables: tuple[TableConfig, ...]
     port: int | None
     checkpoints: Path | None
     restore: Path | None
-    convert: bool
+    fitted: Path | None
+    bind: str
+    max_bytes: int = 0
 
 
 def main(connection: Connection) -> None:
@@ -48,33 +61,46 @@ def main(connection: Connection) -> None:
 
     with contextlib.suppress(EOFError), contextlib.ExitStack() as servers:
         connection.send((None, None))
+        request: StartRequest = connection.recv()
         try:
-            server, left_out = _start(ReplayServer, connection.recv())
+            server, left_out = _start(ReplayServer, request)
         except (ReverbWriterError, OSError, ValueError, RuntimeError) as error:
             connection.send((error, None))
             return
         servers.enter_context(server)
+        drain = Drain(server.port)
+        if request.max_bytes:
+            WriterGuard(server.port, request.max_bytes)
         connection.send((None, (server.port, left_out)))
         while True:
             verb, keep = connection.recv()
             if verb == "stop":
                 return
-            connection.send((None, end_connections(server.port, keep)))
+            connection.send((None, drain.end_connections(keep)))
 
 
 def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
     """Return the running server, and how many items of each table its checkpoint had to leave out."""
-    if not request.convert or request.restore is None or request.checkpoints is None:
-        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=request.restore), {}
+    serve = functools.partial(server, request.tables, request.port, checkpoints=request.checkpoints, bind=request.bind)
+    if request.fitted is None or request.restore is None:
+        return serve(restore=request.restore), {}
     from reverb_writer_server.checkpoints.convert import convert_checkpoint  # noqa: PLC0415  # rarely needed
 
-    converted = request.checkpoints / ".converted"
+    shutil.rmtree(request.fitted, ignore_errors=True)
     try:
-        left_out = convert_checkpoint(request.restore, converted, request.tables)
-        return server(request.tables, request.port, checkpoints=request.checkpoints, restore=converted), left_out
+        left_out = convert_checkpoint(request.restore, request.fitted, request.tables)
+        return serve(restore=request.fitted), left_out
     finally:
-        shutil.rmtree(converted, ignore_errors=True)
+        shutil.rmtree(request.fitted, ignore_errors=True)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended before that
+        os._exit(1)
 
 
 if __name__ == "__main__":
+    _end_with(int(sys.argv[2]))
     main(Connection(int(sys.argv[1])))

@@ -16,8 +16,12 @@ with warnings.catch_warnings():
     from reverb.platform.default.checkpointers import DefaultCheckpointer
 
 from reverb_writer.arguments import integer
+from reverb_writer.errors import SpecError
 from reverb_writer.protocol.table_specs import SPECS_CONFIG, SPECS_TABLE
 from reverb_writer.tables import TableConfig, check_tables
+from reverb_writer_server.config.bind import ALL, LOOPBACK
+from reverb_writer_server.reverb.errors import UnrestorableError
+from reverb_writer_server.reverb.loopback import restrict_to_loopback
 from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
 from reverb_writer_server.reverb.reverb_tables import reverb_table
 
@@ -30,7 +34,8 @@ class ReplayServer:
         with ReplayServer([TableConfig("replay")]) as server:
             client = reverb_writer.Client(server.address)
 
-    It listens on all interfaces without authentication: make sure that only trusted machines can reach its port.
+    It has no authentication, and accepts connections from this machine only unless `bind` is "0.0.0.0". Then make sure
+    that only trusted machines can reach its port.
 
     Args:
         tables: The tables to serve: at least one, with unique names.
@@ -39,14 +44,16 @@ class ReplayServer:
             folder, which is deleted when the server stops.
         restore: The checkpoint to restore if `checkpoints` has none. Its tables keep the rules that they had; each must
             be among `tables`.
+        bind: "127.0.0.1" for clients on this machine, IPv6 included; "0.0.0.0" for clients on all interfaces.
 
     Attributes:
         port: The port that the server listens on.
         address: "localhost:PORT", for clients on this machine.
 
     Raises:
-        SpecError: There are no tables, two have one name, one is not a TableConfig, or the port is out of range.
+        SpecError: There are no tables, two have one name, one is not a TableConfig, or `port` or `bind` is invalid.
         PortInUseError: Another process uses the port.
+        LoopbackError: This system cannot restrict a port to this machine.
         RuntimeError: The checkpoint cannot be restored; the message is Reverb's.
 
     Thread safety: any thread.
@@ -59,10 +66,13 @@ class ReplayServer:
         *,
         checkpoints: str | os.PathLike[str] | None = None,
         restore: str | os.PathLike[str] | None = None,
+        bind: str = LOOPBACK,
     ) -> None:
         """Start the server; when this returns, clients can connect."""
         check_tables(tables, SPECS_TABLE)
         self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
+        if bind not in (LOOPBACK, ALL):
+            raise SpecError(f'`bind` must be "{LOOPBACK}" or "{ALL}", got {bind!r}: Reverb knows no other addresses.')
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -77,11 +87,19 @@ class ReplayServer:
                     server = reverb.Server(reverb_tables, self.port, checkpointer)
                 except ValueError as error:
                     if "BuildAndStart" not in str(error):
-                        raise RuntimeError(f"the checkpoint {restore or folder} cannot be restored: {error}") from error
+                        raise UnrestorableError(
+                            f"the checkpoint {restore or folder} cannot be restored: {error}"
+                        ) from error
                     # Reverb writes the reason to its log only; there is no other reason.
                     raise port_in_use(self.port) from error
             undo.callback(server.stop)
+            if bind == LOOPBACK:
+                restrict_to_loopback(self.port)
             self._undo = undo.pop_all()
+
+    def __repr__(self) -> str:
+        """Return the address."""
+        return f"<ReplayServer at {self.address}{' (stopped)' if self._stopped.is_set() else ''}>"
 
     def stop(self) -> None:
         """End all streams, free the port and drop the data. Idempotent."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,36 +23,51 @@ from reverb_writer_server.limits import num_oom_kills
 from reverb_writer_server.reverb.allocator import with_jemalloc
 from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.child_log import level_of
+from reverb_writer_server.reverb.draining import Endpoint
 
 __all__ = ["ReverbProcess", "ReverbProcessError"]
 
 _logger = logging.getLogger("reverb")
 _POLL_S = 0.2
+_PAUSE_S = 0.02
 _ANSWER_TIMEOUT_S = 60.0
 _NUM_LAST_LINES = 20
 
 
 class ReverbProcessError(ReverbWriterError):
-    """The Reverb process has ended, or does not answer."""
+    """The Reverb process has ended, or does not answer.
+
+    Attributes:
+        number: its exit code, or the signal that ended it as a negative number; None if it runs.
+    """
+
+    def __init__(self, message: str, number: int | None = None) -> None:
+        """Take the message and the exit code."""
+        super().__init__(message)
+        self.number = number
 
 
 class ReverbProcess:
-    """A process that runs Reverb until it is stopped. Only one thread at a time may use it."""
+    """A process that runs Reverb until it is stopped, or until the thread that has started it ends.
+
+    Only one thread at a time may start, drain and stop it. Any thread may ask whether it lives, and kill it.
+    """
 
     def __init__(self) -> None:
         """Start the process; it does not serve yet."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and module
-                [sys.executable, "-m", "reverb_writer_server.reverb.child", str(theirs.fileno())],
+                [sys.executable, "-m", "reverb_writer_server.reverb.child", str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                env=with_jemalloc(os.environ),
+                env={**with_jemalloc(os.environ), "TZ": "UTC"},  # Reverb names checkpoints by the local time
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C goes to the service, which then stops this process
             )
         self._connection = Connection(ours.detach())
+        self._pause = threading.Event()  # never set: `Event.wait` needs no wall clock, as some systems' `sleep` does
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._drains = False
         self._num_oom_kills = num_oom_kills()
@@ -63,8 +80,49 @@ class ReverbProcess:
         return self._process.pid
 
     def alive(self) -> bool:
-        """Return whether the process runs."""
+        """Return whether the process exists: it runs, or is stopped."""
         return self._process.poll() is None
+
+    def is_stopped(self) -> bool:
+        """Return whether the process is stopped, as by SIGSTOP or a debugger."""
+        return self._statistics()[:1] in (["T"], ["t"])
+
+    def resume(self) -> None:
+        """Let a stopped process go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """Return how many seconds of processor time it has had; 0 if it has ended."""
+        statistics = self._statistics()
+        return sum(map(int, statistics[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def has_open(self, folder: Path) -> bool:
+        """Return whether it has a file open in a folder or below."""
+        prefix = f"{folder.resolve()}{os.sep}"
+        try:
+            descriptors = list(Path(f"/proc/{self.pid}/fd").iterdir())
+        except FileNotFoundError:
+            return False
+        for one in descriptors:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if str(one.readlink()).startswith(prefix):
+                    return True
+        return False
+
+    @contextlib.contextmanager
+    def without_room(self) -> Iterator[None]:
+        """Within the block, what it writes to files fails as on a full disk: nothing else ends a save of Reverb."""
+        try:
+            _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+            soft, _ = resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (0, hard))
+        except OSError:  # it has ended
+            yield
+            return
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
     def start(self, request: StartRequest, waiting: Callable[[int], None]) -> tuple[int, dict[str, int]]:
         """Start the server; return its port and how many items of each table were left out.
@@ -88,8 +146,8 @@ class ReverbProcess:
         port, left_out = self._receive()
         return port, left_out
 
-    def drain(self, keep: Collection[int]) -> int:
-        """End all connections but those from the ports `keep`, refuse new ones; return how many were ended."""
+    def drain(self, keep: Collection[Endpoint]) -> int:
+        """End all connections but those from `keep`, refuse new ones; return how many were ended."""
         self._drains = True
         self._send(("drain", frozenset(keep)))
         return int(self._receive(_ANSWER_TIMEOUT_S))
@@ -98,21 +156,19 @@ class ReverbProcess:
         """Stop the server and the process; by force if it takes more than `timeout_s` seconds. Idempotent."""
         with contextlib.suppress(ReverbProcessError, OSError):
             self._send(("stop", None))
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout_s)
+        self._wait(timeout_s)
         self.kill()
 
     def kill(self) -> None:
         """End the process at once. Idempotent."""
         self._process.kill()
-        self._process.wait(_ANSWER_TIMEOUT_S)
+        self._wait(_ANSWER_TIMEOUT_S)
         self._connection.close()
         self._listener.join(_ANSWER_TIMEOUT_S)
 
     def describe_end(self) -> str:
         """Say how the process has ended, with the last lines that it has logged."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_POLL_S)
+        self._wait(_POLL_S)
         self._listener.join(_POLL_S)
         code = self._process.poll()
         how = f"has ended with code {code}" if code is None or code >= 0 else f"has died of {_signal_name(-code)}"
@@ -123,6 +179,12 @@ class ReverbProcess:
             )
         return f"the Reverb process {how}. Its last log lines:\n" + "\n".join(self._last_lines)
 
+    def _wait(self, timeout_s: float) -> None:
+        """Wait for the end of the process, `timeout_s` seconds at most."""
+        until = time.monotonic() + timeout_s
+        while self.alive() and time.monotonic() < until:
+            self._pause.wait(_PAUSE_S)
+
     def _bytes_read(self) -> int:
         """Return how many bytes the process has read from files so far; 0 where the system does not count them."""
         try:
@@ -130,6 +192,13 @@ class ReverbProcess:
         except OSError:
             return 0
         return next((int(line.split()[1]) for line in counters.splitlines() if line.startswith("rchar")), 0)
+
+    def _statistics(self) -> list[str]:
+        """Return the fields of /proc/PID/stat from the state on; none if the process has ended."""
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return []
 
     def _send(self, message: Any) -> None:
         try:
@@ -149,7 +218,7 @@ class ReverbProcess:
         return value
 
     def _ended_error(self) -> ReverbProcessError:
-        return ReverbProcessError(self.describe_end())
+        return ReverbProcessError(self.describe_end(), self._process.poll())
 
     def _listen(self) -> None:
         """Forward the log of the process: information at level debug, errors as errors, the rest as warnings."""

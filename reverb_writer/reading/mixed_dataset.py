@@ -1,0 +1,240 @@
+"""Batches of which given shares come from given datasets, such as offline and online data half and half.
+
+ReplayDataset a -> batches, cut into parts --+
+ReplayDataset b -> batches, cut into parts --+-> Batch [B, ...], info.members -> update_priorities -> a, b
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import check_timeout, integer, number
+from reverb_writer.decoding.samples import BatchInfo
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.leaves import host_array
+from reverb_writer.nests import named_leaves
+from reverb_writer.reading.batches import Batch, transformed
+from reverb_writer.reading.fetchers import LEAST_S
+from reverb_writer.reading.priority_updates import keys_of
+from reverb_writer.reading.replay_dataset import ReplayDataset
+from reverb_writer.reading.stats import DatasetStats
+
+__all__ = ["MixedDataset", "shares_of"]
+
+
+class MixedDataset:
+    """An iterator over batches whose samples come from several datasets in fixed shares.
+
+    It ends when one of them ends. Samples of a batch stand in the order of the datasets; `info.members` has the number
+    of each one's dataset. Iterated by one thread at a time; the rest is thread-safe. A context manager, which closes
+    the datasets.
+
+    Attributes:
+        datasets: in the order given.
+        shares: samples of each in a batch.
+
+    Example:
+        with rw.MixedDataset({online: 0.5, offline: 0.5}, batch_size=256) as dataset:
+            for batch in dataset:
+                dataset.update_priorities(batch, train(batch))
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[ReplayDataset, float],
+        batch_size: int | None = None,
+        *,
+        transform: Callable[[Batch], Batch] | None = None,
+    ) -> None:
+        """Mix datasets.
+
+        Args:
+            weights: of each dataset, > 0. Their leaves must be of one structure, dtypes and shapes, but for the number
+                of samples.
+            batch_size: B, samples in a batch; None for the sum of the datasets' own. Shares are B times the weights,
+                rounded so that they add up; each >= 1. A dataset whose own batch size is its share is not copied twice.
+            transform: as that of a dataset, of the mixed batches, in the thread that iterates.
+
+        Raises:
+            SpecError: an argument can never work.
+        """
+        if not isinstance(weights, Mapping) or not weights:
+            raise SpecError(f"`weights` must be a dict of datasets and their weights, got {weights!r}.")
+        for dataset in weights:
+            if not isinstance(dataset, ReplayDataset):
+                raise SpecError(f"`weights` must be of ReplayDatasets, got {type(dataset).__name__}.")
+            if dataset.reuses_buffers:
+                raise SpecError("`reuse_buffers` must be False for a dataset that is mixed: its samples are held back.")
+        self.datasets = tuple(weights)
+        sizes = [dataset.batch_size for dataset in self.datasets]
+        batch_size = sum(sizes) if batch_size is None else integer("batch_size", batch_size, minimum=1)
+        self.shares = shares_of(batch_size, list(weights.values()))
+        self._arguments = list(weights.items()), batch_size, transform
+        self._transform = transform
+        self._held: list[list[Batch]] = [[] for _ in self.datasets]  # of each, what later batches get
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
+        for dataset in self.datasets:
+            iter(dataset)
+        return self
+
+    def __next__(self) -> Batch:
+        """Return the next batch.
+
+        Raises:
+            StructureError: the datasets differ in structure, dtypes or shapes; names the leaf.
+            ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as the datasets. No
+                sample is lost by it.
+        """
+        for dataset, share, held in zip(self.datasets, self.shares, self._held, strict=True):
+            while sum(len(batch.info) for batch in held) < share:
+                held.append(next(dataset))
+        parts = [_taken(held, share) for held, share in zip(self._held, self.shares, strict=True)]
+        batch = _joined([part for of_member in parts for part in of_member])
+        members = np.repeat(np.arange(len(self.shares)), self.shares)
+        batch = dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
+        return batch if self._transform is None else transformed(batch, self._transform)
+
+    def update_priorities(self, batch: Batch, priorities: Any) -> None:
+        """Set the priorities of the items of a batch, each in the table that it is from.
+
+        Args:
+            batch: from this dataset or a view of it; or its info.
+            priorities: [B], finite and >= 0, of any framework.
+
+        Raises:
+            SpecError: a priority cannot be one, there are not as many as samples, or the batch is not of this dataset.
+            ClosedError: after `close()`.
+        """
+        info = batch.info if isinstance(batch, Batch) else batch
+        if not isinstance(info, BatchInfo) or info.members is None:
+            raise SpecError(f"`batch` must be one of this dataset, got {type(batch).__name__} without `info.members`.")
+        keys, members, priorities = keys_of(batch), host_array(info.members), host_array(priorities)
+        if priorities.shape != keys.shape:
+            raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a sample.")
+        for member, dataset in enumerate(self.datasets):
+            dataset.update_priorities(keys[members == member], priorities[members == member])
+
+    def flush_priorities(self, timeout_s: float | None = None) -> None:
+        """Return when all priorities given so far are set; see `ReplayDataset.flush_priorities`."""
+        for dataset in self.datasets:
+            dataset.flush_priorities(timeout_s)
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return an `IterableDataset` of batches of tensors; see `ReplayDataset.as_torch`."""
+        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
+
+        return replay_view(self, device)
+
+    def as_jax(self, device: Any = None) -> Iterator[Batch]:
+        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default."""
+        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
+
+        return jax_batches(self, device)
+
+    def as_tf(self) -> Any:
+        """Return a `tf.data.Dataset` of pairs `(data, info)`, `info` a dict; waits for the first batch."""
+        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
+
+        return tf_dataset(self)
+
+    def stats(self) -> list[DatasetStats]:
+        """Return the counters of each dataset; samples that wait here for their batch count as delivered."""
+        return [dataset.stats() for dataset in self.datasets]
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Close the datasets. Idempotent.
+
+        Args:
+            timeout_s: time-out of the whole call, in seconds; None for that of each dataset.
+        """
+        end = None if timeout_s is None else time.monotonic() + check_timeout(timeout_s)
+        for dataset in self.datasets:
+            dataset.close(None if end is None else max(end - time.monotonic(), LEAST_S))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to open datasets like these in another process."""
+        return _remade, self._arguments
+
+    def __enter__(self) -> MixedDataset:
+        """Return the dataset itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """Close the datasets."""
+        self.close()
+
+
+def _remade(weights: Sequence[tuple[ReplayDataset, float]], batch_size: int, transform: Any) -> MixedDataset:
+    return MixedDataset(dict(weights), batch_size, transform=transform)
+
+
+def shares_of(batch_size: int, weights: Sequence[float]) -> list[int]:
+    """Divide a batch by weights; what is left over goes to the largest remainders.
+
+    Raises:
+        SpecError: a weight is not > 0, or so small that its share is 0.
+
+    >>> shares_of(256, [0.5, 0.5]), shares_of(10, [1, 1, 1]), shares_of(8, [3, 1])
+    ([128, 128], [4, 3, 3], [6, 2])
+    """
+    checked = [number("weights", weight) for weight in weights]
+    if min(checked) <= 0:
+        raise SpecError(f"`weights` must be > 0, got {list(weights)!r}. Leave out what should give nothing.")
+    exact = [batch_size * weight / sum(checked) for weight in checked]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: batch_size - sum(shares)]:
+        shares[i] += 1
+    if min(shares) < 1:
+        raise SpecError(
+            f"`weights` must give each dataset a sample of a batch of {batch_size} at least, got {list(weights)!r}, "
+            f"which is {shares}."
+        )
+    return shares
+
+
+def _taken(held: list[Batch], num_samples: int) -> list[Batch]:
+    """Remove and return the first samples, of which there are enough."""
+    parts = []
+    while num_samples:
+        batch = held.pop(0)
+        if len(batch.info) > num_samples:
+            held.insert(0, _part(batch, slice(num_samples, None)))
+            batch = _part(batch, slice(num_samples))
+        num_samples -= len(batch.info)
+        parts.append(batch)
+    return parts
+
+
+def _part(batch: Batch, which: slice) -> Batch:
+    return Batch(tree.map_structure(lambda leaf: leaf[which], batch.data), batch.info.choose(which))
+
+
+def _joined(parts: Sequence[Batch]) -> Batch:
+    """Concatenate batches of one structure."""
+    first, first_leaves = named_leaves(parts[0].data, "a batch")
+    for part in parts:
+        paths, leaves = named_leaves(part.data, "a batch")
+        for path, other, leaf, like in zip(
+            (*paths, ""), (*first, ""), (*leaves, None), (*first_leaves, None), strict=False
+        ):
+            if path != other or (leaf is not None and (leaf.dtype, leaf.shape[1:]) != (like.dtype, like.shape[1:])):
+                got = "" if leaf is None else f" {leaf.dtype} {list(leaf.shape)}"
+                expected = "" if like is None else f" {like.dtype} {list(like.shape)}"
+                raise StructureError(
+                    f"mixed datasets differ: leaf `{path}`{got}, expected `{other}`{expected} as in the first, but for "
+                    "the number of samples. Have them alike, by `transform` for example."
+                )
+    data = tree.map_structure(lambda *leaves: np.concatenate(leaves), *(part.data for part in parts))
+    return Batch(data, BatchInfo.concatenate([part.info for part in parts]))

@@ -1,0 +1,146 @@
+"""Functions of a batch: frames stacked when they are sampled, and the burn-in of a recurrent network.
+
+    stored once      f0 f1 f2 f3 f4              each frame of an episode, in whatever windows
+    frame_stack(3)   f0 f0 f0 f1 f2              [B, T, ...] -> [B, T, 3, ...], the newest frame last
+                     f0 f0 f1 f2 f3              before an episode's first frame, or the window's: that frame
+                     f0 f1 f2 f3 f4
+
+Pure. On NumPy arrays; `burn_in` also on the arrays of frameworks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import StructureError
+from reverb_writer.nests import named_leaves, shapes_text
+from reverb_writer.reading.batches import Batch
+from reverb_writer.slices import read_markers
+
+__all__ = ["FrameStack", "burn_in", "frame_stack"]
+
+
+def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> FrameStack:
+    """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once.
+
+    A stack never crosses the start of an episode, which `is_first`, `is_init` or `step_type` marks: there, and at the
+    start of a window, the oldest frame known is repeated.
+
+    Args:
+        k: frames in a stack, >= 1.
+        leaf: name of the leaf, or of the part of the nest, such as "observation/rgb".
+        drop: cut the first k - 1 rows of each window off all leaves [B, T, ...], for their stacks may lack frames:
+            write windows of T + k - 1 steps.
+
+    Raises:
+        SpecError: `k` is no such number.
+    """
+    return FrameStack(integer("k", k, minimum=1), leaf, drop)
+
+
+@dataclass(frozen=True)
+class FrameStack:
+    """What `frame_stack` returns; picklable."""
+
+    k: int
+    leaf: str
+    drop: bool
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with leaves [B, T, k, ...], or [N, k, ...] of slices, in place of frames.
+
+        Raises:
+            StructureError: there is no such leaf; or the batch is a list, or flat without markers.
+            SpecError: windows are too short to drop rows, or these are slices.
+        """
+        rows, shape = self._rows(batch)
+
+        def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            flat = frames.reshape(-1, *frames.shape[len(shape) :])
+            return flat[rows].reshape(*shape, self.k, *flat.shape[1:])
+
+        data = _with_part(batch.data, self.leaf.split("/"), stack, self.leaf)
+        stacked = dataclasses.replace(batch, data=data)
+        return burn_in(stacked, self.k - 1)[1] if self.drop else stacked
+
+    def _rows(self, batch: Batch) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
+        """Return [N, k] which row each frame of each stack is, and the leading sizes of the leaves: N, or B and T."""
+        if batch.markers is not None:
+            starts = np.array(batch.markers.is_init)
+            starts[batch.markers.slices.first_rows] = True
+            shape: tuple[int, ...] = starts.shape
+        else:
+            shape = _windows_shape(batch, "`frame_stack`")
+            init = read_markers(batch.data, ndim=2).is_init
+            starts = np.zeros(shape, bool) if init is None else np.array(init)
+            starts[:, 0] = True
+            starts = starts.reshape(-1)
+        numbers = np.arange(len(starts))
+        first = np.maximum.accumulate(np.where(starts, numbers, 0))
+        return np.maximum(numbers[:, None] - np.arange(self.k)[::-1], first[:, None]), shape
+
+
+def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
+    """Split windows after their first n steps: those that only warm up a recurrent network, and those that train it.
+
+    Args:
+        batch: leaves [B, T, ...], of any framework.
+        n: steps of the first part, 0..T - 1.
+
+    Returns:
+        Two batches, leaves [B, n, ...] and [B, T - n, ...], with the same info but for `mask` and `lengths`.
+
+    Raises:
+        SpecError: `n` is no such number.
+        StructureError: these are no windows of one length.
+
+    Source: Kapturowski et al. 2019, Recurrent Experience Replay in Distributed Reinforcement Learning.
+    """
+    num_steps = _windows_shape(batch, "`burn_in`")[1]
+    n = integer("n", n, minimum=0, maximum=num_steps - 1, hint=f"The windows have {num_steps} steps.")
+
+    def part(start: int, stop: int) -> Batch:
+        info, mask = batch.info, batch.info.mask
+        lengths = info.lengths - start
+        info = dataclasses.replace(
+            info,
+            lengths=lengths.clip(0, stop - start),
+            mask=None if mask is None else mask[:, start:stop],
+        )
+        return Batch(tree.map_structure(lambda leaf: leaf[:, start:stop], batch.data), info)
+
+    return part(0, n), part(n, num_steps)
+
+
+def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
+    """Return B and T of windows."""
+    sizes = {tuple(np.shape(leaf)[:2]) for leaf in tree.flatten(batch.data)}
+    if len(sizes) != 1 or len(shape := sizes.pop()) < 2 or batch.markers is not None or shape[0] != len(batch.info):  # noqa: PLR2004  # B and T
+        raise StructureError(
+            f"{what} needs leaves [B, T, ...] with one T for all, got {shapes_text(batch.data)}. Use `collate='pad'` "
+            "where lengths differ."
+        )
+    return shape
+
+
+def _with_part(nest: Any, path: list[str], function: Any, leaf: str) -> Any:
+    """Return a nest with a function applied to the leaves of one part of it."""
+    if not path:
+        return tree.map_structure(function, nest)
+    name, *rest = path
+    fields = nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else {}
+    if name not in fields:
+        paths = ", ".join(f"`{one}`" for one in named_leaves(nest, "the batch")[0])
+        raise StructureError(f"`frame_stack`: a batch without `{leaf}`; its leaves there are {paths}.")
+    part = _with_part(fields[name], rest, function, leaf)
+    if isinstance(nest, Mapping):
+        return {**nest, name: part}
+    return nest._replace(**{name: part})

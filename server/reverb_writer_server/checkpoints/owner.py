@@ -1,0 +1,115 @@
+"""The mark of a folder of checkpoints: its lock, and what must outlive a server.
+
+The mark is a convenience. A damaged one, or a full disk, stops nothing: the checkpoints tell their numbers themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from reverb_writer.errors import ReverbWriterError
+
+__all__ = ["OWNER", "CheckpointError", "Mark", "OwnerFile"]
+
+OWNER = "OWNER.json"
+_logger = logging.getLogger(__name__)
+
+
+class CheckpointError(ReverbWriterError):
+    """A folder of checkpoints or a checkpoint that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What outlives a server.
+
+    Attributes:
+        owner: who wrote it.
+        starts: how often a server has started on the folder.
+        sequence: the highest number that a checkpoint has had.
+        failure: why the last start failed; empty if it did not.
+        failures: how many starts in a row have failed for that reason.
+    """
+
+    owner: str = "reverb-writer-server"
+    starts: int = 0
+    sequence: int = 0
+    failure: str = ""
+    failures: int = 0
+
+
+class OwnerFile:
+    """The file with the mark, locked until it is closed.
+
+    Attributes:
+        mark: what it says.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Lock the file, which is created if it does not exist, and read it.
+
+        Raises:
+            CheckpointError: another server has locked it.
+            OSError: it can be neither opened nor created.
+        """
+        self._path = directory / OWNER
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _lock(self._descriptor, directory)
+            self.mark = _read(self._path)
+        except BaseException:
+            self.close()
+            raise
+
+    def update(self, **changed: int | str) -> None:
+        """Change the mark; if it cannot be written, that is logged and the change is lost with this process."""
+        self.mark = replace(self.mark, **changed)  # type: ignore[arg-type]  # the names and types are those of `Mark`
+        text = json.dumps(asdict(self.mark)).encode()
+        try:
+            size = os.fstat(self._descriptor).st_size
+            os.pwrite(self._descriptor, text.ljust(size), 0)  # never shorter: a kill leaves no end of the old text
+            os.fsync(self._descriptor)
+        except OSError as error:
+            _logger.warning("%s: cannot be written (%s); starts are not counted", self._path, error)
+
+    def close(self) -> None:
+        """Unlock it. Idempotent."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _lock(descriptor: int, directory: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise CheckpointError(
+            f"{directory}: another server uses it. Stop that server, or use another folder."
+        ) from error
+
+
+def _read(path: Path) -> Mark:
+    content = path.read_bytes()
+    if not content:
+        return Mark()
+    found: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(content)
+    if not isinstance(found, dict):
+        _logger.warning(
+            "%s: is damaged and will be replaced; the checkpoints are not affected, starts count from 1", path
+        )
+        return Mark()
+    good: dict[str, Any] = {}
+    for name, default in asdict(Mark()).items():
+        value: Any = found.get(name)
+        if type(value) is type(default) and (isinstance(value, str) or value >= 0):
+            good[name] = value
+    return Mark(**good)

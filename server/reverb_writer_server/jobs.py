@@ -1,0 +1,70 @@
+"""What a service does from time to time. A job that fails is counted and logged, and ends nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from reverb_writer.errors import ReverbWriterError
+
+__all__ = ["Jobs"]
+
+_logger = logging.getLogger(__name__)
+_TICK_S = 1.0
+
+
+class Jobs:
+    """Runs jobs by name, in the caller's thread or every so often in its own. Thread-safe.
+
+    Attributes:
+        failures: how often each job has failed.
+    """
+
+    def __init__(self, failures: Counter[str]) -> None:
+        """Take the counter to count in; `start` starts the thread."""
+        self.failures = failures
+        self._told: dict[str, str] = {}
+        self._periodic: list[tuple[str, Callable[[], float], Callable[[], object]]] = []
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run_periodic, name="jobs", daemon=True)
+
+    def run(self, name: str, job: Callable[[], object]) -> bool:
+        """Run a job and return whether it succeeded; an error that repeats is logged once."""
+        try:
+            job()
+        except Exception as error:  # whatever it is, the service goes on
+            self.failures[name] += 1
+            text = f"{type(error).__name__}: {error}"
+            if self._told.get(name) != text:
+                self._told[name] = text
+                expected = isinstance(error, ReverbWriterError | OSError)  # what it says is enough
+                _logger.log(
+                    logging.ERROR, "%s failed: %s", name, text if not expected else error, exc_info=not expected
+                )
+            return False
+        self._told.pop(name, None)
+        return True
+
+    def every(self, name: str, every_s: Callable[[], float], job: Callable[[], object]) -> None:
+        """Have the thread run a job every so many seconds, asked for each time; 0 for never. Call it before `start`."""
+        self._periodic.append((name, every_s, job))
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread; a job that runs is not waited for. Idempotent."""
+        self._closed.set()
+
+    def _run_periodic(self) -> None:
+        ran_at = dict.fromkeys((name for name, _, _ in self._periodic), time.monotonic())
+        while not self._closed.wait(_TICK_S):
+            for name, every_s, job in self._periodic:
+                seconds = every_s()
+                if seconds and time.monotonic() - ran_at[name] >= seconds:
+                    ran_at[name] = time.monotonic()
+                    self.run(name, job)

@@ -1,0 +1,9 @@
+"""Errors of the Reverb process that the service tells apart. Without dm-reverb, so that the service can load them."""
+
+from __future__ import annotations
+
+__all__ = ["UnrestorableError"]
+
+
+class UnrestorableError(RuntimeError):
+    """Reverb refuses a checkpoint: it is damaged, or does not fit the tables."""

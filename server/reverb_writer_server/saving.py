@@ -1,0 +1,266 @@
+"""Saves: when Reverb writes a checkpoint, what is kept of it, and the last one.
+
+Reverb has one call for it, which ends when all is written. It cannot be asked how far it is, and two saves at once
+delete each other. So the call has a connection of its own and is never sent twice; before each save the service waits
+for one that a client has asked for; and a save has succeeded only when its checkpoint was read to its end and kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import reverb_writer as rw
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import parse
+from reverb_writer.transport.channel import Channel
+from reverb_writer_server.checkpoints.folder import CheckpointFolder
+from reverb_writer_server.config.schema import CheckpointConfig
+from reverb_writer_server.hook import Hook
+from reverb_writer_server.jobs import Jobs
+from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
+from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
+
+__all__ = ["Saver"]
+
+_logger = logging.getLogger(__name__)
+_POLL_S = 0.05
+_FOR_EVER_S = 1e9
+_CONNECT_TIMEOUT_S = 10.0
+_STILL_S = 60.0  # a save that neither writes nor computes for this long has come to a standstill
+_BUSY_PART = 0.1  # of a processor's time, from which on the process computes
+_REFRESH_S = 10.0  # whether kept checkpoints were removed by hand
+_YOUNG_S = 2.0  # within which a client's save is sure to have opened its first file
+_ATTEMPTS = 3
+_LAST_ATTEMPTS = 2
+_GROWTH = 2  # a save that has failed may have been for a checkpoint that is so many times as large
+
+
+class SaveError(rw.ReverbWriterError):
+    """A save that has led to no checkpoint."""
+
+
+class Saver:
+    """The saves of one Reverb process. Used by one thread."""
+
+    def __init__(
+        self,
+        settings: Callable[[], CheckpointConfig],
+        folder: CheckpointFolder,
+        process: ReverbProcess,
+        address: str,
+        state: ServiceState,
+        jobs: Jobs,
+    ) -> None:
+        """Connect, for as long as the server has descriptors.
+
+        Args:
+            settings: returns the configuration of now.
+            folder: where Reverb writes, and what is kept.
+            process: the Reverb process.
+            address: where it serves.
+            state: is told the result of each save.
+            jobs: runs what may fail.
+        """
+        self._settings, self._folder, self._process, self._state = settings, folder, process, state
+        self._jobs = jobs
+        self._channel = Channel(address, permanent=True)
+        self._hook = Hook(lambda: (settings().hook, settings().hook_timeout_s), jobs.run)
+        self._refreshed_at = self._began_at = time.monotonic()
+        self._has_failed = False
+        self._pause = threading.Event()  # never set
+        self._jobs.run("connect", self.connect)
+
+    def tick(self, is_stopping: Callable[[], bool]) -> None:
+        """Keep what was finished meanwhile, and save if it is time; a save ends early when `is_stopping` says so."""
+        self._jobs.run("keep", self._keep_finished)
+        every_s = self._settings().every_s
+        if every_s and time.monotonic() - self._began_at >= every_s and not is_stopping():
+            self._jobs.run("checkpoint", lambda: self._save(is_stopping, is_stopping))
+        if time.monotonic() - self._refreshed_at >= _REFRESH_S:
+            self._jobs.run("keep", self._look)
+
+    def connect(self) -> None:
+        """Have a connection, or see that it is still there: it is kept when those of clients are ended.
+
+        Raises:
+            ReverbWriterError: the server does not answer.
+        """
+        self._channel.call(messages.SERVER_INFO, b"", _CONNECT_TIMEOUT_S)
+
+    def save_last(self) -> bool:
+        """Save all data when clients are gone, and return whether it is on disk, complete and read again.
+
+        A save that a client has asked for, and that is still under way, is ended.
+        """
+        self._jobs.run("keep", self._keep_finished)
+        for _ in range(_LAST_ATTEMPTS):
+            if self._jobs.run("checkpoint", lambda: self._save(lambda: False, end_others=lambda: True)):
+                if self._settings().hook:
+                    _logger.info("waiting for the hook; a second signal stops at once")
+                    self._hook.finish()
+                return True
+            if not self._process.alive():
+                break
+        return False
+
+    def _look(self) -> None:
+        """Notice that a kept checkpoint was removed from outside."""
+        before = self._state.checkpoints.latest
+        self._refresh()
+        if before is not None and not before.path.exists():
+            latest = self._state.checkpoints.latest
+            name = latest.name if latest else "none"
+            _logger.warning("checkpoint %s has been removed; the newest is now: %s", before.name, name)
+
+    def _refresh(self) -> None:
+        """Look at what is kept, and tell it."""
+        self._refreshed_at = time.monotonic()
+        latest, before = self._folder.latest(), self._state.checkpoints
+        size = latest.size_bytes if latest else 0
+        self._state.checkpoints = CheckpointStatus(latest, size, self._folder.count(), before.took_s, before.failures)
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._channel.close()
+
+    def _save(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> None:
+        """Save, and keep the result.
+
+        Args:
+            is_stopping: whether this save is to be ended, because the last one follows.
+            end_others: whether those are to be ended that clients have asked for.
+
+        Raises:
+            SaveError: there is no checkpoint, for the reason in the message.
+            OSError: it cannot be kept.
+            ReverbProcessError: the process has ended.
+        """
+        self._began_at = time.monotonic()
+        try:
+            self._save_until_kept(is_stopping, end_others)
+        except Exception:
+            self._has_failed = True
+            status = self._state.checkpoints
+            self._state.checkpoints = replace(status, failures=status.failures + 1)
+            raise
+        self._has_failed = False
+
+    def _save_until_kept(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> None:
+        for _ in range(_ATTEMPTS):
+            if self._save_once(is_stopping, end_others):
+                return
+        raise SaveError(f"{_ATTEMPTS} saves in a row were deleted by others that clients had asked for.")
+
+    def _save_once(self, is_stopping: Callable[[], bool], end_others: Callable[[], bool]) -> bool:
+        """Save once; return False if another save has deleted the result."""
+        self._wait_for_others(end_others)
+        if is_stopping():
+            return True
+        self._folder.clear_unfinished(0.0 if end_others() else _YOUNG_S)
+        self._keep_finished()
+        self._make_room()
+        started = time.monotonic()
+        reply = self._channel.future(messages.CHECKPOINT, b"", _FOR_EVER_S)
+        try:
+            if not self._wait(reply.done, is_stopping):
+                return True
+            path = Path(parse("CheckpointResponse", messages.CheckpointResponse, reply.result()).checkpoint_path)
+        except ReverbProcessError:
+            raise
+        except rw.ReverbWriterError as error:
+            if self._keep_finished():  # of a client, begun later: it has what ours had, and has deleted ours
+                return True
+            raise SaveError(f"Reverb could not write a checkpoint: {error}") from error
+        finally:
+            reply.cancel()
+        self._state.checkpoints = replace(self._state.checkpoints, took_s=time.monotonic() - started)
+        _logger.debug("Reverb wrote %s", path)
+        if not path.exists():
+            self._wait_for_others(end_others)  # it has begun later, so it has what ours had
+        return self._keep_finished()
+
+    def _wait(self, is_done: Callable[[], bool], is_stopping: Callable[[], bool]) -> bool:
+        """Wait for a save; return whether it came to its end by itself.
+
+        Raises:
+            ReverbProcessError: the process has ended.
+            SaveError: nothing goes on any more.
+        """
+        moved_at, written, cpu_s = time.monotonic(), self._written_bytes(), self._process.cpu_s()
+        while not is_done():
+            if not self._process.alive():
+                raise ReverbProcessError("the Reverb process has died during a checkpoint.")
+            if is_stopping():
+                with self._process.without_room():
+                    self._wait(is_done, lambda: False)
+                self._folder.clear_incoming()
+                _logger.info("the checkpoint under way was ended: the last one follows, and has all that it had")
+                return False
+            self._pause.wait(_POLL_S)
+            now = time.monotonic()
+            if now - moved_at < 1:
+                continue
+            bytes_now, cpu_now = self._written_bytes(), self._process.cpu_s()
+            if bytes_now != written or cpu_now - cpu_s > _BUSY_PART * (now - moved_at):
+                moved_at, written, cpu_s = now, bytes_now, cpu_now
+            elif now - moved_at > _STILL_S:
+                raise SaveError(
+                    f"the save has come to a standstill: for {_STILL_S:g} s the Reverb process has neither written nor "
+                    "computed. It may be stopped, or its disk does not answer."
+                )
+        return True
+
+    def _wait_for_others(self, end_others: Callable[[], bool]) -> None:
+        """Wait for a save that a client has asked for: of two at once, one deletes the other."""
+        if self._process.has_open(self._folder.incoming):
+            _logger.info("a checkpoint that a client has asked for is under way")
+            self._wait(lambda: not self._process.has_open(self._folder.incoming), end_others)
+
+    def _make_room(self) -> None:
+        """Delete the older kept ones if the disk has no room for another; the newest sound one stays."""
+        latest = self._folder.latest()
+        expected = 0 if latest is None else latest.size_bytes * (_GROWTH if self._has_failed else 1)
+        if latest is not None and self._folder.free_bytes() < expected:
+            pruned = self._folder.prune(1)
+            if pruned:
+                _logger.warning(
+                    "the disk has no room for another checkpoint of %s: the %d older ones are deleted, of "
+                    "checkpoints.keep = %d one stays. Give it more room, or lower checkpoints.keep.",
+                    format_bytes(expected),
+                    pruned,
+                    self._settings().keep,
+                )
+
+    def _keep_finished(self) -> bool:
+        """Keep the checkpoints that Reverb has finished, for us or a client; return whether there was a sound one.
+
+        Raises:
+            SaveError: one is damaged.
+            OSError: one cannot be moved.
+        """
+        running_on = self._hook.running_on
+        self._folder.in_use = running_on.name if running_on else None
+        self._folder.keep = self._settings().keep
+        adopted = self._folder.adopt_finished()
+        for one in adopted.kept.values():
+            _logger.info("checkpoint %s, %s", one.name, format_bytes(one.size_bytes))
+            if self._settings().hook:
+                self._hook.submit(one.path)
+        if adopted.kept:
+            self._refresh()
+        elif adopted.refused:
+            raise SaveError(f"Reverb reported success, but its checkpoint is damaged: {adopted.refused}")
+        return bool(adopted.kept)
+
+    def _written_bytes(self) -> int:
+        """Return the size of what Reverb has written so far."""
+        try:
+            return sum(file.stat().st_size for file in self._folder.incoming.rglob("*"))
+        except OSError:  # a file has gone
+            return 0

@@ -1,0 +1,189 @@
+"""One start of Reverb: with the newest sound checkpoint, or empty."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import reverb_writer as rw
+from reverb_writer_server.checkpoints.contents import Checkpoint
+from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointFolder, restorable, select_checkpoint
+from reverb_writer_server.checks import RestoreError, tables_to_serve
+from reverb_writer_server.config.schema import ServerConfig
+from reverb_writer_server.observability.describe import format_bytes
+from reverb_writer_server.observability.monitor import Monitor
+from reverb_writer_server.observability.state import ServiceState
+from reverb_writer_server.reverb.child import StartRequest
+from reverb_writer_server.reverb.errors import UnrestorableError
+from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
+
+__all__ = ["Started", "start"]
+
+_logger = logging.getLogger(__name__)
+_PROGRESS_EVERY_S = 5.0
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A Reverb that serves.
+
+    Attributes:
+        process: its process.
+        port: its port.
+        tables: its tables.
+        restored: the checkpoint that it has restored; None if it has begun empty.
+        seconds: how long the start took.
+    """
+
+    process: ReverbProcess
+    port: int
+    tables: tuple[rw.TableConfig, ...]
+    restored: Checkpoint | None
+    seconds: float
+
+    def log(self, monitor: Monitor) -> None:
+        """Log what was restored."""
+        if self.restored is not None:
+            held = ", ".join(f"{name} {info.current_size:,}" for name, info in monitor.latest().tables.items())
+            _logger.info("restored checkpoint %s in %.1f s; items: %s", self.restored.name, self.seconds, held)
+
+
+def start(
+    config: ServerConfig,
+    folder: CheckpointFolder | None,
+    state: ServiceState,
+    new_process: Callable[[], ReverbProcess],
+    undo: contextlib.ExitStack,
+) -> Started:
+    """Start Reverb, and try one checkpoint after the other until it serves.
+
+    Args:
+        config: what to serve.
+        folder: the folder of checkpoints, if there is one.
+        state: is told the phase, its progress, and the checkpoints that are damaged.
+        new_process: starts a process.
+        undo: ends the process.
+
+    Raises:
+        RestoreError: no checkpoint can be restored, or the one to restore differs from the configuration.
+        ReverbProcessError: the process has ended.
+        ReverbWriterError, OSError: Reverb cannot start as configured.
+    """
+    wanted = config.checkpoints
+    found = []
+    if folder is not None:
+        try:
+            found = restorable(folder.directory, wanted.restore)
+        except CheckpointError as error:
+            raise RestoreError(str(error)) from error
+        if not found:
+            _logger.info("nothing to restore in %s", folder.directory)
+    faults: list[str] = []
+    for number, checkpoint in enumerate(found):
+        state.phase, state.detail = "restoring", f"{checkpoint.name} is read"
+        try:
+            checkpoint.check()
+            return _start_with(config, folder, state, new_process, undo, checkpoint)
+        except (UnrestorableError, rw.FormatError) as error:
+            faults.append(f"checkpoint {checkpoint.name} cannot be restored: {error}")
+            state.damaged = (*state.damaged, checkpoint.name)
+            assert folder is not None  # noqa: S101  # the checkpoint is in it
+            folder.damaged.add(checkpoint.name)
+            _tell(faults[-1], wanted.on_damage, wanted.restore, found[number + 1 :])
+    if faults:
+        try:
+            select_checkpoint(found[0].path.parent.parent, wanted.restore)
+        except CheckpointError as error:  # none is even complete
+            raise RestoreError(str(error)) from error
+        more = f" (and {len(faults) - 1} older ones)" if len(faults) > 1 else ""
+        remedy = 'Restore its files from a copy, or set checkpoints.restore = "none" to begin empty.'
+        raise RestoreError(f"{faults[0]}{more}. {remedy}")
+    state.phase = "starting"
+    return _start_with(config, folder, state, new_process, undo, None)
+
+
+def _tell(fault: str, on_damage: str, restore: str, older: list[Checkpoint]) -> None:
+    """Say loudly that an older checkpoint is tried, or refuse to."""
+    if restore != "latest":
+        raise RestoreError(f"{fault}. Choose another one, or `none`.")
+    if on_damage == "stop" and older:
+        raise RestoreError(
+            f"{fault}. checkpoints.on_damage is `stop`: set it to `older`, or name one in checkpoints.restore, such as "
+            f"{older[0].name}."
+        )
+    if older:
+        _logger.error(
+            "%s. THE NEXT OLDER ONE IS TRIED, %s: what came after it is not served. The damaged one stays until newer "
+            "ones replace it.",
+            fault,
+            older[0].name,
+        )
+
+
+def _start_with(
+    config: ServerConfig,
+    folder: CheckpointFolder | None,
+    state: ServiceState,
+    new_process: Callable[[], ReverbProcess],
+    undo: contextlib.ExitStack,
+    restore: Checkpoint | None,
+) -> Started:
+    """Start Reverb with a checkpoint, or empty.
+
+    Raises:
+        UnrestorableError: Reverb refuses the checkpoint, or crashes over it.
+        FormatError: the checkpoint is damaged.
+    """
+    tables = tables_to_serve(config, restore)
+    started_at = time.monotonic()
+    process = new_process()
+    request = StartRequest(
+        tables,
+        config.port or None,
+        folder.incoming if folder else None,
+        restore.path if restore else None,
+        folder.fitted if folder and restore and config.checkpoints.on_mismatch == "config" else None,
+        config.bind,
+        config.memory_max_total_bytes,
+    )
+    try:
+        port, left_out = process.start(request, _progress(state, restore))
+    except BaseException as error:
+        process.kill()
+        is_crash = isinstance(error, ReverbProcessError) and error.number in [-number for number in _CRASHES]
+        if restore is not None and is_crash:
+            raise UnrestorableError(f"Reverb has crashed over it ({error})") from error
+        raise
+    undo.callback(process.kill)
+    for name, count in left_out.items():
+        _logger.warning(
+            "table `%s`: %d items of the checkpoint do not fit the configuration and are left out", name, count
+        )
+    return Started(process, port, tables, restore, time.monotonic() - started_at)
+
+
+def _progress(state: ServiceState, restore: Checkpoint | None) -> Callable[[int], None]:
+    """Return the callback of the start, which tells the progress of a restore."""
+    total = (
+        sum((restore.path / name).stat().st_size for name in ("items.tfrecord", "chunks.tfrecord")) if restore else 0
+    )
+    logged = started = time.monotonic()
+
+    def waiting(bytes_read: int) -> None:
+        nonlocal logged
+        if restore is None:
+            return
+        now = time.monotonic()
+        share = min(1.0, bytes_read / total)
+        left = f", {(now - started) * (1 - share) / share:.0f} s left" if 0 < share < 1 else ""
+        state.detail = f"{share:.0%} of {format_bytes(total)} read{left}"
+        if now - logged >= _PROGRESS_EVERY_S:
+            logged = now
+            _logger.info("restoring %s: %s", restore.name, state.detail)
+
+    return waiting

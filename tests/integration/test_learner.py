@@ -1,0 +1,354 @@
+"""What a learner asks of a dataset: transforms where it fetches, mixtures, the age of policies, what has arrived."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import itertools
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from reading import Place, eventually, fifo
+from server_process import HostedServer
+
+import reverb_writer as rw
+
+StartServer = Callable[..., HostedServer]
+
+
+def write(address: Any, table: str, numbers: Any, length: int = 2) -> None:
+    """Write an item for each number: a window of `length` steps that all hold it."""
+    with rw.TrajectoryObserver(address, table, length, length) as observer:
+        for number in numbers:
+            for step in range(length):
+                observer({"n": np.int64(number)}, end_of_episode=step == length - 1)
+
+
+def doubled(batch: rw.Batch) -> rw.Batch:
+    return dataclasses.replace(batch, data={**batch.data, "n": 2 * batch.data["n"]})
+
+
+# Transforms.
+
+
+def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(place: Place) -> None:
+    threads: list[str] = []
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        threads.append(threading.current_thread().name)
+        return doubled(batch)
+
+    write(place.client, "a", range(8))
+    with rw.ReplayDataset(place.client, "a", 2, transform=transform, single_pass=True) as dataset:
+        assert eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
+        batches = list(dataset)
+    assert [batch.data["n"].tolist() for batch in batches] == [[[4 * i] * 2, [4 * i + 2] * 2] for i in range(4)]
+    assert set(threads) == {"reverb-writer-prefetch"}
+    assert dataset.stats().samples == 8
+
+
+def test_transform_that_is_interrupted_loses_no_samples(place: Place) -> None:
+    interrupts = [KeyboardInterrupt()]
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        if interrupts and threading.current_thread() is threading.main_thread():
+            raise interrupts.pop()
+        return doubled(batch)
+
+    with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
+        write(place.client, "a", range(2))
+        assert eventually(lambda: dataset.stats().ready_samples == 2)
+        with pytest.raises(KeyboardInterrupt):
+            dataset.take()
+        assert dataset.stats().ready_samples == 2
+        batch = dataset.take()
+        assert batch is not None
+        assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
+        write(place.client, "a", range(4))
+        assert next(dataset).data["n"][:, 0].tolist() == [0, 2, 4, 6]
+
+
+def test_last_smaller_batch_is_transformed_too(place: Place) -> None:
+    write(place.client, "a", range(3))
+    with rw.ReplayDataset(place.client, "a", 2, transform=doubled, single_pass=True) as dataset:
+        assert [batch.data["n"][:, 0].tolist() for batch in dataset] == [[0, 2], [4]]
+
+
+def test_subsequences_are_transformed(place: Place) -> None:
+    write(place.client, "a", range(2), length=4)
+    with rw.ReplayDataset(place.client, "a", 3, transform=doubled, single_pass=True, num_steps=2) as dataset:
+        assert [batch.data["n"].tolist() for batch in dataset] == [[[0, 0], [0, 0], [2, 2]], [[2, 2]]]
+
+
+def test_what_a_transform_raises_is_raised_instead_of_its_batch(place: Place) -> None:
+    def picky(batch: rw.Batch) -> rw.Batch:
+        if 3 in batch.data["n"]:
+            raise ZeroDivisionError("three")
+        return batch
+
+    write(place.client, "a", range(6))
+    with rw.ReplayDataset(place.client, "a", 2, transform=picky, single_pass=True) as dataset:
+        assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
+        with pytest.raises(ZeroDivisionError, match="three"):
+            next(dataset)
+        assert next(dataset).data["n"][:, 0].tolist() == [4, 5]
+
+
+def test_transform_must_be_a_function_that_returns_a_batch(place: Place) -> None:
+    with pytest.raises(rw.SpecError, match="`transform` must be a function of a batch, got int"):
+        rw.ReplayDataset(place.client, "a", 2, transform=3)  # type: ignore[arg-type]
+    write(place.client, "a", range(2))
+    with (
+        rw.ReplayDataset(place.client, "a", 2, transform=lambda batch: batch.data) as dataset,
+        pytest.raises(rw.SpecError, match=r"`transform` must return a Batch, .* got dict"),
+    ):
+        next(dataset)
+
+
+def test_slices_are_transformed(place: Place) -> None:
+    write(place.client, "a", [5, 5], length=3)
+    with rw.ContiguousDataset(place.client, "a", 2, 3, transform=doubled, single_pass=True) as dataset:
+        assert next(dataset).data["n"].tolist() == [10] * 6
+
+
+def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) -> None:
+    write(place.client, "a", range(4))
+    dataset = rw.ReplayDataset(place.client, "a", 2, transform=doubled)
+    next(dataset)
+    gone = weakref.ref(dataset)
+    del dataset
+    gc.collect()
+    assert gone() is None
+
+
+def test_frames_are_stored_once_and_stacked_when_sampled(place: Place) -> None:
+    """One episode of six frames in windows of five: stacks of three, without the two rows that may lack frames."""
+    with rw.TrajectoryObserver(place.client, "a", 5) as observer:
+        for t in range(6):
+            observer({"observation": np.full((2, 2), t, np.uint8), "is_first": t == 0}, end_of_episode=t == 5)
+    with rw.ReplayDataset(place.client, "a", 2, transform=rw.frame_stack(3, drop=True)) as dataset:
+        stacks = next(dataset).data["observation"]
+    assert stacks.shape == (2, 3, 3, 2, 2)
+    assert stacks[..., 0, 0].tolist() == [[[0, 1, 2], [1, 2, 3], [2, 3, 4]], [[1, 2, 3], [2, 3, 4], [3, 4, 5]]]
+
+
+# What has arrived.
+
+
+def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
+    with rw.ReplayDataset(place.client, "a", 4) as dataset:
+        assert dataset.take() is None
+        assert dataset.take(timeout_s=0.05) is None
+        write(place.client, "a", range(6))
+        assert eventually(lambda: dataset.stats().ready_samples == 6)
+        found: list[rw.Batch | None] = []
+
+        def takes_one() -> bool:
+            found.append(dataset.take(timeout_s=0))
+            return found[-1] is not None
+
+        assert eventually(takes_one)  # once the server has told the structure, which may take a moment
+        found = [found[-1], *(dataset.take(timeout_s=0) for _ in range(2))]
+        assert [None if batch is None else batch.data["n"][:, 0].tolist() for batch in found] == [
+            [0, 1, 2, 3],
+            [4, 5],
+            None,
+        ]
+        write(place.client, "a", [7])
+        batch = dataset.take(timeout_s=0.5)
+        assert batch is not None
+        assert batch.data["n"].tolist() == [[7, 7]]
+        write(place.client, "a", range(4))
+        assert next(dataset).data["n"][:, 0].tolist() == [0, 1, 2, 3]
+        with pytest.raises(rw.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+            dataset.take(-1)
+
+
+# Connecting.
+
+
+def test_connecting_has_a_time_out_of_its_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        address = f"127.0.0.1:{trial.getsockname()[1]}"
+    openers: list[Callable[[], Any]] = [
+        lambda: rw.ReplayDataset(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.ContiguousDataset(address, "a", 2, 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.TrajectoryObserver(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.VectorObserver(address, "a", 2, num_envs=2, timeout_s=3600, connect_timeout_s=0.3),
+    ]
+    for open_it in openers:  # each would wait for an hour
+        with pytest.raises(rw.ServerUnavailableError):
+            open_it()
+
+
+def test_waiting_for_samples_is_not_cut_short_by_the_time_out_of_connecting(place: Place) -> None:
+    with rw.ReplayDataset(place.client, "a", 1, timeout_s=60, connect_timeout_s=1.0) as dataset:
+        writer = threading.Timer(1.5, write, [place.client, "a", [7]])
+        writer.start()
+        assert next(dataset).data["n"].tolist() == [[7, 7]]
+        writer.join()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, float("nan"), "soon"])
+def test_time_out_of_connecting_must_be_one(place: Place, wrong: Any) -> None:
+    for open_it in (rw.ReplayDataset, rw.TrajectoryObserver):
+        with pytest.raises(rw.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+            open_it(place.client, "a", 2, connect_timeout_s=wrong)
+
+
+# The age of policies.
+
+
+def test_info_stats_and_metrics_have_the_age_of_the_policy(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"), rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
+        with rw.TrajectoryObserver(server.address, "replay", 3, 3) as observer:
+            for version in (1, 2):
+                learner.publish({"w": np.zeros(3)})
+                actor.latest()
+                assert actor.version == version
+                for t in range(3):  # as `record` does: the last step of an episode has no action, and zeros
+                    extras = {"policy_version": np.int64(actor.version if t < 2 else 0)}
+                    observer({"n": np.int64(t), "extras": extras}, end_of_episode=t == 2)
+            observer({"n": np.int64(0), "extras": {"policy_version": np.int64(0)}})  # of a policy that is not known
+            observer({"n": np.int64(0), "extras": {"policy_version": np.int64(0)}})
+            observer({"n": np.int64(0), "extras": {"policy_version": np.int64(0)}}, end_of_episode=True)
+        for _ in range(3):
+            learner.publish({"w": np.zeros(3)})
+        with rw.ReplayDataset(server.address, "replay", 3, policy=learner) as dataset:
+            info = next(dataset).info
+            assert info.policy_versions is not None
+            assert info.policy_ages is not None
+            assert info.policy_versions.tolist() == [1, 2, 0]
+            assert info.policy_ages.tolist() == [4, 3, -1]
+            stats = dataset.stats()
+            assert (stats.mean_policy_age, stats.max_policy_age) == (3.5, 4)
+            lines = stats.metrics(table="replay").splitlines()
+    assert 'reverb_writer_dataset_mean_policy_age{table="replay"} 3.5' in lines
+    assert 'reverb_writer_dataset_max_policy_age{table="replay"} 4' in lines
+    assert 'reverb_writer_dataset_samples_total{table="replay"} 3' in lines
+    assert "# TYPE reverb_writer_dataset_samples_total counter" in lines
+
+
+def test_age_is_counted_when_a_batch_is_handed_out_also_with_a_transform(place: Place) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
+        for _ in range(4):
+            observer({"policy_version": np.int64(10)}, end_of_episode=True)
+    current = [10]
+    with rw.ReplayDataset(
+        place.client, "a", 2, policy=lambda: current[0], transform=lambda batch: batch, single_pass=True
+    ) as dataset:
+        assert eventually(lambda: dataset.stats().ready_samples == 4)
+        ages = []
+        for batch in dataset:
+            assert batch.info.policy_ages is not None
+            ages += batch.info.policy_ages.tolist()
+            current[0] += 5
+    assert ages == [0, 0, 5, 5]
+
+
+def test_age_of_steps_without_a_version_is_refused(place: Place) -> None:
+    write(place.client, "a", [1])
+    with (
+        rw.ReplayDataset(place.client, "a", 1, policy=lambda: 1) as dataset,
+        pytest.raises(rw.StructureError, match=r"needs one leaf named `policy_version` in the steps .* which has `n`"),
+    ):
+        next(dataset)
+    with pytest.raises(rw.SpecError, match="`policy` must be a Variables or a function, got int"):
+        rw.ReplayDataset(place.client, "a", 1, policy=3)
+
+
+# Mixtures.
+
+
+@pytest.fixture
+def two(replay_server: StartServer) -> str:
+    """Queues of 12 items each, `online` with numbers from 0, `offline` from 100."""
+    server = replay_server(fifo("online"), fifo("offline"), rw.TableConfig("rated", 100, rw.Prioritized(1.0)))
+    write(server.address, "online", range(12))
+    write(server.address, "offline", range(100, 112))
+    return server.address
+
+
+@pytest.mark.parametrize(("own", "batch_size"), [((4, 4), None), ((4, 4), 8), ((3, 5), 8), ((1, 12), 8)])
+def test_mixture_has_the_shares_asked_for_and_loses_nothing(two: str, own: Any, batch_size: int | None) -> None:
+    online = rw.ReplayDataset(two, "online", own[0], single_pass=True)
+    offline = rw.ReplayDataset(two, "offline", own[1], single_pass=True)
+    with rw.MixedDataset({online: 0.5, offline: 0.5}, batch_size) as dataset:
+        assert dataset.shares == [4, 4]
+        batches = list(itertools.islice(dataset, 3))
+    for i, batch in enumerate(batches):
+        first = 4 * i
+        assert batch.data["n"][:, 0].tolist() == [*range(first, first + 4), *range(100 + first, 104 + first)]
+        assert batch.info.members is not None
+        assert batch.info.members.tolist() == [0] * 4 + [1] * 4
+        assert len(batch.info) == 8
+
+
+def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
+    tables = [rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in ("online", "offline")]
+    server = replay_server(*tables)
+    for table, number in (("online", 1), ("offline", 2)):
+        write(server.address, table, [number])
+    with rw.MixedDataset(
+        {rw.ReplayDataset(server.address, "online", 2): 3, rw.ReplayDataset(server.address, "offline", 2): 1}, 8
+    ) as dataset:
+        assert dataset.shares == [6, 2]
+        batch = next(dataset)
+        dataset.update_priorities(batch, 10.0 * batch.data["n"][:, 0])
+        dataset.flush_priorities()
+        with pytest.raises(rw.SpecError, match=r"has shape \(3,\), expected \(8,\)"):
+            dataset.update_priorities(batch, np.ones(3))
+        with pytest.raises(rw.SpecError, match="one of this dataset"):
+            dataset.update_priorities(next(dataset.datasets[0]), np.ones(2))
+    with rw.Client(server.address) as client:
+        assert next(client.sample("online", 1)).info.priority == 10.0
+        assert next(client.sample("offline", 1)).info.priority == 20.0
+
+
+def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("rated", 100, rw.Prioritized(1.0)), rw.TableConfig("even"))
+    with rw.Client(server.address) as client:
+        for priority in (1.0, 3.0):
+            client.insert({"n": np.array([priority])}, {"rated": priority})
+        client.insert({"n": np.array([5.0])}, {"even": 1.0})
+    rated, even = (rw.ReplayDataset(server.address, table, 32) for table in ("rated", "even"))
+    with rw.MixedDataset({rated: 1, even: 1}) as dataset:
+        batch = next(dataset)
+    weights = dict(zip(batch.data[0][:, 0].tolist(), batch.info.importance_weights(1.0).tolist(), strict=True))
+    # Probabilities 1/4 and 3/4 of two items: weights 2 and 2/3, over the larger of them; and 1 of the only item.
+    assert weights == pytest.approx({1.0: 1.0, 3.0: 1 / 3, 5.0: 1.0})
+
+
+def test_mixture_refuses_what_does_not_match(two: str) -> None:
+    write(two, "rated", [1], length=3)
+    with (
+        rw.MixedDataset({rw.ReplayDataset(two, "online", 1): 1, rw.ReplayDataset(two, "rated", 1): 1}) as dataset,
+        pytest.raises(rw.StructureError, match=r"leaf `n` int64 \[1, 3\], expected `n` int64 \[1, 2\] as in the first"),
+    ):
+        next(dataset)
+    with rw.ReplayDataset(two, "online", 1) as online:
+        for weights in ({}, {online: 0}, {online: -1.0}, {online: float("nan")}, {"online": 1}):
+            with pytest.raises(rw.SpecError, match="`weights` must"):
+                rw.MixedDataset(weights)  # type: ignore[arg-type]
+        with (
+            rw.ReplayDataset(two, "offline", 1, reuse_buffers=True) as reusing,
+            pytest.raises(rw.SpecError, match="`reuse_buffers`"),
+        ):
+            rw.MixedDataset({online: 1, reusing: 1})
+
+
+def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
+    server = replay_server(fifo("online"), fifo("offline"))
+    write(server.address, "online", range(4))
+    online, offline = (rw.ReplayDataset(server.address, table, 2, timeout_s=0.5) for table in ("online", "offline"))
+    with rw.MixedDataset({online: 1, offline: 1}) as dataset:
+        with pytest.raises(rw.ReplayTimeoutError, match="table `offline`"):
+            next(dataset)
+        write(server.address, "offline", range(100, 104))
+        assert [next(dataset).data["n"][:, 0].tolist() for _ in range(2)] == [[0, 1, 100, 101], [2, 3, 102, 103]]

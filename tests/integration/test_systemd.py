@@ -1,0 +1,70 @@
+"""What systemd hears from the service, on a socket like its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from service_process import ServiceProcess, service
+
+pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+
+TABLE = "[tables.replay]\nmax_size = 10\n"
+
+
+@pytest.fixture(params=["path", "abstract"])
+def listener(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[socket.socket]:
+    """The socket that NOTIFY_SOCKET names to the processes that a test starts."""
+    name = str(tmp_path / "notify") if request.param == "path" else f"@reverb-writer-{os.getpid()}"
+    monkeypatch.setenv("NOTIFY_SOCKET", name)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+        one.bind(name.replace("@", "\0"))
+        one.settimeout(60)
+        yield one
+
+
+def hear(listener: socket.socket, line: str) -> set[str]:
+    """Return the first message with a line."""
+    while True:
+        lines = set(listener.recv(65536).decode().split("\n"))
+        if line in lines:
+            return lines
+
+
+def test_systemd_hears_when_the_service_starts_serves_and_stops(listener: socket.socket, tmp_path: Path) -> None:
+    with service(tmp_path, TABLE) as process:
+        first = set(listener.recv(65536).decode().split("\n"))
+        assert "READY=1" not in first
+        assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in first)
+        assert hear(listener, "READY=1") >= {"WATCHDOG=1", "STATUS=serving"}
+        assert process.end() == 0
+
+
+def test_watchdog_bites_while_reverb_is_stopped(listener: socket.socket, tmp_path: Path) -> None:
+    with service(tmp_path, f"http.max_silence_s = 2\n{TABLE}") as process:
+        hear(listener, "WATCHDOG=1")
+        os.kill(process.child(), signal.SIGSTOP)
+        while "WATCHDOG=1" in (message := listener.recv(65536).decode()):
+            pass
+        assert "http.max_silence_s is 2" in message
+        os.kill(process.child(), signal.SIGCONT)
+        hear(listener, "WATCHDOG=1")
+
+
+def test_stop_with_a_checkpoint_asks_for_more_time(listener: socket.socket, tmp_path: Path) -> None:
+    configuration = f'[checkpoints]\ndirectory = "{tmp_path / "checkpoints"}"\n{TABLE}'
+    process = ServiceProcess(tmp_path, configuration)
+    try:
+        process.wait_ready()
+        process.process.send_signal(signal.SIGTERM)
+        lines = hear(listener, "STOPPING=1")
+        assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in lines)
+        assert process.process.wait(60) == 0
+    finally:
+        process.close()

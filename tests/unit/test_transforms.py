@@ -1,0 +1,117 @@
+"""Frames stacked when they are sampled, and windows split for a burn-in."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import reverb_writer as rw
+from reverb_writer.decoding.samples import BatchInfo
+from reverb_writer.slices import SliceSampler, find_trajectories, gather, read_markers
+
+
+def info_of(lengths: Any, mask: Any = None) -> BatchInfo:
+    lengths = np.asarray(lengths, np.int64)
+    ones = np.ones(len(lengths))
+    return BatchInfo(lengths.astype(np.uint64), ones, ones, lengths, lengths.astype(np.int32), lengths, 0.0, "", mask)
+
+
+def windows(frames: Any, is_first: Any = None, **leaves: Any) -> rw.Batch:
+    frames = np.asarray(frames)
+    data = {"observation": {"rgb": frames}, **leaves}
+    if is_first is not None:
+        data["is_first"] = np.asarray(is_first, bool)
+    return rw.Batch(data, info_of([frames.shape[1]] * len(frames)))
+
+
+def test_stack_has_the_newest_frame_last_and_repeats_the_oldest_known() -> None:
+    batch = rw.frame_stack(3)(windows([[10, 11, 12, 13], [20, 21, 22, 23]]))
+    assert batch.data["observation"]["rgb"].tolist() == [
+        [[10, 10, 10], [10, 10, 11], [10, 11, 12], [11, 12, 13]],
+        [[20, 20, 20], [20, 20, 21], [20, 21, 22], [21, 22, 23]],
+    ]
+
+
+def test_stack_does_not_cross_the_start_of_an_episode_inside_a_window() -> None:
+    batch = rw.frame_stack(3, "observation/rgb")(windows([[10, 11, 30, 31, 32]], [[0, 0, 1, 0, 0]]))
+    assert batch.data["observation"]["rgb"].tolist() == [
+        [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
+    ]
+
+
+def test_rows_whose_stacks_may_lack_frames_can_be_dropped() -> None:
+    made = windows(np.arange(12).reshape(2, 6), reward=np.arange(12).reshape(2, 6))
+    batch = rw.frame_stack(3, drop=True)(made)
+    assert batch.data["observation"]["rgb"].tolist() == [
+        [[0, 1, 2], [1, 2, 3], [2, 3, 4], [3, 4, 5]],
+        [[6, 7, 8], [7, 8, 9], [8, 9, 10], [9, 10, 11]],
+    ]
+    assert batch.data["reward"].tolist() == [[2, 3, 4, 5], [8, 9, 10, 11]]
+    assert batch.info.lengths.tolist() == [4, 4]
+
+
+@given(st.data())
+def test_stacks_are_those_of_a_deque_over_each_episode(data: st.DataObject) -> None:
+    num_steps, k = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 5))
+    first = data.draw(st.lists(st.booleans(), min_size=num_steps, max_size=num_steps))
+    expected: list[list[int]] = []
+    for t in range(num_steps):
+        episode = [*range(max([0, *(s for s in range(t + 1) if first[s])]), t + 1)]
+        expected.append(([episode[0]] * k + episode)[-k:])
+    batch = rw.frame_stack(k)(windows(np.arange(num_steps)[None], [first]))
+    assert batch.data["observation"]["rgb"][0].tolist() == expected
+
+
+def test_frames_of_slices_are_stacked_by_their_markers() -> None:
+    steps = {"observation": np.arange(6), "is_init": np.array([1, 0, 0, 1, 0, 0])}
+    stored = read_markers(steps)
+    trajectories = find_trajectories(stored)
+    slices = SliceSampler(2, 3).each(trajectories, np.random.default_rng(0))
+    data, markers = gather(steps, slices, stored)
+    batch = rw.frame_stack(2)(rw.Batch(data, info_of([3, 3]), markers))
+    assert batch.data["observation"].tolist() == [[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 5]]
+
+
+def test_images_get_the_stack_before_height_and_width() -> None:
+    batch = rw.frame_stack(4)(windows(np.zeros((2, 5, 8, 9), np.uint8)))
+    assert batch.data["observation"]["rgb"].shape == (2, 5, 4, 8, 9)
+    assert batch.data["observation"]["rgb"].dtype == np.uint8
+
+
+def test_stack_of_what_is_not_there_is_refused() -> None:
+    with pytest.raises(rw.StructureError, match="without `observation/depth`; its leaves there are `rgb`"):
+        rw.frame_stack(2, "observation/depth")(windows([[1, 2]]))
+    with pytest.raises(rw.SpecError, match="`k` must be >= 1"):
+        rw.frame_stack(0)
+    with pytest.raises(rw.StructureError, match=r"needs leaves \[B, T, \.\.\.\]"):
+        rw.frame_stack(2)(rw.Batch([{"observation": np.zeros(3)}], info_of([3])))
+
+
+def test_frame_stack_is_picklable_for_worker_processes() -> None:
+    assert pickle.loads(pickle.dumps(rw.frame_stack(4))) == rw.frame_stack(4)  # noqa: S301  # our own bytes
+
+
+def test_burn_in_splits_windows_masks_and_lengths() -> None:
+    batch = windows(np.arange(10).reshape(2, 5))
+    mask = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]], bool)
+    batch = dataclasses.replace(batch, info=info_of([5, 2], mask))
+    before, after = rw.burn_in(batch, 3)
+    assert before.data["observation"]["rgb"].tolist() == [[0, 1, 2], [5, 6, 7]]
+    assert after.data["observation"]["rgb"].tolist() == [[3, 4], [8, 9]]
+    assert before.info.mask is not None
+    assert after.info.mask is not None
+    assert before.info.mask.tolist() == [[True, True, True], [True, True, False]]
+    assert after.info.mask.tolist() == [[True, True], [False, False]]
+    assert (before.info.lengths.tolist(), after.info.lengths.tolist()) == ([3, 2], [2, 0])
+    assert after.info.keys.tolist() == batch.info.keys.tolist()
+    nothing, everything = rw.burn_in(batch, 0)
+    assert nothing.data["observation"]["rgb"].shape == (2, 0)
+    assert everything.data["observation"]["rgb"].shape == (2, 5)
+    with pytest.raises(rw.SpecError, match=r"`n` must be <= 4, got 5\. The windows have 5 steps"):
+        rw.burn_in(batch, 5)
