@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^( *)```[^\n`]*\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(r"`(reverb-writer(?:-server)? [^`]+)`")
-GROUPS = {"reverb-writer": "reverb_writer.cli.commands", "reverb-writer-server": "reverb_writer_server.cli"}
+GROUPS = {"reverb-writer": "reverb_writer.cli", "reverb-writer-server": "reverb_writer_server.cli"}
 
 
 def command_lines(page: str) -> list[str]:
