@@ -1,12 +1,36 @@
-"""The `reverb-writer` command."""
+"""The `reverb-writer` command: one group, each command in a module that loads when it is called."""
 
 from __future__ import annotations
 
-__all__ = ["main"]
+import importlib
+
+import click
+
+__all__ = ["commands", "main"]
+
+_MODULE_OF = {
+    "demo": "demo",
+    "export": "export_rollouts",
+    "import": "import_rollouts",
+    "local": "serve_locally",
+    "status": "status",
+}
 
 
 def main() -> None:
     """Run the command line."""
-    from reverb_writer.cli.commands import commands  # noqa: PLC0415  # `reverb_writer` is imported without click
-
     commands()
+
+
+class _Commands(click.Group):
+    """Commands by name, from modules that load when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
+        return sorted(_MODULE_OF)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # as above
+        module = _MODULE_OF.get(cmd_name)
+        return importlib.import_module(f"{__name__}.{module}").command if module else None
+
+
+commands = _Commands("reverb-writer", help="Inspect Reverb replay servers, and import and export their data.")
