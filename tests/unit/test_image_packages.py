@@ -38,7 +38,7 @@ def needed(project: Path, *extras: str) -> list[Requirement]:
     [
         ("server.txt", "pyproject.toml", []),
         ("server.txt", "server/pyproject.toml", []),
-        ("client.txt", "pyproject.toml", ["cli", "gymnasium"]),
+        ("client.txt", "pyproject.toml", ["gymnasium"]),
     ],
 )
 def test_image_has_what_the_project_needs_in_a_version_that_it_allows(
