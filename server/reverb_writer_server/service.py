@@ -26,6 +26,7 @@ import reverb_writer as rw
 from reverb_writer_server import log_setup, signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
+from reverb_writer_server.config.bind import LOOPBACK
 from reverb_writer_server.config.schema import CheckpointConfig, ServerConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.limits import raise_descriptor_limit
@@ -254,7 +255,8 @@ class Service:
             saver = Saver(self._checkpoint_config, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
         if self._config.memory_max_total_bytes:
-            limit = MemoryLimit(started.port, process.pid, self._config.memory_max_total_bytes, state.refuse)
+            max_bytes, on_loopback = self._config.memory_max_total_bytes, self._config.bind == LOOPBACK
+            limit = MemoryLimit(started.port, process.pid, max_bytes, state.refuse, on_loopback=on_loopback)
             self._memory_limit = limit
             resources.callback(limit.close)
         self._jobs.every("figures", lambda: self._config.log_figures_every_s, self._log_figures)

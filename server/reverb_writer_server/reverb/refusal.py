@@ -8,10 +8,10 @@ Reverb's port.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import logging
-import os
 import socket
 import struct
 import threading
@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 
+from reverb_writer_server.reverb.loopback import LOOPBACK_INTERFACE
 from reverb_writer_server.reverb.writer_guard import RESUME_SHARE, resident_bytes
 
 __all__ = ["MemoryLimit"]
@@ -33,14 +34,16 @@ _JOIN_S = 5.0
 _NUM_THREADS = 8
 _ATTACH_REUSEPORT_CBPF = 51  # SO_ATTACH_REUSEPORT_CBPF of Linux
 _RETURN = 0x06  # BPF_RET | BPF_K
-_INTERNET = (socket.AF_INET, socket.AF_INET6)
+_COPY_BYTES = 1 << 16
 _LISTENING = "0A"  # in /proc/net/tcp
 
 
 class MemoryLimit:
     """Watches the Reverb process in a thread of its own, and refuses inserts while it is above its limit."""
 
-    def __init__(self, port: int, process: int, max_bytes: int, told: Callable[[str], None]) -> None:
+    def __init__(
+        self, port: int, process: int, max_bytes: int, told: Callable[[str], None], *, on_loopback: bool
+    ) -> None:
         """Start the thread.
 
         Args:
@@ -48,7 +51,9 @@ class MemoryLimit:
             process: its id.
             max_bytes: its limit of resident memory; `WriterGuard` has the same.
             told: called with the reason when inserts are refused, and with "" when they are accepted again.
+            on_loopback: whether the Reverb process accepts connections from this machine only.
         """
+        self._interface = LOOPBACK_INTERFACE if on_loopback else None
         self._port, self._process, self._max_bytes, self._told = port, process, max_bytes, told
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-limit", daemon=True)
@@ -69,7 +74,7 @@ class MemoryLimit:
                 )
                 _logger.error("inserts are refused: %s", reason)
                 try:
-                    with _refusing(self._port, f"inserts are refused: {reason}."):
+                    with _refusing(self._port, f"inserts are refused: {reason}.", self._interface):
                         self._told(reason)
                         while resident_bytes(self._process) > RESUME_SHARE * self._max_bytes:
                             if self._closed.wait(_EVERY_S):
@@ -82,23 +87,65 @@ class MemoryLimit:
 
 
 @contextlib.contextmanager
-def _refusing(port: int, reason: str) -> Iterator[None]:
+def _refusing(port: int, reason: str, interface: bytes | None) -> Iterator[None]:
     """Answer all new connections to `port` within the block."""
-    index = _num_listeners(port)
+    index, family = _listeners(port)
     pool = ThreadPoolExecutor(_NUM_THREADS, "refusal")
-    server = grpc.server(pool, handlers=[_Refusal(reason)], options=[("grpc.so_reuseport", 1)])
+    server = grpc.server(pool, handlers=[_Refusal(reason)])
     try:
-        server.add_insecure_port(f"[::]:{port}")
+        inner = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        listener = _own_listener(port)
-        _lead_connections_to(listener, index)
-        try:
-            yield
-        finally:
-            _lead_connections_to(listener, 0)
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            if interface is not None:  # the kernel shares a port among listeners of one interface
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface)
+            listener.bind(("", port))
+            listener.listen()
+            with _relay(listener, inner):
+                _lead_connections_to(listener, index)
+                try:
+                    yield
+                finally:
+                    _lead_connections_to(listener, 0)
     finally:
         server.stop(_GRACE_S).wait(_JOIN_S)
         pool.shutdown(wait=False)
+
+
+@contextlib.contextmanager
+def _relay(listener: socket.socket, port: int) -> Iterator[None]:
+    """Connect those who come to `listener` with a port of this machine: gRPC cannot be given a socket."""
+    loop = asyncio.new_event_loop()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(_copy(reader, inner_writer), _copy(inner_reader, writer))
+
+    accepting = loop.run_until_complete(asyncio.start_server(connect, sock=listener))
+    thread = threading.Thread(target=loop.run_forever, name="refusal-relay", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(accepting.close)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_JOIN_S)
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(_COPY_BYTES):
+            writer.write(data)
+            await writer.drain()
+    finally:
+        writer.close()
 
 
 class _Refusal(grpc.GenericRpcHandler):
@@ -115,32 +162,18 @@ class _Refusal(grpc.GenericRpcHandler):
         yield b""  # never reached: it makes this an iterator
 
 
-def _num_listeners(port: int) -> int:
-    found = 0
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
-        found += sum(row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port for row in rows)
-    return found
+def _listeners(port: int) -> tuple[int, socket.AddressFamily]:
+    """Return how many sockets of this machine listen on a port, and their address family."""
+    found, family = 0, socket.AF_INET
+    for table, of_table in (("/proc/net/tcp", socket.AF_INET), ("/proc/net/tcp6", socket.AF_INET6)):
+        for line in Path(table).read_text().splitlines()[1:]:
+            row = line.split()
+            if row[3] == _LISTENING and int(row[1].rpartition(":")[2], 16) == port:
+                found, family = found + 1, of_table
+    return found, family
 
 
-def _own_listener(port: int) -> int:
-    """Return the descriptor of this process's socket that listens on `port`."""
-    for entry in list(Path("/proc/self/fd").iterdir()):
-        with contextlib.suppress(OSError):
-            if str(entry.readlink()).startswith("socket:"):
-                one = socket.socket(fileno=int(entry.name))
-                try:
-                    listens = one.family in _INTERNET and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                    if listens and one.getsockname()[1] == port:
-                        return int(entry.name)
-                finally:
-                    one.detach()
-    raise OSError(f"nothing of this process listens on port {port}")
-
-
-def _lead_connections_to(listener: int, index: int) -> None:
+def _lead_connections_to(listener: socket.socket, index: int) -> None:
     """Have the kernel give new connections to the listener of this index among those that share the port."""
     program = ctypes.create_string_buffer(struct.pack("HBBI", _RETURN, 0, 0, index))
-    one = socket.socket(fileno=os.dup(listener))
-    with one:
-        one.setsockopt(socket.SOL_SOCKET, _ATTACH_REUSEPORT_CBPF, struct.pack("HL", 1, ctypes.addressof(program)))
+    listener.setsockopt(socket.SOL_SOCKET, _ATTACH_REUSEPORT_CBPF, struct.pack("HL", 1, ctypes.addressof(program)))
