@@ -98,6 +98,27 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
     return min(seconds, threading.TIMEOUT_MAX)
 
 
+def check_wait(timeout_s: object) -> float:
+    """Return a `timeout_s` that may be 0, for no wait.
+
+    Raises:
+        SpecError: it is no number >= 0.
+    """
+    seconds = number("timeout_s", timeout_s)
+    if seconds < 0:
+        raise SpecError(f"`timeout_s` must be >= 0 seconds, got {seconds:g}.")
+    return seconds
+
+
+def check_key(key: object) -> int:
+    """Return the key of an item as an integer.
+
+    Raises:
+        SpecError: it cannot be one.
+    """
+    return integer("key", key, minimum=0, maximum=(1 << 64) - 1)
+
+
 def check_priority(priority: Any) -> float:
     """Return a priority as a float.
 

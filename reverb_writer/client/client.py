@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from reverb_writer.arguments import check_priority, check_timeout, integer
+from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.background import in_background
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
 from reverb_writer.client.server_connection import Sample, ServerConnection
@@ -61,6 +61,7 @@ class Client(ClosedAtExit):
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         use_proxy: bool = False,
+        connect_timeout_s: float | None = None,
     ) -> None:
         """Prepare the connections; they are made when they are first needed.
 
@@ -70,9 +71,11 @@ class Client(ClosedAtExit):
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
             timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.
             use_proxy: whether `http_proxy` and the like in the environment are used.
+            connect_timeout_s: time-out of the constructor, which then waits for all servers, seconds; None not to wait.
 
         Raises:
             SpecError: an argument can never work.
+            ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`.
         """
         timeout_s = check_timeout(timeout_s)
         addresses: list[Any] = list(address) if isinstance(address, list | tuple) else [address]
@@ -82,7 +85,13 @@ class Client(ClosedAtExit):
         shards = [
             ServerConnection(Channel(one, tls=tls, token=token, use_proxy=use_proxy), timeout_s) for one in addresses
         ]
-        self._use(shards, (addresses, tls, token, timeout_s, use_proxy))
+        self._use(shards, (addresses, tls, token, timeout_s, use_proxy, connect_timeout_s))
+        if connect_timeout_s is not None:
+            try:
+                self.server_info(check_timeout(connect_timeout_s, "connect_timeout_s"))
+            except BaseException:
+                self.close()
+                raise
 
     def _use(
         self, shards: Sequence[ServerConnection], arguments: tuple[Any, ...], release: Callable[[], None] | None = None
@@ -132,7 +141,8 @@ class Client(ClosedAtExit):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make a client of the same servers in another process; certificates are read there again."""
-        return _remade, self._arguments
+        (*given, use_proxy, connect_s) = self._arguments
+        return functools.partial(Client, use_proxy=use_proxy, connect_timeout_s=connect_s), tuple(given)
 
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
         """Return the server's tables by name.
@@ -267,8 +277,8 @@ class Client(ClosedAtExit):
             SpecError: a key or a priority is invalid. Nothing changed.
             StructureError: there is no such table.
         """
-        checked = {_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
-        keys = [_key(key) for key in deletes]
+        checked = {check_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
+        keys = [check_key(key) for key in deletes]
         self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
@@ -387,11 +397,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _remade(addresses: Sequence[str], tls: Any, token: str | None, timeout_s: float, use_proxy: bool) -> Client:
-    return Client(addresses, tls, token, timeout_s, use_proxy=use_proxy)
-
-
-def _key(key: Any) -> int:
-    return integer("key", key, minimum=0, maximum=(1 << 64) - 1)

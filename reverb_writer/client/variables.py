@@ -61,7 +61,15 @@ class Variables(ClosedAtExit):
         """Return server and table."""
         return f"<Variables of {self._table} at {self._client.address}>"
 
-    def __init__(self, client: Any, table: str, timeout_s: float | None = None, *, interval_s: float = 0.1) -> None:
+    def __init__(
+        self,
+        client: Any,
+        table: str,
+        timeout_s: float | None = None,
+        *,
+        interval_s: float = 0.1,
+        connect_timeout_s: float | None = None,
+    ) -> None:
         """Find the table.
 
         Args:
@@ -69,6 +77,7 @@ class Variables(ClosedAtExit):
             table: its name.
             timeout_s: how long a call waits at most, seconds; None for the client's.
             interval_s: how often `poll` asks the server, seconds, >= 0.
+            connect_timeout_s: time-out of the constructor, which waits for the server, seconds; None for `timeout_s`.
 
         Raises:
             SpecError: several servers, of which only one would get the weights, or a number that is invalid.
@@ -78,6 +87,8 @@ class Variables(ClosedAtExit):
         self._interval_s = number("interval_s", interval_s)
         if self._interval_s < 0:
             raise SpecError(f"`interval_s` must be >= 0 seconds, got {interval_s!r}.")
+        if connect_timeout_s is not None:
+            connect_timeout_s = check_timeout(connect_timeout_s, "connect_timeout_s")
         self._client, self._owns_client = as_client(client, timeout_s)
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -88,7 +99,7 @@ class Variables(ClosedAtExit):
         self._lock = threading.Lock()
         try:
             _check_one_server(self._client)
-            info = self._client.request_info(self._timeout_s)
+            info = self._client.request_info(connect_timeout_s or self._timeout_s)
             check_tables_exist([table], info, self._client.address)
             _check_table(info.tables[table])
             self._num_published = info.tables[table].rate_limiter.num_inserts

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from reverb_writer.arguments import check_timeout
+from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch
@@ -103,6 +103,23 @@ class Dataset(abc.ABC):
     @abc.abstractmethod
     def _next_batch(self, start: float) -> Batch | None:
         """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`."""
+
+    def take(self, timeout_s: float = 0.0) -> Batch | None:
+        """Return what has arrived by now: a batch, or a smaller one of what has; None if there is nothing.
+
+        It ends no iteration, and raises nothing because of a server that is slow or gone.
+
+        Args:
+            timeout_s: how long to wait for a full batch, in seconds, >= 0.
+
+        Raises:
+            UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
+        """
+        return self._take_batch(time.monotonic(), check_wait(timeout_s))
+
+    @abc.abstractmethod
+    def _take_batch(self, start: float, timeout_s: float) -> Batch | None:
+        """Return what has arrived; None if there is nothing. Checked arguments; the time-out counts from `start`."""
 
     def as_torch(self, device: Any = None) -> Any:
         """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch`.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tree
 
-from reverb_writer.arguments import check_timeout, integer, number
+from reverb_writer.arguments import check_timeout, check_wait, integer, number
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import host_array
@@ -97,9 +97,32 @@ class MixedDataset:
         for dataset, share, held in zip(self.datasets, self.shares, self._held, strict=True):
             while sum(len(batch.info) for batch in held) < share:
                 held.append(next(dataset))
-        parts = [_taken(held, share) for held, share in zip(self._held, self.shares, strict=True)]
+        return self._mixed(self.shares)
+
+    def take(self, timeout_s: float = 0.0) -> Batch | None:
+        """Return what has arrived by now of each dataset, its share at most; None if there is nothing.
+
+        So the shares of a smaller batch may differ from `shares`. It ends no iteration; see `ReplayDataset.take`.
+
+        Args:
+            timeout_s: how long to wait for a full batch, in seconds, >= 0.
+        """
+        end = time.monotonic() + check_wait(timeout_s)
+        for dataset, share, held in zip(self.datasets, self.shares, self._held, strict=True):
+            while sum(len(batch.info) for batch in held) < share:
+                batch = dataset.take(max(end - time.monotonic(), 0.0))
+                if batch is None:
+                    break
+                held.append(batch)
+        sizes = [sum(len(batch.info) for batch in held) for held in self._held]
+        counts = [min(size, share) for size, share in zip(sizes, self.shares, strict=True)]
+        return self._mixed(counts) if any(counts) else None
+
+    def _mixed(self, counts: Sequence[int]) -> Batch:
+        """Return a batch of so many of the samples that are held of each dataset."""
+        parts = [_taken(held, count) for held, count in zip(self._held, counts, strict=True)]
         batch = _joined([part for of_member in parts for part in of_member])
-        members = np.repeat(np.arange(len(self.shares)), self.shares)
+        members = np.repeat(np.arange(len(counts)), counts)
         batch = dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
         return batch if self._transform is None else transformed(batch, self._transform)
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from reverb_writer.arguments import check_timeout, integer, number
+from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.client.client import Client
 from reverb_writer.client.variables import Variables
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
@@ -143,20 +143,7 @@ class ReplayDataset(Dataset):
     def _next_batch(self, start: float) -> Batch | None:
         return self._completed(self._reader.next(start, self.timeout_s))
 
-    def take(self, timeout_s: float = 0.0) -> Batch | None:
-        """Return what has arrived by now: a batch, or a smaller one of the samples that have; None if there are none.
-
-        It ends no iteration, and raises nothing because of a server that is slow or gone.
-
-        Args:
-            timeout_s: how long to wait for a full batch, in seconds, >= 0.
-
-        Raises:
-            UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
-        """
-        start, timeout_s = time.monotonic(), number("timeout_s", timeout_s)
-        if timeout_s < 0:
-            raise SpecError(f"`timeout_s` must be >= 0 seconds, got {timeout_s:g}.")
+    def _take_batch(self, start: float, timeout_s: float) -> Batch | None:
         return self._completed(self._reader.take(start, timeout_s))
 
     def _completed(self, samples: Fetched | None) -> Batch | None:

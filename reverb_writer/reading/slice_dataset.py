@@ -195,11 +195,33 @@ class ContiguousDataset(Dataset):
                     break
                 self._missing = allot(num_missing, weights, self._rng).tolist()
             for number, share in enumerate(self._missing):
-                for batch, items in self._members[number].take(share, start, self.timeout_s):
-                    self._parts.append((number, batch, items))
-                    self._missing[number] -= len(batch.info)
+                self._keep(number, self._members[number].take(share, start, self.timeout_s))
                 self._stopped = self._stopped or (self._missing[number] > 0 and not self._members[number].is_exhausted)
             num_missing, self._missing = sum(self._missing), []
+        return self._batch()
+
+    def _take_batch(self, start: float, timeout_s: float) -> Batch | None:
+        """Return the slices that have arrived; what one member's share lacks, the others give."""
+        if not self._missing:
+            self._missing = allot(self._sampler.num_slices, self._weights, self._rng).tolist()
+        for number, share in enumerate(self._missing):
+            self._keep(number, self._members[number].take(share, start, timeout_s, arrived=True))
+        for number, (member, weight) in enumerate(self._weighted()):
+            if weight:
+                num_missing = sum(self._missing)
+                self._missing = [num_missing * (other == number) for other in range(len(self._members))]
+                self._keep(number, member.take(num_missing, start, timeout_s, arrived=True))
+        self._missing = []
+        return self._batch()
+
+    def _keep(self, number: int, slices: Iterator[tuple[Batch, npt.NDArray[np.int64]]]) -> None:
+        """Add slices of a member to the unfinished batch."""
+        for batch, items in slices:
+            self._parts.append((number, batch, items))
+            self._missing[number] -= len(batch.info)
+
+    def _batch(self) -> Batch | None:
+        """Return the unfinished batch as it is; None if it has no slices."""
         parts, self._parts = self._parts, []
         if not parts:
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ from reverb_writer.slices.known_trajectories import KnownTrajectories
 from reverb_writer.slices.markers import marker_leaves
 
 __all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
+
+_LOG = logging.getLogger(__package__)
 
 ItemNumbers = npt.NDArray[np.int64]
 
@@ -198,6 +201,7 @@ class SlicePools:
         self._drawn: DrawnSlices | None = None
         self._next = 0  # number of the next slice
         self._parts: collections.deque[Part] = collections.deque()  # of the pool, later ones
+        self._said_too_short = False
 
     def num_items_left(self) -> int:
         """Return the number of items whose last slice is not taken."""
@@ -210,26 +214,30 @@ class SlicePools:
         are_taken = self._drawn is None or self._next == len(self._drawn.items)
         return self.reader.is_exhausted and not self._parts and are_taken
 
-    def take(self, num_slices: int, start: float, timeout_s: float) -> Iterator[tuple[Batch, ItemNumbers]]:
+    def take(
+        self, num_slices: int, start: float, timeout_s: float, *, arrived: bool = False
+    ) -> Iterator[tuple[Batch, ItemNumbers]]:
         """Yield the next slices, in one batch or in several, each with the number of the item of each slice.
 
         Args:
             num_slices: how many slices, fewer at the end.
             start: when the wait began, of `time.monotonic()`.
             timeout_s: time-out in seconds, from `start`.
+            arrived: whether to yield what has arrived by then, instead of an error.
         """
-        while num_slices and (drawn := self._slices_left(start, timeout_s)):
+        while num_slices and (drawn := self._slices_left(start, timeout_s, arrived)):
             first, self._next = self._next, min(self._next + num_slices, len(drawn.items))
             num_slices -= self._next - first
             yield drawn.part(first, self._next), drawn.items[first : self._next]
 
-    def _slices_left(self, start: float, timeout_s: float) -> DrawnSlices | None:
+    def _slices_left(self, start: float, timeout_s: float, arrived: bool) -> DrawnSlices | None:
         """Return the slices of the pool, or of the next one if all are taken; None at the end."""
+        next_samples = self.reader.take if arrived else self.reader.next
         too_short: IncompleteError | None = None
         while self._drawn is None or self._next == len(self._drawn.items):
             try:
                 if not self._parts:
-                    samples = self.reader.next(start, timeout_s)
+                    samples = next_samples(start, timeout_s)
                     if samples is None:
                         return None
                     self._drawn, self._next = None, 0
@@ -241,7 +249,12 @@ class SlicePools:
             except IncompleteError as error:
                 too_short = error
                 if time.monotonic() > start + timeout_s:
-                    raise
+                    if not arrived:
+                        raise
+                    if not self._said_too_short:
+                        self._said_too_short = True
+                        _LOG.warning("Table `%s`: %s `take` leaves such samples out.", self.reader.table, error)
+                    return None
         return self._drawn
 
     def _parts_of(self, drawn: Any, info: BatchInfo) -> list[Part]:

@@ -132,15 +132,26 @@ class TableReader:
 
     def take(self, start: float, timeout_s: float) -> Fetched | None:
         """Return a batch if one is ready within a time-out, also of 0; then the samples that have arrived, or None."""
+        called_at = time.monotonic()
         for fetcher in self.fetchers:
             fetcher.check_usable()
+        samples = self._arrived(start, timeout_s)
+        if self._cutter is not None:
+            while samples is not None:
+                self._cutter.add(*samples)
+                is_over = self._cutter.num_pieces >= self._batch_size or time.monotonic() > start + timeout_s
+                samples = None if is_over else self._arrived(start, timeout_s)
+            samples = self._cutter.take(self._batch_size) if self._cutter.num_pieces else None
+        return None if samples is None else self._counted(samples, called_at)
+
+    def _arrived(self, start: float, timeout_s: float) -> Fetched | None:
+        """Return samples as `take`, not cut."""
         samples = self._unpacked
         with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
             if samples is None and timeout_s > 0:
                 samples = self._round_robin.next(start, timeout_s)
         with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-            samples = self._ready(samples or self._round_robin.rest(), LEAST_S)
-            return None if samples is None else self._counted(samples, start)
+            return self._ready(samples or self._round_robin.rest(), LEAST_S)
         return None
 
     def _counted(self, samples: Fetched, called_at: float) -> Fetched:

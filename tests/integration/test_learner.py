@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import pickle
 import socket
 import threading
 import weakref
@@ -169,6 +170,75 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
             dataset.take(-1)
 
 
+def test_take_of_a_contiguous_dataset_returns_the_slices_that_have_arrived(place: Place) -> None:
+    with rw.ContiguousDataset(place.client, ["a", "b"], 4, 2, pool_size=2) as dataset:
+        assert dataset.take() is None
+        assert dataset.take(timeout_s=0.05) is None
+        write(place.client, "a", range(6))
+        assert eventually(lambda: dataset.stats()[0].ready_samples == 4)  # two pools ahead
+        found: list[list[int]] = []
+
+        def takes_all() -> bool:
+            batch = dataset.take(timeout_s=0)
+            if batch is not None:
+                assert batch.markers.members is not None
+                assert set(batch.markers.members.tolist()) == {0}
+                found.append(batch.data["n"][::2].tolist())
+            return sum(map(len, found)) == 6
+
+        assert eventually(takes_all)
+        assert max(map(len, found)) <= 4  # no more than a batch; table `b`, which is empty, gives nothing of its share
+        assert sorted(itertools.chain(*found)) == [*range(6)]
+        assert dataset.take() is None
+        write(place.client, "a", range(2))
+        write(place.client, "b", range(2))
+        assert sorted(next(dataset).data["n"][::2].tolist()) == [0, 0, 1, 1]
+        with pytest.raises(rw.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+            dataset.take(-1)
+
+
+def test_slices_of_a_batch_that_timed_out_are_taken(place: Place) -> None:
+    write(place.client, "a", [7])
+    with rw.ContiguousDataset(place.client, ["a", "b"], 2, 2, pool_size=1, timeout_s=2.0) as dataset:
+        with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
+            next(dataset)
+        batch = dataset.take()
+        assert batch is not None
+        assert batch.data["n"].tolist() == [7, 7]
+        assert dataset.take() is None
+
+
+def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    with rw.ContiguousDataset(place.client, "a", 1, 3, short="skip", pool_size=1) as dataset:
+        for number, length in ((1, 2), (2, 2), (3, 3)):
+            write(place.client, "a", [number], length)
+        found: list[rw.Batch | None] = []
+
+        def takes_one() -> bool:
+            found.append(dataset.take())
+            return found[-1] is not None
+
+        assert eventually(takes_one)
+        assert found[-1] is not None
+        assert found[-1].data["n"].tolist() == [3, 3, 3]
+    assert sum("leaves such samples out" in message for message in caplog.messages) == 1
+
+
+def test_take_cuts_samples_into_subsequences(place: Place) -> None:
+    with rw.ReplayDataset(place.client, "a", 3, num_steps=2) as dataset:
+        write(place.client, "a", [1, 2], length=4)
+        assert eventually(lambda: dataset.stats().ready_samples == 2)
+        found: list[list[list[int]]] = []
+
+        def takes_all() -> bool:
+            if (batch := dataset.take()) is not None:
+                found.append(batch.data["n"].tolist())
+            return sum(map(len, found)) == 4
+
+        assert eventually(takes_all)
+    assert found == [[[1, 1], [1, 1], [2, 2]], [[2, 2]]]
+
+
 # Connecting.
 
 
@@ -179,6 +249,8 @@ def test_connecting_has_a_time_out_of_its_own() -> None:
         lambda: rw.ReplayDataset(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.ContiguousDataset(address, "a", 2, 2, timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.TrajectoryObserver(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.Variables(address, "a", timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.Client(address, timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.VectorObserver(address, "a", 2, num_envs=2, timeout_s=3600, connect_timeout_s=0.3),
     ]
     for open_it in openers:  # each would wait for an hour
@@ -194,11 +266,32 @@ def test_waiting_for_samples_is_not_cut_short_by_the_time_out_of_connecting(plac
         writer.join()
 
 
+def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as trial:
+        address = f"127.0.0.1:{trial.getsockname()[1]}"
+    rw.Client(address).close()
+    with pytest.raises(rw.ServerUnavailableError):
+        rw.Client([place.address, address], timeout_s=3600, connect_timeout_s=0.5)
+    with (
+        rw.Client(place.address, timeout_s=60, connect_timeout_s=30) as client,
+        pickle.loads(pickle.dumps(client)) as another,  # noqa: S301  # our own bytes
+    ):
+        writer = threading.Timer(0.5, write, [place.client, "a", [7]])
+        writer.start()
+        assert next(another.sample("a")).data[0].tolist() == [7, 7]
+        assert client.timeout_s == another.timeout_s == 60
+        writer.join()
+
+
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), "soon"])
 def test_time_out_of_connecting_must_be_one(place: Place, wrong: Any) -> None:
     for open_it in (rw.ReplayDataset, rw.TrajectoryObserver):
         with pytest.raises(rw.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
             open_it(place.client, "a", 2, connect_timeout_s=wrong)
+    with pytest.raises(rw.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+        rw.Variables(place.client, "a", connect_timeout_s=wrong)
+    with pytest.raises(rw.SpecError, match="`connect_timeout_s` must be > 0 seconds"):
+        rw.Client(place.address, connect_timeout_s=wrong)
 
 
 # The age of policies.
@@ -352,3 +445,31 @@ def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
             next(dataset)
         write(server.address, "offline", range(100, 104))
         assert [next(dataset).data["n"][:, 0].tolist() for _ in range(2)] == [[0, 1, 100, 101], [2, 3, 102, 103]]
+
+
+def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: StartServer) -> None:
+    server = replay_server(fifo("online"), fifo("offline"))
+    online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
+    with rw.MixedDataset({online: 1, offline: 1}, 4) as dataset:
+        assert dataset.take() is None
+        assert dataset.take(timeout_s=0.05) is None
+        write(server.address, "online", range(3))
+        found: list[list[int]] = []
+
+        def takes(total: int) -> bool:
+            if (batch := dataset.take()) is not None:
+                assert batch.info.members is not None
+                assert batch.info.members.tolist() == (batch.data["n"][:, 0] >= 100).tolist()
+                found.append(batch.data["n"][:, 0].tolist())
+            return sum(map(len, found)) == total
+
+        assert eventually(lambda: takes(3))
+        assert [*itertools.chain(*found)] == [0, 1, 2]
+        assert max(map(len, found)) <= 2  # the share of `online`
+        write(server.address, "online", range(3, 5))
+        write(server.address, "offline", range(100, 102))
+        batch = dataset.take(timeout_s=60)  # waits for the whole shares
+        assert batch is not None
+        assert batch.data["n"][:, 0].tolist() == [3, 4, 100, 101]
+        with pytest.raises(rw.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
+            dataset.take(-1)
