@@ -20,7 +20,8 @@ import reverb_writer as rw
 
 @pytest.fixture
 def address(replay_server: Callable[..., HostedServer]) -> str:
-    return replay_server(rw.TableConfig("replay", 100), rw.TableConfig("weights", 1)).address
+    tables = rw.TableConfig("replay", 100), rw.TableConfig("episodes", 100), rw.TableConfig("weights", 1)
+    return replay_server(*tables).address
 
 
 def write(observer: Any, numbers: range) -> None:
@@ -52,13 +53,14 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     observers = {
         rw.TrajectoryObserver: rw.TrajectoryObserver(address, "replay", 3),
         rw.SequenceObserver: rw.SequenceObserver(address, "replay", 3),
-        rw.EpisodeObserver: rw.EpisodeObserver(address, "replay", 9),
+        rw.EpisodeObserver: rw.EpisodeObserver(address, "episodes", 9),
     }
     for kind, observer in observers.items():
         with observer:
             write(observer, range(5))
             found = repr(observer)
-            assert found.startswith(f"<{kind.__name__} of replay at {address}: 5 steps, "), found
+            table = "episodes" if kind is rw.EpisodeObserver else "replay"
+            assert found.startswith(f"<{kind.__name__} of {table} at {address}: 5 steps, "), found
     with rw.Client(address) as client, rw.Variables(client, "weights") as variables:
         assert repr(variables) == f"<Variables of weights at {address}>"
         assert repr(client) == f"<Client of {address}>"
