@@ -257,17 +257,21 @@ class ThreadFetcher:
         try:
             while not self._fetcher.is_done:
                 if self._fetcher.ask():
-                    samples = self._fetcher.read()
-                    self._heard_at = time.monotonic()
-                    self._stats.received_samples += len(samples)
-                    self._make_ready()
-                    with self._assembling:
-                        self._arrived += samples
+                    self._read()
                     while self._make_parts() and self._arrived:
                         with self._assembling:
                             self._add_arrived()
         finally:
             self._stats.lost_samples += self._fetcher.end()
+
+    def _read(self) -> None:
+        """Read a message. In `_fetch`, the list would keep all its bytes in memory while the next one is read."""
+        samples = self._fetcher.read()
+        self._heard_at = time.monotonic()
+        self._stats.received_samples += len(samples)
+        self._make_ready()
+        with self._assembling:
+            self._arrived += samples
 
     def _make_ready(self) -> None:
         """Call `prepare` until it succeeds, or until the end."""
