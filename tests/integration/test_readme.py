@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from server_process import HAS_REVERB, SERVER_PYTHON
-from service_process import free_port
 
 import reverb_writer as rw
 
