@@ -190,7 +190,7 @@ def test_item_that_is_not_what_the_table_s_signature_says_is_refused_by_leaf_pat
 def test_squeezed_leaf_is_compared_without_time(replay_server: Any) -> None:
     server = replay_server(fifo("once", signature={"total": spec((), np.float64), "x": spec((None, 2), np.float32)}))
     x = np.zeros((3, 2), np.float32)
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         with pytest.raises(
             rw.StructureError, match=r"leaf `total`: float64 \(2,\), but table `once` holds float64 \(\)"
         ):
@@ -210,7 +210,7 @@ def test_signature_may_leave_the_sizes_of_a_step_open(replay_server: Any, shape:
     # Of a step, as `reverb.TimestepDataset` wants it, or with time before it.
     server = replay_server(fifo("open", signature={"x": spec(shape, np.float32)}))
     x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         client.insert({"x": x}, {"open": 1.0})
         with rw.TrajectoryObserver(client, "open", 2) as observer:
             observer.extend({"x": x})
