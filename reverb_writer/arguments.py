@@ -9,8 +9,6 @@ from typing import Any
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["check_fraction", "check_priority", "check_timeout", "integer", "number"]
-
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
     """Return `value` as an int between `minimum` and `maximum`.

@@ -23,8 +23,6 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from reverb_writer.flags import Flag
 
-__all__ = ["LateThread", "Outcome", "in_background", "may_be_interrupted", "start_thread"]
-
 _IDLE_S = 1.0
 
 _T = TypeVar("_T")

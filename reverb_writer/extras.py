@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from reverb_writer.errors import MissingExtraError
 
-__all__ = ["needs"]
-
 
 @contextlib.contextmanager
 def needs(what: str, install: str) -> Iterator[None]:

@@ -6,8 +6,6 @@ import collections
 import queue
 import threading
 
-__all__ = ["Flag"]
-
 
 class Flag:
     """As `threading.Event`, but without a lock: the main thread may be interrupted in any of its methods.

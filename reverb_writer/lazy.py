@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["lazy_names", "module_of_names"]
-
 
 def module_of_names(stub: Path) -> dict[str, str]:
     """Return the full name of the module that each public name of a stub is imported from.

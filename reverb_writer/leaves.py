@@ -23,19 +23,6 @@ import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
 
-__all__ = [
-    "Fit",
-    "as_array",
-    "as_bytes",
-    "convert",
-    "fit",
-    "host_array",
-    "mismatch",
-    "padded_rows",
-    "stored_dtype",
-    "zeros",
-]
-
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
 

@@ -21,23 +21,6 @@ import tree
 
 from reverb_writer.errors import StructureError
 
-__all__ = [
-    "check_same_leaves",
-    "common_length",
-    "flattener",
-    "join_path",
-    "join_paths",
-    "map_present",
-    "named_leaves",
-    "named_tuple",
-    "packer",
-    "rows",
-    "shapes_text",
-    "structure_of",
-    "write_row",
-]
-
-
 _MAX_PARTS = 8
 """Parts of a list or a tuple that `shapes_text` shows; of a longer one, only the first."""
 

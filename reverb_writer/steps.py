@@ -17,8 +17,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, as_array, fit, stored_dtype, zeros
 from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
 
-__all__ = ["BOUNDARY_MARKS", "FIRST", "LAST", "MID", "StepStructure", "Trajectory", "step_bytes"]
-
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
 

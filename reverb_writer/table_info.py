@@ -12,8 +12,6 @@ from typing import Any
 from reverb_writer.errors import StructureError
 from reverb_writer.tables import Balance
 
-__all__ = ["RateLimiterInfo", "ServerInfo", "TableInfo", "check_tables_exist", "merge_tables"]
-
 _COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 

@@ -30,8 +30,6 @@ from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
 
-__all__ = ["MAX_SAMPLE_BYTES", "BatchAssembler"]
-
 MAX_SAMPLE_BYTES = 1 << 30
 """Default of the largest decoded size of a sample."""
 

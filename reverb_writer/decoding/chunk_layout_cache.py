@@ -9,8 +9,6 @@ from typing import NamedTuple
 from reverb_writer.decoding.chunk_schema import ChunkSchema
 from reverb_writer.protocol.chunk_layout import ExpectedTensor
 
-__all__ = ["MAX_LAYOUT_BYTES", "ChunkLayout", "ChunkLayoutCache", "ChunkTensors"]
-
 ChunkTensors = tuple[int, Sequence[int]]
 """The key of a chunk, and the indices of some of its tensors."""
 

@@ -21,8 +21,6 @@ from reverb_writer.decoding.chunk_schema import ChunkSchema, DtypesAndShapes
 from reverb_writer.decoding.encoded_chunk import EncodedChunk
 from reverb_writer.errors import FormatError
 
-__all__ = ["ChunkRing", "row_bytes"]
-
 Array = npt.NDArray[Any]
 
 _EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied

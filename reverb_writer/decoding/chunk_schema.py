@@ -13,8 +13,6 @@ from reverb_writer.errors import FormatError
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.chunk_layout import ExpectedTensor
 
-__all__ = ["ChunkSchema", "DtypesAndShapes", "EncodedHeader", "schema_of"]
-
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 EncodedHeader = tuple[int, bytes]
 """A tensor's dtype, a `messages.DataType`, and its shape, an encoded TensorShapeProto."""

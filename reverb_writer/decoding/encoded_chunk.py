@@ -18,8 +18,6 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.chunk_layout import find_contents, find_tensors_field
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
 
-__all__ = ["EncodedChunk", "EncodedChunks"]
-
 Array = npt.NDArray[Any]
 
 _CHUNK_KEY = b"\x08"  # tag: field 1, a varint

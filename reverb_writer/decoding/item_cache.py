@@ -10,8 +10,6 @@ from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
-__all__ = ["ItemCache", "Partition", "RowRanges"]
-
 RowRanges = tuple[tuple[int, ...], ...]
 """Row ranges of an item in each partition's ring: of range after range, the first row and the number of rows."""
 

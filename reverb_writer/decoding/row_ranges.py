@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["JoinedRanges"]
-
 
 class JoinedRanges:
     """The row ranges of several samples. Their rows, laid end to end, are numbered from 0 to M - 1.

@@ -13,8 +13,6 @@ from reverb_writer.decoding.row_ranges import JoinedRanges
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import StructureError
 
-__all__ = ["SampleRows"]
-
 Array = npt.NDArray[Any]
 
 

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from reverb_writer.nests import shapes_text
 
-__all__ = ["BatchInfo", "Column", "SampleInfo", "Samples", "split_samples"]
-
 Array = npt.NDArray[Any]
 
 

@@ -10,8 +10,6 @@ import dm_env
 from reverb_writer.environments.policy_extras import PolicyExtras
 from reverb_writer.environments.time_steps import TimeStepRecorder
 
-__all__ = ["RecordedEnvironment"]
-
 
 class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
     """A dm_env environment that passes every step to an observer, and otherwise behaves like the one it wraps."""

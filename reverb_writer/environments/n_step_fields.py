@@ -10,8 +10,6 @@ import numpy as np
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import BOUNDARY_MARKS
 
-__all__ = ["as_step", "is_boundary", "without_markers"]
-
 _NEEDED = ("observation", "action", "reward", "discount")
 _MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"})
 

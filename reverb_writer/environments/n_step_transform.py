@@ -24,8 +24,6 @@ from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.environments.single_n_step import SingleNStep
 from reverb_writer.environments.vector_n_step import VectorNStep
 
-__all__ = ["NStepTransform"]
-
 
 class NStepTransform:
     """Fold steps into transitions over n of them, and pass those on to an observer.

@@ -11,8 +11,6 @@ import tree
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import host_array
 
-__all__ = ["PolicyExtras"]
-
 
 class PolicyExtras:
     """Copies what a function returns before each step, and has zeros of the same shapes for an episode's last step."""

@@ -29,8 +29,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FALSE", "TRUE", "ZERO", "recorded_step"]
-
 FALSE, TRUE = np.False_, np.True_
 ZERO = np.float32(0)
 

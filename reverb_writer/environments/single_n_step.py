@@ -11,8 +11,6 @@ import tree
 from reverb_writer.environments.n_step_fields import as_step, is_boundary, without_markers
 from reverb_writer.errors import StructureError
 
-__all__ = ["SingleNStep"]
-
 
 class _Start(NamedTuple):
     """The first step of transitions, with the rewards and discounts so far: a number or an array for each leaf."""

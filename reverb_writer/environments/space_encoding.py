@@ -26,8 +26,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.leaves import Fit, fit, zeros
 from reverb_writer.protocol.signatures import ArraySpec
 
-__all__ = ["encoder", "space_spec", "zero_element"]
-
 _REASONS = {
     "Graph": "its nodes and edges differ in number from step to step",
     "Sequence": "its length differs from step to step",

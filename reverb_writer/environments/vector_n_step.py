@@ -18,8 +18,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 
-__all__ = ["VectorNStep"]
-
 Array = npt.NDArray[Any]
 
 

@@ -25,8 +25,6 @@ from reverb_writer.environments.space_encoding import encoder, space_of, space_s
 from reverb_writer.episodes.autoreset import AutoresetMode, final_observation
 from reverb_writer.nests import write_row
 
-__all__ = ["VectorRecorder"]
-
 
 class VectorRecorder(VectorWrapper):
     """A vector environment that passes every step of its environments to an observer.

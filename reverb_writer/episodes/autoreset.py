@@ -21,8 +21,6 @@ from typing import Any
 
 from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["AutoresetMode", "env_infos", "final_infos", "final_observation"]
-
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # the second one until Gymnasium 1.0
 
 

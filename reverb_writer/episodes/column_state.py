@@ -18,9 +18,6 @@ from reverb_writer.extras import needs
 if TYPE_CHECKING:
     from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["broken_state", "column_state", "restore_column"]
-
-
 Restored = TypeVar("Restored", bound="InfiniteLookbackBuffer")
 
 _SPACES = {

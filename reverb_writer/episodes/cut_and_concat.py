@@ -13,8 +13,6 @@ from reverb_writer.episodes.growing_columns import Block
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["concat", "cut", "cut_out"]
-
 Rows = npt.NDArray[np.integer[Any]]
 Chunk = TypeVar("Chunk", bound=EpisodeData)
 

@@ -20,8 +20,6 @@ from reverb_writer.episodes.episode import Episode
 from reverb_writer.episodes.space_structure import parts_of
 from reverb_writer.errors import StructureError
 
-__all__ = ["EpisodeBatch"]
-
 
 class EpisodeBatch:
     """The ongoing `Episode` of each of N environments.

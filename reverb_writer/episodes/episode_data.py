@@ -13,8 +13,6 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 from reverb_writer.errors import StructureError, UnknownKeyError
 
-__all__ = ["EpisodeData", "Indices"]
-
 Indices = int | slice | Sequence[int] | None
 
 

@@ -10,8 +10,6 @@ from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.json_encoding import decoded, encoded
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["restore", "state_of"]
-
 Restored = TypeVar("Restored", bound=EpisodeData)
 
 _PLAIN = (

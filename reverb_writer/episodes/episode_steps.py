@@ -33,8 +33,6 @@ from reverb_writer.nests import join_paths, named_leaves, packer
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["columns", "of", "windows"]
-
 Array = npt.NDArray[Any]
 
 

@@ -12,8 +12,6 @@ import tree
 from reverb_writer.episodes.space_structure import SpaceLeaf
 from reverb_writer.errors import SpecError
 
-__all__ = ["cast", "holding", "per_leaf", "place"]
-
 Array = npt.NDArray[Any]
 
 _FLOAT32 = np.dtype(np.float32)

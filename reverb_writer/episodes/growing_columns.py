@@ -18,8 +18,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, as_array, convert, mismatch
 from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
 
-__all__ = ["Block", "Columns", "as_objects", "batched", "listed", "stacked"]
-
 _CAPACITY = 64
 
 _PYTHON_DTYPES = frozenset(map(np.dtype, (bool, np.int64, np.float64)))

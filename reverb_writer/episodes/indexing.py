@@ -20,9 +20,6 @@ from typing import Any
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["Span", "position", "span"]
-
-
 Span = tuple[int, slice, int, int]
 """What a slice reads, in its order: number of fill values, rows, number of rows, number of fill values after them."""
 

@@ -16,8 +16,6 @@ from reverb_writer.episodes.indexing import position, span
 from reverb_writer.episodes.space_structure import Parts, check
 from reverb_writer.errors import ClosedError, OutOfRangeError, SpecError, StructureError
 
-__all__ = ["InfiniteLookbackBuffer"]
-
 Array = npt.NDArray[Any]
 
 _ALL = slice(None)

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves
 
-__all__ = ["Parts", "SpaceLeaf", "check", "kinds_of", "parts_of", "struct_of"]
-
 Array = npt.NDArray[Any]
 
 

@@ -12,8 +12,6 @@ from reverb_writer.errors import FormatError, SpecError
 from reverb_writer.files import npz
 from reverb_writer.files.manifest import Encoding, Leaf
 
-__all__ = ["choose_encodings", "decode", "encode"]
-
 Array = npt.NDArray[Any]
 
 _LARGEST = 255

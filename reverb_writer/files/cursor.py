@@ -12,8 +12,6 @@ import tree
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.protocol.signatures import ArraySpec
 
-__all__ = ["Cursor"]
-
 Array = npt.NDArray[Any]
 
 

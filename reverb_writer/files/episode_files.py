@@ -17,8 +17,6 @@ from reverb_writer.nests import packer
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.steps import BOUNDARY_MARKS
 
-__all__ = ["EpisodeFiles", "Layout", "Outcome"]
-
 Array = npt.NDArray[Any]
 
 _LOG = logging.getLogger(__package__)

@@ -23,8 +23,6 @@ from reverb_writer.files.journal import Journal
 from reverb_writer.files.manifest import End
 from reverb_writer.files.trajectory_folder import open_trajectory
 
-__all__ = ["Imported", "import_trajectories", "send_trajectory"]
-
 _LOG = logging.getLogger(__package__)
 _CONFIRM_S = 2.0
 

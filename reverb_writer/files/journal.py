@@ -9,8 +9,6 @@ from typing import Any
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["Journal"]
-
 
 class Journal:
     """A file of JSON lines: first the purpose of the import, then the names of confirmed trajectories.

@@ -31,8 +31,6 @@ from reverb_writer.files.nest_json import decode_nest
 from reverb_writer.protocol.messages import DataType
 from reverb_writer.protocol.tensors import dtype_of
 
-__all__ = ["FORMAT", "VERSION", "Encoding", "End", "Leaf", "Manifest", "Part"]
-
 FORMAT = "reverb-writer trajectory"
 VERSION = 1
 

@@ -23,8 +23,6 @@ from reverb_writer.errors import FormatError, StructureError
 from reverb_writer.nests import join_path, named_tuple
 from reverb_writer.steps import Trajectory
 
-__all__ = ["decode_nest", "encode_nest"]
-
 _MAX_DEPTH = 32
 
 

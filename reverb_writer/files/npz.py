@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError
 
-__all__ = ["Member", "read", "write"]
-
 Array = npt.NDArray[Any]
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")

@@ -25,8 +25,6 @@ from reverb_writer.nests import common_length
 from reverb_writer.protocol.tensors import dtype_number
 from reverb_writer.steps import StepStructure, step_bytes
 
-__all__ = ["PlannedStep", "RolloutWriter"]
-
 _PART_BYTES = 4 << 20
 _BUFFER_BYTES = 256 << 20  # of all environments together
 _MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024

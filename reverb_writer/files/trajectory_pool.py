@@ -13,8 +13,6 @@ import numpy as np
 
 from reverb_writer.errors import FormatError, ReplayTimeoutError, UnsafeDataError
 
-__all__ = ["TrajectoryPool"]
-
 _LOG = logging.getLogger(__package__)
 
 

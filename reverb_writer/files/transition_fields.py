@@ -25,8 +25,6 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
 from reverb_writer.slices.markers import read_markers
 
-__all__ = ["FIELDS", "TransitionBatch", "TransitionFields", "concatenate_components"]
-
 Flags = npt.NDArray[np.bool_]
 
 _NAMES: dict[str, Sequence[str]] = {

@@ -26,8 +26,6 @@ from reverb_writer.files.trajectory_folder import MANIFEST, StoredTrajectory
 from reverb_writer.files.trajectory_folder import open_trajectory as open_stored_trajectory
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 
-__all__ = ["PickledTrajectory", "frame_range", "open_trajectory"]
-
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\..*)?")
 _LARGEST = 255
 

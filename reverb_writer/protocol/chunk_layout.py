@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["ExpectedTensor", "TensorsField", "find_contents", "find_tensors_field"]
-
 TensorsField = tuple[int, int, bytes]
 """Offsets in a chunk at which its tensors begin and end, and the bytes after them, the chunk's trailer."""
 

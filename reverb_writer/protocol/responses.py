@@ -14,8 +14,6 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 
-__all__ = ["SampleReassembler", "acknowledged_keys", "parse"]
-
 _MAX_SPLIT_BYTES = 1 << 31
 _MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
 

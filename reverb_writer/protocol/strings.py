@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError
 
-__all__ = ["damaged", "decode"]
-
 _MORE = 0x80  # marks a byte of a varint that is not its last
 
 

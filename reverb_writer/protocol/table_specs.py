@@ -22,17 +22,6 @@ from reverb_writer.protocol.messages import StructuredValue
 from reverb_writer.steps import Trajectory
 from reverb_writer.tables import TableConfig
 
-__all__ = [
-    "SPECS_CONFIG",
-    "SPECS_TABLE",
-    "check_same",
-    "check_signature",
-    "decode_spec",
-    "encode_spec",
-    "packer",
-    "spec_key",
-]
-
 SPECS_TABLE = "__specs__"
 """The table in which a server keeps the specs of its other tables."""
 

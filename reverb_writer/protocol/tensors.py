@@ -35,18 +35,6 @@ from reverb_writer.protocol.strings import damaged
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-__all__ = [
-    "MAX_TENSOR_BYTES",
-    "EncodedTensor",
-    "TensorHeader",
-    "decompress_into",
-    "dtype_number",
-    "dtype_of",
-    "encoder",
-    "parse_header",
-    "varint",
-]
-
 MAX_TENSOR_BYTES: Final = 2**31 - 1
 """Size in bytes of the largest array that is encoded: the largest that fits in a protobuf message."""
 

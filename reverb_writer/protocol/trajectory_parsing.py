@@ -20,8 +20,6 @@ from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["ColumnGroup", "ItemLayout", "Slice", "parse_trajectory"]
-
 Slice = tuple[int, int, int]
 """Chunk key, first row, number of rows."""
 

@@ -16,8 +16,6 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import shapes_text
 from reverb_writer.slices import SliceMarkers
 
-__all__ = ["Batch", "Collate", "collate", "transformed"]
-
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
 

@@ -25,8 +25,6 @@ from reverb_writer.reading.table_reader import TableReader
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Dataset"]
-
 _MAX_SILENCE_S = 0.25
 
 

@@ -15,8 +15,6 @@ from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
-__all__ = ["LEAST_S", "check_end", "make_fetchers", "request_infos", "stop_fetchers"]
-
 LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
 

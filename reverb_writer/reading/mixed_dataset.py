@@ -26,8 +26,6 @@ from reverb_writer.reading.priority_updates import keys_of
 from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.reading.stats import DatasetStats
 
-__all__ = ["MixedDataset", "shares_of"]
-
 
 class MixedDataset:
     """An iterator over batches whose samples come from several datasets in fixed shares.

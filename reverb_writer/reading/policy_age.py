@@ -16,8 +16,6 @@ from reverb_writer.decoding.samples import Column
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves
 
-__all__ = ["LEAF", "ages_of", "versions_of"]
-
 LEAF = "policy_version"
 """Name of the leaf, anywhere in the nest of a step, that holds the version of the weights that chose its action."""
 

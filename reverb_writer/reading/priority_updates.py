@@ -22,8 +22,6 @@ from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch
 from reverb_writer.table_info import TableInfo
 
-__all__ = ["PriorityUpdates", "keys_of"]
-
 _LOG = logging.getLogger(__package__)
 
 _BY_PRIORITY = {"prioritized", "max_heap", "min_heap"}

@@ -10,8 +10,6 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.errors import SpecError
 
-__all__ = ["MAX_CACHE_BYTES", "OnTimeout", "ReadOptions", "check_choice"]
-
 MAX_CACHE_BYTES = 256 << 20
 """Default memory limit of decoded chunks."""
 

@@ -32,8 +32,6 @@ from reverb_writer.slices.gather import mark_rows
 from reverb_writer.slices.known_trajectories import KnownTrajectories
 from reverb_writer.slices.markers import marker_leaves
 
-__all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
-
 _LOG = logging.getLogger(__package__)
 
 ItemNumbers = npt.NDArray[np.int64]

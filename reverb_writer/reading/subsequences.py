@@ -11,8 +11,6 @@ import numpy.typing as npt
 from reverb_writer.decoding.samples import BatchInfo, Column, Samples
 from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["SubsequenceCutter", "check_same_length", "cut"]
-
 
 class SubsequenceCutter:
     """Subsequences of samples, kept until they fill a batch. Not thread-safe.

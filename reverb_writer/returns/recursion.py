@@ -11,8 +11,6 @@ from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, a
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.transitions import NStepTransitions, Transitions
 
-__all__ = ["ReturnInputs", "check_time_axis"]
-
 
 class ReturnInputs:
     """Rewards, values and discounts, checked, with time as the first axis; see the package's docstring.

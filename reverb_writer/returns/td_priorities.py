@@ -8,8 +8,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.returns.recursion import check_time_axis
 from reverb_writer.transitions import Transitions
 
-__all__ = ["sequence_priorities"]
-
 
 def sequence_priorities(
     td_errors: Array, mask: Array | Transitions = None, *, max_weight: float = 0.9, time_axis: int = 1

@@ -14,17 +14,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.returns.recursion import ReturnInputs
 from reverb_writer.transitions import Transitions
 
-__all__ = [
-    "Advantages",
-    "VTrace",
-    "discounted_returns",
-    "gae",
-    "lambda_returns",
-    "n_step_returns",
-    "normalize",
-    "vtrace",
-]
-
 
 class Advantages(NamedTuple):
     """What `gae` returns; both in the shape of the rewards."""

@@ -7,8 +7,6 @@ from typing import Any, ClassVar
 from reverb_writer.rollouts import storage_records
 from reverb_writer.rollouts.queue_storage import QueueRolloutStorage
 
-__all__ = ["ActionLabelRollout"]
-
 
 class ActionLabelRollout(QueueRolloutStorage):
     """A `QueueRolloutStorage` for imitation learning: transitions and minibatches have `action_labels`.

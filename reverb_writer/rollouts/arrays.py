@@ -21,8 +21,6 @@ from reverb_writer.extras import needs
 from reverb_writer.leaves import mismatch, zeros
 from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
 
-__all__ = ["Arrays", "flat_rows", "row_shapes"]
-
 
 class Arrays:
     """The library and the device of a storage's arrays.

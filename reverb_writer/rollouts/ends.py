@@ -18,8 +18,6 @@ from reverb_writer.array_api import Array, concatenated
 from reverb_writer.errors import SpecError
 from reverb_writer.rollouts.arrays import Arrays
 
-__all__ = ["ends_of", "statistics"]
-
 
 def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *, approximate: bool) -> dict[str, Array]:
     """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...].

@@ -13,8 +13,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.nests import map_present, write_row
 from reverb_writer.rollouts.arrays import Arrays
 
-__all__ = ["read", "write", "zeros"]
-
 _MIN_AXES = 2  # [layers, B]
 
 

@@ -25,8 +25,6 @@ from reverb_writer.rollouts.trajectory_padding import pad
 from reverb_writer.slices import Trajectories
 from reverb_writer.slices.boundaries import positions
 
-__all__ = ["MiniBatches"]
-
 _OBSERVED = ("obs", "critic_obs", "next_obs", "next_critic_obs")
 """The fields that a recurrent network reads; these are padded."""
 

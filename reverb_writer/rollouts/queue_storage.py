@@ -13,8 +13,6 @@ from reverb_writer.nests import map_present
 from reverb_writer.rollouts import hidden_states
 from reverb_writer.rollouts.storage import RolloutStorage
 
-__all__ = ["QueueRolloutStorage"]
-
 
 class QueueRolloutStorage(RolloutStorage):
     """A `RolloutStorage` in which new rows replace the oldest ones, once it has grown to its full size.

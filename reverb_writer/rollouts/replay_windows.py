@@ -18,8 +18,6 @@ from reverb_writer.rollouts.arrays import Arrays
 from reverb_writer.rollouts.storage_records import Transition
 from reverb_writer.slices.markers import boundary_steps
 
-__all__ = ["read"]
-
 
 def read(
     arrays: Arrays,

@@ -18,8 +18,6 @@ from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
 from reverb_writer.slices.row_nests import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
 
-__all__ = ["SliceBatch", "SliceMarkers", "allot", "concatenate_batches", "gather", "mark_rows", "sample_members"]
-
 
 @dataclass(frozen=True)
 class SliceMarkers:

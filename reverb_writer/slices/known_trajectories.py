@@ -11,8 +11,6 @@ import numpy as np
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories, positions
 from reverb_writer.slices.markers import Integers, Markers, read_markers
 
-__all__ = ["KnownTrajectories"]
-
 _MAX_BYTES = 32 << 20
 _ENTRY_BYTES, _INT_BYTES = 200, 40
 

@@ -11,8 +11,6 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves
 
-__all__ = ["as_arrays", "check_rows", "row_specs", "take_rows"]
-
 
 def as_arrays(nest: Any) -> Any:
     """Return the nest with NumPy arrays as leaves."""

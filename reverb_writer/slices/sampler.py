@@ -27,8 +27,6 @@ from reverb_writer.errors import IncompleteError, SpecError
 from reverb_writer.slices.boundaries import Trajectories, positions
 from reverb_writer.slices.markers import Flags, Integers
 
-__all__ = ["By", "Short", "SliceSampler", "Slices"]
-
 
 class By(enum.Enum):
     """What is drawn: a trajectory and then one of its slices, or one of all slices. Lower-case names work too."""

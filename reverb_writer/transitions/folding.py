@@ -22,8 +22,6 @@ from reverb_writer.array_api import Array, array_like, array_namespace, as_float
 from reverb_writer.errors import StructureError
 from reverb_writer.transitions.records import NStepTransitions, Transitions
 
-__all__ = ["n_step"]
-
 
 def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
     """Return for each transition the one over the n steps from it on, or over as many as follow in its episode. Pure.

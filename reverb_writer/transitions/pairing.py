@@ -14,8 +14,6 @@ from reverb_writer.nests import join_paths, named_leaves
 from reverb_writer.transitions.records import Transitions
 from reverb_writer.transitions.step_flags import StepFlags, as_rows
 
-__all__ = ["to_transitions"]
-
 _NEEDED = ("observation", "action", "reward")
 _FLAGS = frozenset(
     {"discount", "step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"}

@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 
 from reverb_writer.array_api import Array
 
-__all__ = ["NStepTransitions", "Transitions"]
-
 
 class Transitions(NamedTuple):
     """Transitions: in a state that shows `observation`, `action` gave `reward` and led to `next_observation`.

@@ -23,8 +23,6 @@ from reverb_writer.array_api import Array, any_true, array_like, array_namespace
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
 
-__all__ = ["StepFlags", "as_rows"]
-
 _ADVICE = "docs/steps.md draws which row has which flag."
 _NAMES = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "step_type")
 

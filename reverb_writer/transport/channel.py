@@ -23,8 +23,6 @@ from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
 from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
-__all__ = ["TLS", "Channel"]
-
 _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1

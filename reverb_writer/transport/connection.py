@@ -24,8 +24,6 @@ from reverb_writer.transport import process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, describe_error, translate_error
 from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
-__all__ = ["MAX_REPLY_BYTES", "OPTIONS", "Call", "Connection", "Reply"]
-
 MAX_REPLY_BYTES: Final = 8 << 20
 """Bound on every message of a server but those with samples. Tables of some hundred leaves take far less than 1 MiB."""
 

@@ -27,8 +27,6 @@ import numpy.typing as npt
 from reverb_writer.protocol.item_encoding import encode_keep_keys
 from reverb_writer.scalars import Scalars
 
-__all__ = ["InFlight", "InsertRequest", "InsertStats", "ItemRows"]
-
 Keys = npt.NDArray[np.uint64]
 
 

@@ -25,8 +25,6 @@ from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ServerProbe
 
-__all__ = ["insert_items"]
-
 _LOG = logging.getLogger(__package__)
 
 _ALL_BYTES = 1 << 62

@@ -39,8 +39,6 @@ from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertSta
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
 
-__all__ = ["InsertStream", "OnBlock"]
-
 _LOG = logging.getLogger(__package__)
 
 OnBlock = Literal["wait", "raise", "drop_oldest"]

@@ -15,8 +15,6 @@ from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Reply
 
-__all__ = ["parse_server_info", "request_server_info", "try_server_info"]
-
 _MAX_TABLES = 10_000
 
 

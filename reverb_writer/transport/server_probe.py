@@ -16,8 +16,6 @@ from reverb_writer.transport.grpc_errors import is_listening, is_refusal, is_sil
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.transport.server_info import parse_server_info
 
-__all__ = ["ConfirmationWait", "ConnectionLoss", "ServerProbe"]
-
 _FIRST_QUESTION_S = 0.2
 _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0

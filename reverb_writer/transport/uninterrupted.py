@@ -8,8 +8,6 @@ from typing import TypeVar
 from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.errors import ReplayTimeoutError
 
-__all__ = ["SHORT_S", "uninterrupted"]
-
 SHORT_S = 5.0
 """How long to wait for what gRPC does without waiting for a server, and for its word after a deadline of its own."""
 

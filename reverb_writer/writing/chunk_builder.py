@@ -13,8 +13,6 @@ from reverb_writer.protocol import tensors
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["Chunk", "ChunkBuilder", "chunk_grid"]
-
 
 class Chunk(NamedTuple):
     """Steps `start` to `stop` of an episode, all columns of them, encoded.

@@ -21,8 +21,6 @@ from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["EpisodeEnd", "PricedStep", "Priority", "WindowPriorities"]
-
 Priority = float | Callable[..., float] | Literal["max"]
 """A number, finite and >= 0; a function that makes one of a window, a nest of arrays [L, ...]; or "max".
 

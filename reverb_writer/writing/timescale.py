@@ -19,8 +19,6 @@ from reverb_writer.errors import OutOfRangeError, StructureError
 from reverb_writer.leaves import Fit, convert, mismatch
 from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
 
-__all__ = ["Timescale"]
-
 Array = npt.NDArray[Any]
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from reverb_writer.writing.priorities import PricedStep
 from reverb_writer.writing.sequence_writer import SequenceWriter
 
-__all__ = ["VectorWriter"]
-
 
 class _Pending(NamedTuple):
     """Environments whose writers must commit their last step: their chunk is full, or their episode ends.

@@ -14,8 +14,6 @@ from reverb_writer.protocol.item_encoding import encode_items, encode_slices
 from reverb_writer.transport.in_flight import InsertRequest, ItemRows
 from reverb_writer.writing.chunk_builder import Chunk
 
-__all__ = ["EpisodeWindows", "StreamUpdate", "Windows", "check_dtypes", "stream_update"]
-
 Integers = npt.NDArray[np.int64]
 
 _EPISODE_BITS = 40

@@ -13,8 +13,6 @@ from reverb_writer.writing.priorities import EpisodeEnd, Priority, WindowPriorit
 from reverb_writer.writing.window_items import Windows
 from reverb_writer.writing.window_targets import NEVER, WindowTarget, episode_end
 
-__all__ = ["WindowScheduler"]
-
 
 class WindowScheduler:
     """Decides which windows of one episode to write next; integers, but for functions as priorities.

@@ -12,17 +12,6 @@ from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
 from reverb_writer.writing.priorities import EpisodeEnd, Priority
 
-__all__ = [
-    "NEVER",
-    "WindowTarget",
-    "can_align",
-    "chunk_length_for",
-    "chunk_length_of",
-    "episode_end",
-    "table_names",
-    "window_targets",
-]
-
 NEVER = 1 << 62
 """A step count that no episode comes to."""
 

@@ -15,8 +15,6 @@ from reverb_writer.extras import needs
 with needs("`as_tf`", "tensorflow"):
     import tensorflow as tf
 
-__all__ = ["reverb_dataset", "tf_dataset"]
-
 
 def tf_dataset(dataset: Any, num_open: int = 2) -> Any:
     """Return a `tf.data.Dataset` of pairs: the nest of a batch, and a dict of the arrays of its info and markers.

@@ -18,8 +18,6 @@ with needs("`as_torch`", "reverb-writer[torch]"):
     import torch
     import torch.utils.data
 
-__all__ = ["TensorConverter", "TorchDataset", "replay_view"]
-
 # What PyTorch has no dtype for, or computes nothing with.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
