@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import tree
 
@@ -10,6 +10,15 @@ from reverb_writer.arguments import check_fraction
 from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, as_float, concatenated, with_axes
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.transitions import NStepTransitions, Transitions
+
+
+class RowKeywords(TypedDict, total=False):
+    """Keyword arguments that all functions of the package take; its docstring describes them."""
+
+    discounts: Array
+    continues: Array
+    next_values: Array
+    time_axis: int
 
 
 class ReturnInputs:
@@ -29,18 +38,13 @@ class ReturnInputs:
         rewards: Array | Transitions,
         values: Array,
         gamma: float,
-        discounts: Array,
-        continues: Array,
-        next_values: Array,
-        time_axis: int,
+        *,
+        discounts: Array = None,
+        continues: Array = None,
+        next_values: Array = None,
+        time_axis: int = 1,
     ) -> None:
-        """Check all arguments.
-
-        Raises:
-            SpecError: a number is out of range, `continues` comes without `next_values`, or arguments repeat what
-                `Transitions` hold.
-            StructureError: the shapes do not match, or the arrays are of different libraries.
-        """
+        """Check all arguments; errors as in the package's docstring."""
         self._axis = check_time_axis(time_axis)
         gamma = check_fraction("gamma", gamma)
         mask = None

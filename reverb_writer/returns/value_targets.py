@@ -6,13 +6,16 @@ The package's docstring describes the arguments and the errors that these functi
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.returns.recursion import ReturnInputs
+from reverb_writer.returns.recursion import ReturnInputs, RowKeywords
 from reverb_writer.transitions import Transitions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Advantages(NamedTuple):
@@ -34,10 +37,7 @@ def discounted_returns(
     values: Array = None,
     *,
     gamma: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Array:
     """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
@@ -49,7 +49,7 @@ def discounted_returns(
     >>> discounted_returns([[1.0, 1.0, 1.0]], gamma=0.5, discounts=[[1, 0, 1]]).tolist()
     [[1.5, 1.0, 1.0]]
     """
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(1.0)))
 
 
@@ -59,10 +59,7 @@ def lambda_returns(
     *,
     gamma: float,
     lam: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Array:
     """Mix the n-step returns of all n, weighted by (1 - lam) lam^(n-1); also known as the target of TD(lambda).
 
@@ -72,7 +69,7 @@ def lambda_returns(
     [[2.25, 3.0]]
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(lam)))
 
 
@@ -82,10 +79,7 @@ def n_step_returns(
     n: int,
     *,
     gamma: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Array:
     """Return the discounted sum of the next n rewards of each row and of the value of what follows them.
 
@@ -98,7 +92,7 @@ def n_step_returns(
     [[3.5, 2.5, 3.0]]
     """
     n = integer("n", n, minimum=1)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     returns = inputs.rewards + inputs.discounts * inputs.next_values
     for _ in range(min(n, len(inputs.rewards)) - 1):
         returns = inputs.rewards + inputs.discounts * inputs.following(returns)
@@ -111,10 +105,7 @@ def gae(
     *,
     gamma: float,
     lam: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Advantages:
     """Estimate advantages: A_t = delta_t + gamma lam d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
@@ -131,7 +122,7 @@ def gae(
     ([[1.31, 0.5, 2.3]], [[1.81, 1.0, 2.8]])
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     advantages = inputs.scan_backwards(inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam))
     return Advantages(inputs.result(advantages), inputs.result(advantages + inputs.values))
 
@@ -145,10 +136,7 @@ def vtrace(
     lam: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> VTrace:
     """Correct values and advantages for actions that an older policy chose.
 
@@ -170,7 +158,7 @@ def vtrace(
     ([[2.25, 3.0]], [[0.25, 1.0]])
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     ratios = inputs.masked(inputs.broadcast_like("ratios", ratios))
     rho, c = inputs.clip_above("max_rho", ratios, max_rho), inputs.clip_above("max_c", ratios, max_c)
     corrections = inputs.scan_backwards(rho * inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam) * c)
