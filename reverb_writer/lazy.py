@@ -30,12 +30,7 @@ def module_of_names(stub: Path) -> dict[str, str]:
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package with a stub.
-
-    Args:
-        package: its `__name__`.
-        file: its `__file__`.
-    """
+    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package with a stub."""
     module_of = module_of_names(Path(file).with_suffix(".pyi"))
 
     def load(name: str) -> Any:

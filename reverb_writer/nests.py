@@ -62,9 +62,6 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
         like: what has those.
         action: a sentence on what to do, if there is more to say than the names.
 
-    Raises:
-        StructureError: names the leaves that are missing and those that are unexpected.
-
     >>> check_same_leaves("step 3", ("a", "b"), ("b", "c"), "the spec")
     Traceback (most recent call last):
     reverb_writer.errors.StructureError: step 3: its leaves are not those of the spec. Missing: `c`; unexpected: `a`.

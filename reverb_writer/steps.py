@@ -95,10 +95,6 @@ class StepStructure:
     def flatten(self, step: Any, index: int) -> Sequence[Any]:
         """Return the leaves of a step, checked.
 
-        Args:
-            step: the step.
-            index: its number, for the message.
-
         Returns:
             Arrays, or scalars that NumPy assigns to one, with the expected dtypes and shapes, in the order of `paths`.
             They may be the arrays of the step itself. Strings are `bytes`.

@@ -124,11 +124,7 @@ class ServerInfo:
 
 
 def check_tables_exist(tables: Iterable[str], info: ServerInfo, address: str) -> None:
-    """Check that the server has these tables.
-
-    Raises:
-        StructureError: names them, and the tables that there are.
-    """
+    """Check that the server has these tables."""
     missing = sorted(set(tables) - info.tables.keys())
     if missing:
         there = ", ".join(f"`{name}`" for name in sorted(info.tables) if not name.startswith("__")) or "none"

@@ -138,9 +138,6 @@ class BatchAssembler:
         """Return the rows of all samples added since the last `take`, without copying them.
 
         They are valid until samples are added. Call `begin_next` when they are not needed any more.
-
-        Raises:
-            StructureError: samples differ in dtype or shape, or the columns of a sample in length.
         """
         cache = self._current
         if cache and all(builder.largest_array is None for builder in self._builders):

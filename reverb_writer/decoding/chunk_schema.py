@@ -37,11 +37,7 @@ class ChunkSchema:
     """
 
     def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
-        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors.
-
-        Raises:
-            FormatError: a tensor has no rows.
-        """
+        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
         self._encoded_headers = encoded_headers
         self._selections: dict[Sequence[int], ChunkSchema] = {}
         self.headers = [tensors.parse_header(*header) for header in encoded_headers]

@@ -96,16 +96,8 @@ class ItemCache:
     ) -> list[dict[int, EncodedChunk]] | None:
         """Return the chunks of an item that are not in each partition's ring.
 
-        Args:
-            slices_of: the item's slices, by group.
-            chunks: those of its sample.
-
         Returns:
             For each partition, chunks by key. None if the dtypes or shapes of a chunk are not those of the ring.
-
-        Raises:
-            FormatError: a slice has rows that its chunk does not have.
-            UnsafeDataError: see `EncodedChunks.get`.
         """
         missing = []
         for partition in self.partitions:
@@ -145,9 +137,6 @@ class ItemCache:
 
         Returns:
             Indices of partitions, each with the item's chunks.
-
-        Raises:
-            FormatError, UnsafeDataError: see `EncodedChunks.get`.
         """
         found = []
         for number, partition in enumerate(self.partitions):

@@ -15,11 +15,7 @@ _MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_
 
 
 def as_step(step: Any) -> dict[str, Any]:
-    """Return the fields of a step.
-
-    Raises:
-        StructureError: it lacks one.
-    """
+    """Return the fields of a step."""
     fields = step._asdict() if hasattr(step, "_asdict") else step
     missing = [name for name in _NEEDED if not isinstance(fields, Mapping) or name not in fields]
     if missing:
@@ -28,11 +24,7 @@ def as_step(step: Any) -> dict[str, Any]:
 
 
 def is_boundary(fields: Mapping[str, Any]) -> Any:
-    """Return whether a step is the last of its episode, as it says: a flag, or [N] flags.
-
-    Raises:
-        StructureError: it does not say.
-    """
+    """Return whether a step is the last of its episode, as it says: a flag, or [N] flags."""
     for name, last in BOUNDARY_MARKS:
         if name in fields:
             return np.asarray(fields[name]) == last

@@ -21,9 +21,6 @@ class PolicyExtras:
         Args:
             read: returns a nest; with leaves [N, ...] for N environments.
             num_envs: N; None for a single environment.
-
-        Raises:
-            SpecError: it is no function.
         """
         if not callable(read):
             raise SpecError(
@@ -37,9 +34,6 @@ class PolicyExtras:
 
         Args:
             resetting: [N] bool, environments that this step resets: their action has no effect, and their row is zeros.
-
-        Raises:
-            StructureError: a leaf is not [N, ...].
         """
         nest = tree.map_structure(lambda leaf: host_array(leaf).copy(), self._read())
         if self._num_envs is not None:

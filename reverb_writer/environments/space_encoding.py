@@ -35,11 +35,7 @@ _WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 
 
 def space_of(env: Any, name: str) -> Space[Any]:
-    """Return a space of an environment.
-
-    Raises:
-        SpecError: it has none of that name.
-    """
+    """Return a space of an environment."""
     space = getattr(env, name, None)
     if not isinstance(space, Space):
         has = "none" if space is None else f"a {type(space).__name__}"
@@ -53,9 +49,6 @@ def space_spec(space: Space[Any], name: str) -> Any:
     Args:
         space: of one environment.
         name: of the leaf, for messages, such as `observation`.
-
-    Raises:
-        SpecError: it cannot be written; names the part of the space that is the cause, and the reason.
     """
     kinds, parts = kinds_of(space), parts_of(space)
     if parts is not None and kinds & {"Dict", "Tuple"}:

@@ -96,11 +96,7 @@ class VectorNStep:
         self._counts[acting] += 1
 
     def _new_ring(self, fields: Mapping[str, Any]) -> _Ring:
-        """Return a ring for steps like this one.
-
-        Raises:
-            StructureError: a leaf is not [N, ...], or reward and discount do not go together.
-        """
+        """Return a ring for steps like this one."""
         reward, discount = fields["reward"], fields["discount"]
         if tree.is_nested(reward) or discount.shape not in (reward.shape, reward.shape[:1]):
             raise StructureError("`reward` must be an array [N, ...], and `discount` [N] or of the reward's shape.")

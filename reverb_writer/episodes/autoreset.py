@@ -49,11 +49,7 @@ class AutoresetMode(enum.Enum):
 
 
 def final_observation(infos: Mapping[str, Any] | None, env_id: int) -> Any:
-    """Return the terminal observation of an environment that was reset in the same step.
-
-    Raises:
-        StructureError: the infos have none.
-    """
+    """Return the terminal observation of an environment that was reset in the same step."""
     infos = infos or {}
     found = [infos[key][env_id] for key in _FINAL_OBSERVATIONS if infos.get(key) is not None]
     if not found or found[0] is None:

@@ -52,11 +52,7 @@ class Block(NamedTuple):
 
 
 def stacked(items: Sequence[Any], what: str) -> Block:
-    """Return a block of items, each a nest without time; dtypes are those of `np.stack`.
-
-    Raises:
-        StructureError: items differ in structure or shape, or a leaf is not an array, number or string.
-    """
+    """Return a block of items, each a nest without time; dtypes are those of `np.stack`."""
     paths, first = _leaves(items[0], what)
     columns: list[list[Array]] = [[leaf] for leaf in first]
     for index, item in enumerate(items[1:], 1):
@@ -69,11 +65,7 @@ def stacked(items: Sequence[Any], what: str) -> Block:
 
 
 def batched(nest: Any, what: str) -> Block:
-    """Return a block of a nest with leaves [m, ...], copied.
-
-    Raises:
-        StructureError: there is no leaf, or their first dimensions differ.
-    """
+    """Return a block of a nest with leaves [m, ...], copied."""
     paths, leaves = _leaves(nest, what, copy=True)
     common_length(leaves, what)
     return Block(nest, paths, leaves)
@@ -171,11 +163,7 @@ class Columns:
         return True
 
     def check(self, block: Block, what: str) -> Block:
-        """Return the block, if its rows can be added.
-
-        Raises:
-            StructureError: its rows have other leaves, or other shapes.
-        """
+        """Return the block, if its rows can be added."""
         if self._paths is not None:
             check_same_leaves(what, block.paths, self._paths, "the first row")
             for path, array, leaf in zip(self._paths, self._arrays, block.leaves, strict=True):

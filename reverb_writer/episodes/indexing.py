@@ -45,9 +45,6 @@ class SetKeywords(TypedDict, total=False):
 def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:
     """Return the position of an index; it may be outside the data.
 
-    Raises:
-        SpecError: the index is not an integer.
-
     >>> position(-1, 5, 2), position(-1, 5, 2, neg_index_as_lookback=True)
     (4, 1)
     """
@@ -69,9 +66,6 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
     left or both are right of the data; its users rely on this.
 
     Without a start or stop, the slice reads the data without its look-back, in the direction of the step.
-
-    Raises:
-        SpecError: a bound is not an integer, or the step is 0.
 
     >>> span(slice(-4, 6), 5, 2, neg_index_as_lookback=True, fill=True)
     (2, slice(0, 5, None), 5, 3)

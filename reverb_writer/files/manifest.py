@@ -127,11 +127,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read a manifest; `structure` becomes a nest with numbers for leaves.
-
-        Raises:
-            FormatError: it is torn, was changed, or has an unknown version.
-        """
+        """Read a manifest; `structure` becomes a nest with numbers for leaves."""
         try:
             values = json.loads(text)
             crc32 = values.pop("crc32")

@@ -31,9 +31,6 @@ def encode_nest(nest: Any) -> Any:
 
     >>> encode_nest({"reward": None, "observation": (None, None)})
     {'dict': {'observation': {'tuple': [0, 1]}, 'reward': 2}}
-
-    Raises:
-        StructureError: a key is not a string, or the nest is too deep.
     """
     return _encode(nest, itertools.count(), ())
 
@@ -66,9 +63,6 @@ def decode_nest(value: Any) -> Any:
 
     >>> decode_nest({"named_tuple": "Point", "fields": {"x": 0, "y": 1}})
     Point(x=0, y=1)
-
-    Raises:
-        FormatError: the JSON describes no nest.
     """
     try:
         nest = _decode(value, 0)

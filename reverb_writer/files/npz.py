@@ -76,9 +76,6 @@ def read(data: Array, layout: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]
     Args:
         data: the file, uint8, its checksum checked. Stored arrays are views of it.
         layout: name, dtype and shape of each member.
-
-    Raises:
-        FormatError: the file has other contents.
     """
     try:
         members = dict(_walk(data.data))

@@ -35,9 +35,6 @@ def frame_range(filename: str) -> tuple[int, int]:
 
     >>> frame_range("traj_100_200.pkl")
     (100, 200)
-
-    Raises:
-        FormatError: the name states none.
     """
     found = _FILE.fullmatch(filename)
     if not found:
@@ -143,11 +140,7 @@ class PickledTrajectory:
             self.columns(part)
 
     def _assemble_components(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists.
-
-        Raises:
-            FormatError: it lists none, or one is missing.
-        """
+        """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists."""
         if "observations" in arrays:
             return arrays
         path = self.path.parent / "metadata.json"

@@ -52,9 +52,6 @@ class SampleReassembler:
 
         Returns:
             Messages of `reverb_writer.sampled.Entry`, each a whole sample.
-
-        Raises:
-            FormatError: the bytes are not a SampleStreamResponse, or a sample is larger than any server sends.
         """
         entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
         if self._incomplete is None and all(entry.end_of_sequence for entry in entries):

@@ -24,9 +24,6 @@ def decode(content: bytes, strings: Sequence[bytes], count: int) -> npt.NDArray[
         content: lengths and bytes; if it is empty, `strings` are used.
         strings: one field for each string.
         count: the number of strings that the tensor's shape asks for.
-
-    Raises:
-        FormatError: there are more or fewer strings.
     """
     found = _split(content, count) if content else list(strings)
     if len(found) != count:

@@ -9,6 +9,9 @@ strings is their lengths as varints, then all their bytes, uncompressed. Every w
 that learners decode. So dtypes are taken from an allow-list, and no memory is allocated before shape, dtype, the size
 in the snappy block's length prefix and the number of bytes agree.
 
+Arrays that Reverb cannot store raise StructureError. Stored tensors raise UnsafeDataError if their dtype is not on the
+allow-list or if they are too large, and FormatError if they are damaged.
+
 The allow-list excludes VARIANT and RESOURCE, with which a writer can run code in a learner (CVE-2024-8375), and the
 quantised, float8 and 4-bit types, for which Reverb has no NumPy dtype.
 
@@ -77,9 +80,6 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 
     Args:
         dtype: of any byte order. `S`, `U`, `StringDType` and object all mean strings.
-
-    Raises:
-        StructureError: Reverb cannot store the dtype.
     """
     if dtype.kind in _STRING_KINDS:
         return DataType.DT_STRING
@@ -147,9 +147,6 @@ def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
         The bytes, and a function of an array of any memory layout, which it only reads. It encodes `str` as UTF-8, and
         raises a StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero
         bytes of `S` and `U` elements: use an object array to keep them.
-
-    Raises:
-        StructureError: Reverb cannot store the dtype, or the array is larger than `MAX_TENSOR_BYTES`.
 
     Thread safety: any thread; compression releases the GIL.
     """
@@ -257,12 +254,7 @@ class EncodedTensor(NamedTuple):
     strings: Sequence[bytes] = ()
 
     def check(self, max_bytes: int) -> None:
-        """Check that header and content agree, without decoding the content and without allocating memory for it.
-
-        Raises:
-            UnsafeDataError: the array would be larger than `max_bytes`.
-            FormatError: header and content contradict each other.
-        """
+        """Check that header and content agree, without decoding the content and without allocating memory for it."""
         header, content = self.header, self.content
         if header.num_bytes > max_bytes:
             raise UnsafeDataError(
@@ -340,10 +332,6 @@ def parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
     Args:
         dtype_number: the tensor's `messages.DataType`.
         encoded_shape: its TensorShapeProto.
-
-    Raises:
-        UnsafeDataError: the dtype is not on the allow-list.
-        FormatError: no array can have that shape.
     """
     parse = _parse_header if len(encoded_shape) <= _MAX_CACHED_SHAPE_BYTES else _parse_header.__wrapped__
     return parse(dtype_number, encoded_shape)

@@ -203,9 +203,6 @@ def _remade(weights: Sequence[tuple[ReplayDataset, float]], batch_size: int, tra
 def shares_of(batch_size: int, weights: Sequence[float]) -> list[int]:
     """Divide a batch by weights; what is left over goes to the largest remainders.
 
-    Raises:
-        SpecError: a weight is not > 0, or so small that its share is 0.
-
     >>> shares_of(256, [0.5, 0.5]), shares_of(10, [1, 1, 1]), shares_of(8, [3, 1])
     ([128, 128], [4, 3, 3], [6, 2])
     """

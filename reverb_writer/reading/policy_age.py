@@ -23,10 +23,6 @@ LEAF = "policy_version"
 def versions_of(columns: Sequence[Column], pack: Callable[[Sequence[Any]], Any]) -> npt.NDArray[np.int64]:
     """Return [B] the version of each sample's oldest row; 0 where no row has one, as a step without an action.
 
-    Args:
-        columns: of B samples.
-        pack: makes the table's nest of a list of leaves.
-
     Raises:
         StructureError: no leaf is named `policy_version`, or it is not one integer a step.
     """

@@ -81,10 +81,6 @@ class ReadOptions:
 
 
 def check_choice(name: str, choice: object, choices: tuple[str, ...]) -> None:
-    """Check that an argument is one of some words.
-
-    Raises:
-        SpecError: it is not.
-    """
+    """Check that an argument is one of some words."""
     if choice not in choices:
         raise SpecError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")

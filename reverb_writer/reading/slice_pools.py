@@ -117,18 +117,8 @@ class SliceDrawer:
     def draw(self, rows: SampleRows, pack: Pack, server: str, end: Callable[[], None] = lambda: None) -> list[Part]:
         """Draw slices of the next pool.
 
-        Args:
-            rows: of the pool's samples.
-            pack: makes the table's nest of a list of leaves.
-            server: its address, for the info.
-            end: called when all rows that are needed have been copied.
-
         Returns:
             One part or more: functions that copy the rows of some slices, and return `DrawnSlices`.
-
-        Raises:
-            IncompleteError: no trajectory is long enough, or all priorities are 0.
-            StructureError: markers differ in length.
         """
         options, info = self._options, dataclasses.replace(rows.info, server=server)
 

@@ -177,11 +177,7 @@ class ReturnInputs:
 
 
 def check_time_axis(time_axis: int) -> int:
-    """Return the axis of time.
-
-    Raises:
-        SpecError: it is neither 1 nor 0.
-    """
+    """Return the axis of time, 0 or 1."""
     if time_axis not in (0, 1):
         raise SpecError(f"`time_axis` must be 1 for [B, T, ...] or 0 for [T, ...], got {time_axis!r}.")
     return int(time_axis)

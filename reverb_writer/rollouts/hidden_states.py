@@ -24,9 +24,6 @@ def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
         given: leaves [layers, B, ...] or None, or None.
         num_envs: B.
         saved: the states of earlier steps, leaves [T, layers, B, ...] or None, or None.
-
-    Raises:
-        StructureError: the shapes are wrong, or differ from those of earlier steps.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
         return None

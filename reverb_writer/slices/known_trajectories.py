@@ -39,9 +39,6 @@ class KnownTrajectories:
             items: what identifies each item; None to read the markers of all.
             lengths: [n] rows of each item, >= 1.
             read: gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
-
-        Raises:
-            StructureError: a marker has another shape than the others, or there is none.
         """
         found: list[tuple[int, ...] | None]
         found = [None] * len(lengths) if items is None else [self._lengths_of.get(item) for item in items]

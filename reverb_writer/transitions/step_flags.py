@@ -56,9 +56,6 @@ class StepFlags:
         Args:
             fields: of the steps, by name.
             masks: each in the shape of the flags, False for padding; of this library or of NumPy.
-
-        Raises:
-            StructureError: flags are missing, contradict each other or have other shapes.
         """
         given = {name: fields[name] for name in _NAMES if fields.get(name) is not None}
         discount = fields.get("discount")

@@ -123,11 +123,7 @@ class Channel(ClosedAtExit):
         self._closed = False
 
     def check_usable(self) -> None:
-        """Raise if the channel is closed or belongs to a parent process.
-
-        Raises:
-            ClosedError: says which, and what to do.
-        """
+        """Raise if the channel is closed or belongs to a parent process."""
         if self._pid != os.getpid():
             raise ClosedError(
                 f"this client of {self.address} was made in process {self._pid} and is used in its forked child "
@@ -160,11 +156,7 @@ class Channel(ClosedAtExit):
             abandoned.set()
 
     def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make a unary call over a connection of its own when the server answers, and never make it again.
-
-        Raises:
-            see `call`; ServerUnavailableError also if the connection is lost during the call.
-        """
+        """Make a `call` over a connection of its own when the server answers, and never make it again."""
         self.check_usable()
         deadline = time.monotonic() + timeout_s
         with self._duplicate() as own:

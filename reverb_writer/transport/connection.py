@@ -81,11 +81,7 @@ class Reply:
             uninterrupted(self._future.cancel)
 
     def result(self) -> bytes:
-        """Wait for the reply.
-
-        Raises:
-            ReverbWriterError: see `translate_error`.
-        """
+        """Wait for the reply."""
         self._ended.wait(self._timeout_s + SHORT_S)
         outcome = self._outcome
         if outcome is None:
@@ -147,7 +143,7 @@ class Call:
 
 
 class Connection:
-    """One connection and its calls. Thread-safe.
+    """One connection and its calls. Thread-safe. A call over a closed connection raises ClosedError.
 
     Attributes:
         address: of the server, for errors.
@@ -169,11 +165,7 @@ class Connection:
         self._next_examination_at = 0.0
 
     def ask(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool = False) -> Any:
-        """Start a unary call and return its `grpc.Future`.
-
-        Raises:
-            ClosedError: the connection is closed.
-        """
+        """Start a unary call and return its `grpc.Future`."""
         future = self._start(
             lambda: self._channel.unary_unary(method).future(
                 request, timeout=_seconds(timeout_s), metadata=self._metadata, wait_for_ready=wait_for_ready
@@ -183,11 +175,7 @@ class Connection:
         return future
 
     def stream(self, method: str, requests: Iterator[bytes], timeout_s: float | None) -> Call:
-        """Open a bidirectional stream of bytes.
-
-        Raises:
-            ClosedError: the connection is closed.
-        """
+        """Open a bidirectional stream of bytes."""
         call = self._start(
             lambda: self._channel.stream_stream(method)(requests, timeout=_seconds(timeout_s), metadata=self._metadata)
         )

@@ -40,11 +40,6 @@ def insert_items(channel: Channel, requests: Sequence[InsertRequest], deadline: 
     that have nothing to do with each other do not share a stream. When the connection is lost they are sent again, with
     the same keys; after the deadline they are not.
 
-    Args:
-        channel: the connection.
-        requests: the items, one at least.
-        deadline: of all of it.
-
     Raises:
         ReplayTimeoutError: not confirmed in time; says why. What the server has taken by then may still be inserted.
         ServerUnavailableError: not confirmed in time, because the server is gone.
@@ -85,11 +80,7 @@ class _Delivery:
             raise ServerUnavailableError(f"{text} {error}") from None
 
     def _attempt(self) -> bool:
-        """Send what is queued and wait for the confirmations; return False if the stream has ended before.
-
-        Raises:
-            ReplayTimeoutError: the time is up.
-        """
+        """Send what is queued and wait for the confirmations; return False if the stream has ended before."""
         ended = Flag()
         call = None
         try:

@@ -69,9 +69,6 @@ class InsertStream:
             max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
             on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
                 give up the oldest items that gRPC has not taken over yet.
-
-        Raises:
-            SpecError: a bound is < 1, or `on_block` is none of the three.
         """
         self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)

@@ -19,10 +19,6 @@ def uninterrupted(work: Callable[[], _T], timeout_s: float | None = SHORT_S) -> 
 
     Who is interrupted meanwhile does not get the result: the work goes on to its end.
 
-    Args:
-        work: to be done.
-        timeout_s: how long to wait for the thread; None for ever.
-
     Raises:
         ReplayTimeoutError: it does not come to an end in time.
         BaseException: whatever the work raises.

@@ -58,18 +58,7 @@ class ChunkBuilder:
         length: int,
         padding_step: Sequence[Any],
     ) -> None:
-        """Begin an empty episode.
-
-        Args:
-            dtypes: of each leaf.
-            shapes: of each leaf of one step.
-            specs: the kinds of windows that are cut from the chunks.
-            length: steps in a chunk at most.
-            padding_step: leaves of a padding step.
-
-        Raises:
-            StructureError: Reverb cannot store one of the dtypes.
-        """
+        """Begin an empty episode."""
         for dtype in dtypes:
             tensors.dtype_number(dtype)
         self.length = length

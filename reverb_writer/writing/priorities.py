@@ -90,11 +90,7 @@ class WindowPriorities:
         self._known: dict[tuple[int, int], float] = {}
 
     def evaluate(self, leaves: Sequence[Any] | None, n: int, end: EpisodeEnd | None) -> PricedStep:
-        """Ask for the priorities of the windows that step `n` with these `leaves`, and the episode's end, complete.
-
-        Raises:
-            SpecError: a function gave no finite number >= 0. Whatever else it raises goes through.
-        """
+        """Ask for the priorities of the windows that step `n` with these `leaves`, and the episode's end, complete."""
         priced = PricedStep(n, None if leaves is None else [_copy(leaf) for leaf in leaves])
         self._keep(n - (leaves is not None))
         if end is None and not any(map(callable, self._complete_at(n))):
@@ -126,11 +122,7 @@ class WindowPriorities:
         self._known.update(priced.priorities)
 
     def take_over(self, before: WindowPriorities | None, num_steps: int) -> None:
-        """Go on in the middle of an episode of `num_steps` steps, with those that `before` has kept.
-
-        Raises:
-            SpecError: they are too few for the windows to come.
-        """
+        """Go on in the middle of an episode of `num_steps` steps, with those that `before` has kept."""
         kept = [] if before is None else [(n, step) for n, step in before.history if n <= num_steps]
         needed = num_steps if self.history.maxlen is None else min(num_steps, self.history.maxlen - 1)
         if len(kept) < needed:

@@ -58,10 +58,6 @@ class Timescale:
             declared: whether `capacity` is given and `example` is a row; else the shapes of `example` tell the
                 capacity.
             capacity: rows, >= 1; None for a single item.
-
-        Raises:
-            StructureError: there is no leaf, one that is not a number, or leaves of different lengths.
-            SpecError: the capacity is not an integer >= 1.
         """
         self.name = name
         self.count = 0

@@ -109,9 +109,6 @@ class VectorWriter:
 
         Returns:
             Steps of ended episodes that no window holds, by reason.
-
-        Raises:
-            SpecError: a priority function gave no finite number >= 0. Nothing changed.
         """
         with self._lock:
             if self._is_behind or self._pending is not None:

@@ -162,11 +162,7 @@ def _item_rows(
 
 
 def check_dtypes(dtypes: Sequence[np.dtype[Any]], paths: Sequence[str]) -> None:
-    """Refuse leaves that Reverb cannot store.
-
-    Raises:
-        StructureError: names the leaf.
-    """
+    """Refuse leaves that Reverb cannot store."""
     for dtype, path in zip(dtypes, paths, strict=True):
         try:
             tensors.dtype_number(dtype)

@@ -53,10 +53,6 @@ def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch
         has_time: whether the shapes in `spec` have the time dimension.
         batch_size: samples in a batch; of one length.
         max_in_flight: limit of samples fetched ahead.
-
-    Raises:
-        MissingExtraError: dm-reverb is not installed.
-        SpecError: the structure of the table is not known.
     """
     with needs("`native`", "dm-reverb[tensorflow]"):
         import reverb  # noqa: PLC0415  # not a dependency

@@ -85,9 +85,6 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
                 picklable for workers that are spawned.
             device: where tensors go, see `TensorConverter`.
             dataset: iterated over in this process; None to open the share of the only worker instead.
-
-        Raises:
-            SpecError: it is a CUDA device, and PyTorch finds none.
         """
         super().__init__()
         self._open_share, self._convert, self._dataset = open_share, TensorConverter(device), dataset
