@@ -7,7 +7,7 @@ from typing import Any
 
 import dm_env
 
-from reverb_writer.environments.policy_extras import PolicyExtras
+from reverb_writer.environments.recorded_steps import PolicyExtras
 from reverb_writer.environments.time_steps import TimeStepRecorder
 
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.files.manifest import End, Leaf, Manifest
-from reverb_writer.files.nest_json import decode_nest
+from reverb_writer.files.manifest import End, Leaf, Manifest, decode_nest
 from reverb_writer.files.trajectory_folder import TrajectoryFolder
 from reverb_writer.nests import packer
 from reverb_writer.slices.markers import read_markers

@@ -19,8 +19,7 @@ from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.column_encoding import choose_encodings
 from reverb_writer.files.episode_files import EpisodeFiles, Layout, Outcome
-from reverb_writer.files.manifest import Encoding, End
-from reverb_writer.files.nest_json import encode_nest
+from reverb_writer.files.manifest import Encoding, End, encode_nest
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.tensors import dtype_number
 from reverb_writer.steps import StepStructure, step_bytes

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
 from reverb_writer.client.client import Client
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
-from reverb_writer.flags import Flag
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch
 from reverb_writer.table_info import TableInfo

@@ -15,13 +15,12 @@ from typing import Any, ClassVar
 
 import grpc
 
+from reverb_writer.background import SHORT_S, Flag, uninterrupted
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.flags import Flag
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
-from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
 _TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")

@@ -17,12 +17,11 @@ from typing import Any, Final
 
 import grpc
 
+from reverb_writer.background import SHORT_S, Flag, uninterrupted
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, describe_error, translate_error
-from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
 MAX_REPLY_BYTES: Final = 8 << 20
 """Bound on every message of a server but those with samples. Tables of some hundred leaves take far less than 1 MiB."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from reverb_writer.background import Flag
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import (
     ClosedError,
@@ -16,7 +17,6 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     StructureError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.background import LateThread
+from reverb_writer.background import Flag, LateThread
 from reverb_writer.errors import (
     ClosedError,
     ReplayTimeoutError,
@@ -28,7 +28,6 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
