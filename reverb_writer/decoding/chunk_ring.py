@@ -28,17 +28,11 @@ _MAX_ROWS = 1 << 27  # if rows have no bytes
 
 
 class _StoredChunk(NamedTuple):
-    """A chunk in the ring.
+    """A chunk in the ring."""
 
-    Attributes:
-        key: of the chunk.
-        row: its first row, counted since the ring was reset; row r is in row r % capacity of the arrays.
-        num_bytes: decoded size.
-    """
-
-    key: int
-    row: int
-    num_bytes: int
+    key: int  # of the chunk
+    row: int  # its first row, counted since the ring was reset; row r is in row r % capacity of the arrays
+    num_bytes: int  # decoded size
 
 
 class ChunkRing:

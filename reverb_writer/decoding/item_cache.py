@@ -17,21 +17,13 @@ _ENTRY_BYTES, _INT_BYTES = 200, 40
 
 
 class Partition(NamedTuple):
-    """Columns that are cached in one ring.
+    """Columns that are cached in one ring."""
 
-    Attributes:
-        group: index of the columns' group in the layout, whose slices they have.
-        columns: indices of the columns in the item.
-        tensors: for each column, the index of its tensor in the chunks.
-        ring: their decoded chunks.
-        max_rows: how many rows a sample may have.
-    """
-
-    group: int
-    columns: tuple[int, ...]
-    tensors: tuple[int, ...]
-    ring: ChunkRing
-    max_rows: int
+    group: int  # index of the columns' group in the layout, whose slices they have
+    columns: tuple[int, ...]  # indices of the columns in the item
+    tensors: tuple[int, ...]  # for each column, the index of its tensor in the chunks
+    ring: ChunkRing  # their decoded chunks
+    max_rows: int  # how many rows a sample may have
 
 
 class ItemCache:

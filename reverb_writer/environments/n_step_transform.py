@@ -60,17 +60,11 @@ def _without_markers(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Ring(NamedTuple):
-    """Starts of transitions: the step with index i of an episode is in row i % n.
+    """Starts of transitions: the step with index i of an episode is in row i % n."""
 
-    Attributes:
-        steps: leaves [n, N, ...] of the steps without markers.
-        rewards: [n, N, ...] float64, the rewards since each start, discounted.
-        discounts: [n, N, ...] float64, their discounts.
-    """
-
-    steps: Any
-    rewards: Array
-    discounts: Array
+    steps: Any  # leaves [n, N, ...] of the steps without markers
+    rewards: Array  # [n, N, ...] float64, the rewards since each start, discounted
+    discounts: Array  # [n, N, ...] float64, their discounts
 
 
 class _VectorNStep:

@@ -38,30 +38,13 @@ FALSE, TRUE = np.False_, np.True_
 ZERO = np.float32(0)
 
 
-def recorded_step(
-    observation: Any,
-    action: Any,
-    reward: Any,
-    discount: Any,
-    *,
-    is_first: Any = FALSE,
-    is_last: Any = FALSE,
-    terminated: Any = FALSE,
-    truncated: Any = FALSE,
-    **others: Any,
-) -> dict[str, Any]:
+_NO_FLAGS = dict.fromkeys(("is_first", "is_last", "terminated", "truncated"), FALSE)
+
+
+def recorded_step(observation: Any, action: Any, reward: Any, discount: Any, **others: Any) -> dict[str, Any]:
     """Return a step with these fields and `others`; of several environments if all leaves are [N, ...]."""
-    return {
-        "observation": observation,
-        "action": action,
-        "reward": reward,
-        "discount": discount,
-        "is_first": is_first,
-        "is_last": is_last,
-        "terminated": terminated,
-        "truncated": truncated,
-        **others,
-    }
+    own = {"observation": observation, "action": action, "reward": reward, "discount": discount}
+    return {**own, **_NO_FLAGS, **others}
 
 
 class PolicyExtras:

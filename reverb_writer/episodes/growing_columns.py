@@ -33,17 +33,11 @@ _NUMBERS: tuple[type[Any], ...] = (bool, int, float, *(np.dtype(code).type for c
 
 
 class Block(NamedTuple):
-    """Checked rows of one structure.
+    """Checked rows of one structure."""
 
-    Attributes:
-        example: a nest of their structure; its leaves have no meaning.
-        paths: name of each leaf; empty for an array without a nest.
-        leaves: [m, ...] each, owned.
-    """
-
-    example: Any
-    paths: tuple[str, ...]
-    leaves: list[Array]
+    example: Any  # a nest of their structure; its leaves have no meaning
+    paths: tuple[str, ...]  # name of each leaf; empty for an array without a nest
+    leaves: list[Array]  # [m, ...] each, owned
 
     @property
     def num_rows(self) -> int:

@@ -29,17 +29,11 @@ class Outcome(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What all steps of a writer have in common.
+    """What all steps of a writer have in common."""
 
-    Attributes:
-        structure: the nest, as JSON.
-        leaves: the leaves, by number.
-        part_length: steps in a file.
-    """
-
-    structure: Any
-    leaves: Sequence[Leaf]
-    part_length: int
+    structure: Any  # the nest, as JSON
+    leaves: Sequence[Leaf]  # the leaves, by number
+    part_length: int  # steps in a file
 
 
 class EpisodeFiles:

@@ -38,17 +38,11 @@ _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
 class Member(NamedTuple):
-    """An array in a file.
+    """An array in a file."""
 
-    Attributes:
-        name: without `.npy`; may have slashes.
-        array: not an object array.
-        deflate: whether it is compressed.
-    """
-
-    name: str
-    array: Array
-    deflate: bool = False
+    name: str  # without `.npy`; may have slashes
+    array: Array  # not an object array
+    deflate: bool = False  # whether it is compressed
 
 
 def write(members: Iterable[Member]) -> bytes:

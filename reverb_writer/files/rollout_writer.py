@@ -30,17 +30,11 @@ _MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024
 
 
 class PlannedStep(NamedTuple):
-    """A step that was checked and not written yet.
+    """A step that was checked and not written yet."""
 
-    Attributes:
-        leaves: [...], or [N, ...] with `num_envs`.
-        outcomes: how the episodes end that end with this step, by environment.
-        final: leaves [N, ...] of a boundary step that follows where an episode ends, or None.
-    """
-
-    leaves: Sequence[Any]
-    outcomes: Mapping[int, Outcome]
-    final: Sequence[Any] | None
+    leaves: Sequence[Any]  # [...], or [N, ...] with `num_envs`
+    outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
+    final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
 
 
 class RolloutWriter(ClosedAtExit):

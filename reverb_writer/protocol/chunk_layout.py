@@ -24,17 +24,11 @@ _PREFIX_BYTES = 250  # memory of a `TensorPrefix`, roughly, without the shape
 
 
 class TensorPrefix(NamedTuple):
-    """The first bytes of a tensor of a known size.
+    """The first bytes of a tensor of a known size."""
 
-    Attributes:
-        prefix: the bytes, the tensor's tag included, up to and including the length prefix of its content.
-        content_start: offset of the content from the tag.
-        stop: offset of the tensor's end from the tag.
-    """
-
-    prefix: bytes
-    content_start: int
-    stop: int
+    prefix: bytes  # the bytes, the tensor's tag included, up to and including the length prefix of its content
+    content_start: int  # offset of the content from the tag
+    stop: int  # offset of the tensor's end from the tag
 
 
 class ExpectedTensor:

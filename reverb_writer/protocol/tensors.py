@@ -223,35 +223,21 @@ def varint(number: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class TensorHeader:
-    """Dtype and shape of an encoded tensor. Headers of equal dtype and shape are one object while they are cached.
+    """Dtype and shape of an encoded tensor. Headers of equal dtype and shape are one object while they are cached."""
 
-    Attributes:
-        dtype: of native byte order.
-        shape: with all dimensions.
-        num_bytes: size of the array, without the characters of strings.
-        length_prefix: first bytes of a snappy block of `num_bytes`, as most writers write it.
-        min_block_bytes: size of the smallest snappy block of `num_bytes`.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    num_bytes: int
-    length_prefix: bytes
-    min_block_bytes: int
+    dtype: np.dtype[Any]  # of native byte order
+    shape: tuple[int, ...]  # with all dimensions
+    num_bytes: int  # size of the array, without the characters of strings
+    length_prefix: bytes  # first bytes of a snappy block of `num_bytes`, as most writers write it
+    min_block_bytes: int  # size of the smallest snappy block of `num_bytes`
 
 
 class EncodedTensor(NamedTuple):
-    """A tensor whose content is not decoded.
+    """A tensor whose content is not decoded."""
 
-    Attributes:
-        header: its dtype and shape.
-        content: a snappy block; of strings their lengths and bytes.
-        strings: the strings, if `content` is empty.
-    """
-
-    header: TensorHeader
-    content: bytes
-    strings: Sequence[bytes] = ()
+    header: TensorHeader  # its dtype and shape
+    content: bytes  # a snappy block; of strings their lengths and bytes
+    strings: Sequence[bytes] = ()  # the strings, if `content` is empty
 
     def check(self, max_bytes: int) -> None:
         """Check that header and content agree, without decoding the content and without allocating memory for it."""

@@ -65,21 +65,14 @@ class SliceOptions:
 
 @dataclass(frozen=True)
 class DrawnSlices:
-    """Slices of one pool, laid end to end.
+    """Slices of one pool, laid end to end."""
 
-    Attributes:
-        data: leaves [N, ...].
-        next: leaves [S, ...], the row after each slice; None without `with_next`.
-        markers: of the N rows.
-        info: [S] of the item of each slice.
-        items: [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
-            slice of the pool is of the same item.
-    """
-
-    data: Any
-    next: Any
-    markers: SliceMarkers
-    info: BatchInfo
+    data: Any  # leaves [N, ...]
+    next: Any  # leaves [S, ...], the row after each slice; None without `with_next`
+    markers: SliceMarkers  # of the N rows
+    info: BatchInfo  # [S] of the item of each slice
+    # [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
+    # slice of the pool is of the same item.
     items: ItemNumbers
 
     def part(self, first: int, stop: int) -> Batch:

@@ -29,25 +29,15 @@ _NAMES = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "step
 
 @dataclass(frozen=True)
 class StepFlags:
-    """Flags of rows, each [B, T] or [N], or None if the steps do not have it.
+    """Flags of rows, each [B, T] or [N], or None if the steps do not have it."""
 
-    Attributes:
-        xp: the library of the arrays.
-        shape: (B, T), or (N,).
-        like: any array of flags, for its shape and device.
-        real: the row is no padding, as far as a mask tells; None without a mask.
-        first: the first row of its episode.
-        boundary: the row holds the final observation of an episode, and no action.
-        terminal: the state that the row shows is terminal.
-    """
-
-    xp: Any
-    shape: tuple[int, ...]
-    like: Array
-    real: Array | None
-    first: Array | None
-    boundary: Array | None
-    terminal: Array | None
+    xp: Any  # the library of the arrays
+    shape: tuple[int, ...]  # (B, T), or (N,)
+    like: Array  # any array of flags, for its shape and device
+    real: Array | None  # the row is no padding, as far as a mask tells; None without a mask
+    first: Array | None  # the first row of its episode
+    boundary: Array | None  # the row holds the final observation of an episode, and no action
+    terminal: Array | None  # the state that the row shows is terminal
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], masks: Sequence[Any]) -> StepFlags:

@@ -24,15 +24,10 @@ _LONGEST = 10  # times the time-out: no wait is without end
 
 @dataclass(frozen=True)
 class ConnectionLoss:
-    """A connection was lost, and there is no new one yet.
+    """A connection was lost, and there is no new one yet."""
 
-    Attributes:
-        error: what ended the last one, or what the last attempt to make one met.
-        reason: the same in words.
-    """
-
-    error: Exception
-    reason: str
+    error: Exception  # what ended the last one, or what the last attempt to make one met
+    reason: str  # the same in words
 
     @property
     def is_silence(self) -> bool:

@@ -15,23 +15,14 @@ from reverb_writer.windows import WindowSpec
 
 
 class Chunk(NamedTuple):
-    """Steps `start` to `stop` of an episode, all columns of them, encoded.
+    """Steps `start` to `stop` of an episode, all columns of them, encoded."""
 
-    Attributes:
-        key: the chunk's.
-        start: step count before its first step.
-        stop: step count after its last step.
-        data: as `encode_chunk` makes it.
-        held: whether the server has been told to keep it for later items.
-        counted: whether a request in flight already counts its bytes.
-    """
-
-    key: int
-    start: int
-    stop: int
-    data: bytes
-    held: bool = False
-    counted: bool = False
+    key: int  # the chunk's
+    start: int  # step count before its first step
+    stop: int  # step count after its last step
+    data: bytes  # as `encode_chunk` makes it
+    held: bool = False  # whether the server has been told to keep it for later items
+    counted: bool = False  # whether a request in flight already counts its bytes
 
 
 class ChunkBuilder:

@@ -31,33 +31,21 @@ largest priority seen so far of the table; see `reverb_writer.client.largest_pri
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """How an episode ends, for each kind of window.
+    """How an episode ends, for each kind of window."""
 
-    Attributes:
-        num_steps: steps of the episode, without padding.
-        num_padding: padding steps that follow the last step.
-        closing: the window (start, stop) that is added off the rule, or None.
-        dropped: steps that no window of a kind holds, by reason, summed over the kinds.
-    """
-
-    num_steps: int
-    num_padding: list[int]
-    closing: list[tuple[int, int] | None]
-    dropped: dict[str, int]
+    num_steps: int  # steps of the episode, without padding
+    num_padding: list[int]  # padding steps that follow the last step
+    closing: list[tuple[int, int] | None]  # the window (start, stop) that is added off the rule, or None
+    dropped: dict[str, int]  # steps that no window of a kind holds, by reason, summed over the kinds
 
 
 @dataclass
 class PricedStep:
-    """A copy of a step that is not appended yet, and the priorities of the windows that it completes.
+    """A copy of a step that is not appended yet, and the priorities of the windows that it completes."""
 
-    Attributes:
-        number: of the step in its episode, from 1 on.
-        step: its leaves; None if the episode ends after a step that was appended before.
-        priorities: by the kind of window and the step count at which it is complete.
-    """
-
-    number: int
-    step: list[npt.NDArray[Any]] | None
+    number: int  # of the step in its episode, from 1 on
+    step: list[npt.NDArray[Any]] | None  # its leaves; None if the episode ends after a step that was appended before
+    # by the kind of window and the step count at which it is complete
     priorities: dict[tuple[int, int], float] = field(default_factory=dict)
 
 

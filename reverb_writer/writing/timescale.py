@@ -29,18 +29,13 @@ _dtype_and_shape = operator.attrgetter("dtype", "shape")
 
 
 class _Leaf(NamedTuple):
-    """Dtype and shape of a leaf of a row; `dtype` is None if the example has None there.
-
-    Attributes:
-        kinds: types of Python numbers that are accepted if they are within the limits.
-        limits: the least and the greatest number that the dtype holds.
-    """
+    """Dtype and shape of a leaf of a row; `dtype` is None if the example has None there."""
 
     name: str
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] = ()
-    kinds: frozenset[type[Any]] = frozenset()
-    limits: tuple[float, float] = (0, 0)
+    kinds: frozenset[type[Any]] = frozenset()  # types of Python numbers that are accepted if they are within the limits
+    limits: tuple[float, float] = (0, 0)  # the least and the greatest number that the dtype holds
 
 
 class Timescale:

@@ -16,16 +16,11 @@ from reverb_writer.writing.sequence_writer import SequenceWriter
 
 
 class _Pending(NamedTuple):
-    """Environments whose writers must commit their last step: their chunk is full, or their episode ends.
+    """Environments whose writers must commit their last step: their chunk is full, or their episode ends."""
 
-    Attributes:
-        env_ids: numbers of the environments.
-        last: of each, whether the step ends its episode.
-        priced: of each, the priorities that the step completes; None if no priority is a function.
-    """
-
-    env_ids: list[int]
-    last: list[bool]
+    env_ids: list[int]  # numbers of the environments
+    last: list[bool]  # of each, whether the step ends its episode
+    # of each, the priorities that the step completes; None if no priority is a function
     priced: list[PricedStep | None] | None
 
 

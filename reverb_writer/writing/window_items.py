@@ -21,33 +21,20 @@ _EPISODE_BITS = 40
 
 
 class Windows(NamedTuple):
-    """Windows of one kind.
+    """Windows of one kind."""
 
-    Attributes:
-        tables: each gets all of them, in the order given.
-        starts: [n] first step of each.
-        ends: [n] step after its last one, in ascending order.
-        priorities: [n].
-    """
-
-    tables: Sequence[str]
-    starts: Integers
-    ends: Integers
-    priorities: npt.NDArray[np.float64]
+    tables: Sequence[str]  # each gets all of them, in the order given
+    starts: Integers  # [n] first step of each
+    ends: Integers  # [n] step after its last one, in ascending order
+    priorities: npt.NDArray[np.float64]  # [n]
 
 
 class EpisodeWindows(NamedTuple):
-    """Complete windows of one episode.
+    """Complete windows of one episode."""
 
-    Attributes:
-        windows: of each kind.
-        chunks: in the order of their steps, without gaps; all that these and later windows need.
-        num_released: how many of them, the oldest ones, no later window can hold.
-    """
-
-    windows: Sequence[Windows]
-    chunks: Sequence[Chunk]
-    num_released: int
+    windows: Sequence[Windows]  # of each kind
+    chunks: Sequence[Chunk]  # in the order of their steps, without gaps; all that these and later windows need
+    num_released: int  # how many of them, the oldest ones, no later window can hold
 
     @property
     def num_items(self) -> int:
