@@ -1,15 +1,18 @@
-"""Checks of numbers that callers pass: any integer or real type becomes a plain one, anything else is an error."""
+"""Checks of arguments that callers pass. Any integer or real type becomes a plain one, anything else is an error."""
 
 from __future__ import annotations
 
 import math
 import operator
+import re
 import threading
 from typing import Any
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["check_fraction", "check_priority", "check_timeout", "integer", "number"]
+__all__ = ["check_address", "check_fraction", "check_priority", "check_timeout", "integer", "number"]
+
+_ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
@@ -65,6 +68,17 @@ def number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise SpecError(f"`{name}` must be a finite number, got {value!r}.")
     return number
+
+
+def check_address(address: object) -> str:
+    """Return the address of a server.
+
+    Raises:
+        SpecError: it cannot be one.
+    """
+    if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
+    return address
 
 
 def check_fraction(name: str, value: object) -> float:

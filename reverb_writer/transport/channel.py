@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import grpc
 
+from reverb_writer.arguments import check_address
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.flags import Flag
@@ -25,7 +26,6 @@ from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
 __all__ = ["TLS", "Channel"]
 
-_TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
 _NEVER_MS = 2**31 - 1
@@ -87,8 +87,7 @@ class Channel(ClosedAtExit):
             ClosedError: there was a channel in a parent process before the fork. Both would read from the same
                 sockets, and the parent would crash, too.
         """
-        if not isinstance(address, str) or not _TARGET.fullmatch(address):
-            raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
+        check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):
             raise SpecError("`token` must be visible ASCII characters without spaces. Strip what was read from a file.")
         if token is not None and not tls and not address.startswith("unix:"):
