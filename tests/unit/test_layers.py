@@ -62,6 +62,7 @@ SERVER = [
     "checkpoints",
     "config",
     "limits",
+    "watch_thread",
     "log_setup",
     "signals",
 ]
