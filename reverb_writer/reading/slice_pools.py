@@ -28,8 +28,8 @@ from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.reading.thread_fetcher import Part
 from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
-from reverb_writer.slices.known_trajectories import KnownTrajectories
 from reverb_writer.slices.markers import marker_leaves
 
 _LOG = logging.getLogger(__package__)
