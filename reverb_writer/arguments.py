@@ -1,13 +1,16 @@
-"""Checks of numbers that callers pass: any integer or real type becomes a plain one, anything else is a SpecError."""
+"""Checks of arguments that callers pass. Any integer or real type becomes a plain one, anything else is an error."""
 
 from __future__ import annotations
 
 import math
 import operator
+import re
 import threading
 from typing import Any
 
 from reverb_writer.errors import SpecError
+
+_ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
@@ -57,6 +60,17 @@ def number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise SpecError(f"`{name}` must be a finite number, got {value!r}.")
     return number
+
+
+def check_address(address: object) -> str:
+    """Return the address of a server.
+
+    Raises:
+        SpecError: it cannot be one.
+    """
+    if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
+    return address
 
 
 def check_fraction(name: str, value: object) -> float:

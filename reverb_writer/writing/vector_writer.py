@@ -124,7 +124,7 @@ class VectorWriter:
                 for block, leaf in zip(self._blocks, leaves, strict=True):
                     block[env_ids, rows] = leaf
             pending = None
-            if self._writers[0].has_functions:
+            if self._writers[0].evaluates:
                 ends = last[env_ids].tolist()
                 rows_of = ([leaf[env] for leaf in leaves] for env in env_ids)
                 priced = [
