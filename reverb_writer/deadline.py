@@ -25,6 +25,11 @@ class Deadline:
         deadline._at = self._at - seconds
         return deadline
 
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the time began."""
+        return self.timeout_s - (self._at - time.monotonic())
+
     def left_s(self, what: str = "the server did not answer") -> float:
         """Return the seconds that are left, > 0.
 

@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 
 from reverb_writer.background import in_background
 
-__all__ = ["current", "forget", "note"]
-
 _FIRST = 1.0
 _ASK_EVERY_S = 1.0
 

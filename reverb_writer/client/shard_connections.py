@@ -22,8 +22,6 @@ from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 
-__all__ = ["ShardConnections", "first_target"]
-
 _LOG = logging.getLogger(__package__)
 
 _REFRESH_S = 5.0

@@ -42,8 +42,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info
 
-__all__ = ["keeps_spec", "largest_priority", "spec_of", "store_specs", "stored_specs"]
-
 _LOG = logging.getLogger(__package__)
 
 _MAX_ROUNDS = 200

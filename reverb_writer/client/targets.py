@@ -19,8 +19,6 @@ from reverb_writer.arguments import check_address, integer
 from reverb_writer.background import in_background
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 
-__all__ = ["Shard", "ShardState", "Target", "TargetDns", "TargetFile", "TargetSource", "source_of"]
-
 ShardState = Literal["up", "draining", "lost"]
 
 _STATES = ("up", "draining", "lost")

@@ -11,8 +11,6 @@ from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUn
 from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 
-__all__ = ["RoundRobin"]
-
 _PATIENCE_S = 0.1
 
 

@@ -26,8 +26,6 @@ from reverb_writer.reading.subsequences import SubsequenceCutter
 from reverb_writer.reading.thread_fetcher import Fetched, Part
 from reverb_writer.reading.waiting import unchained
 
-__all__ = ["Finish", "Pack", "TableReader"]
-
 Pack = Callable[[Sequence[Any]], Any]
 """Makes a table's nest of a list of leaves."""
 

@@ -36,8 +36,6 @@ from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
-__all__ = ["Fetched", "Part", "ThreadFetcher"]
-
 Fetched = tuple[Any, BatchInfo]
 """What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
 

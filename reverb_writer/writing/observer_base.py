@@ -22,8 +22,6 @@ from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_targets import WindowTarget, can_align
 
-__all__ = ["Observer", "SingleObserver", "TooFewStepsError"]
-
 _LOG = logging.getLogger(__package__)
 
 _LEAVE_S = 2.0

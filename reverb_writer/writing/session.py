@@ -32,8 +32,6 @@ from reverb_writer.writing.vector_writer import VectorWriter
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
 
-__all__ = ["ObserverStats", "WriteSession"]
-
 _LOG = logging.getLogger(__package__)
 _LOG_EVERY_S = 10.0
 
