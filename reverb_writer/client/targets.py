@@ -123,7 +123,6 @@ class TargetFile:
     path: str
 
     def __post_init__(self) -> None:
-        """Convert the path."""
         object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))  # noqa: PTH100  # of `~` and the like nothing is to be made
 
     def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol; a file answers at once

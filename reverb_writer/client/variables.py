@@ -57,7 +57,6 @@ class Variables(ClosedAtExit):
     """
 
     def __repr__(self) -> str:
-        """Return server and table."""
         return f"<Variables of {self._table} at {self._client.address}>"
 
     def __init__(

@@ -95,11 +95,9 @@ class BatchInfo:
     members: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples, B."""
         return len(self.keys)
 
     def __repr__(self) -> str:
-        """Return dtypes and shapes."""
         return shapes_text(self)
 
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:

@@ -196,7 +196,6 @@ class Dataset(Views, abc.ABC):
         return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
 
     def __repr__(self) -> str:
-        """Return class, server, tables and counts."""
         stats = [reader.stats() for reader in self._readers]
         counts = f"{sum(one.batches for one in stats)} batches, {sum(one.ready_samples for one in stats)} samples ready"
         tables = ", ".join(reader.table for reader in self._readers)

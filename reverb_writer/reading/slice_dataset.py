@@ -175,7 +175,6 @@ class ContiguousDataset(Dataset):
         self._open(client, options, make_readers)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
         self._stopped = False
         return super().__iter__()
 

@@ -114,7 +114,6 @@ class RolloutStorage:
             setattr(self, name, column)
 
     def __repr__(self) -> str:
-        """Return class, size and how many rows are filled."""
         size = f"{self.num_transitions_per_env} steps of {self.num_envs} environments"
         return f"<{type(self).__name__} of {size}: {self.step} steps>"
 

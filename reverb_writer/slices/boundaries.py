@@ -65,7 +65,6 @@ class Trajectories:
         return Trajectories(self.starts[which], self.lengths[which], self.env_ids[which], self.storage_shape)
 
     def __len__(self) -> int:
-        """Return the number of trajectories."""
         return len(self.starts)
 
     @property

@@ -56,7 +56,6 @@ class SliceMarkers:
     members: Integers | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows, N."""
         return len(self.done)
 
     def map_arrays(self, convert: Callable[[npt.NDArray[Any]], Any]) -> SliceMarkers:

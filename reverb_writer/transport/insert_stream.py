@@ -236,7 +236,6 @@ class InsertStream:
             _LOG.error("%s: closed with %d items undelivered.", self.channel.address, undelivered)
 
     def __enter__(self) -> InsertStream:
-        """Return the stream itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
