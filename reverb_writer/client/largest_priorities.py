@@ -46,10 +46,7 @@ def forget(address: str, table: str) -> None:
 def current(address: str, tables: Sequence[str], ask: Callable[[Sequence[str]], None]) -> float:
     """Return the largest priority noted of any of some tables. Never waits.
 
-    Args:
-        address: of the server.
-        tables: their names.
-        ask: reads what the server stores, and notes it; called in a thread of its own, once a second for a table.
+    `ask` reads what a server stores, and notes it: in a thread of its own, once a second for a table.
     """
     now = time.monotonic()
     with _lock:

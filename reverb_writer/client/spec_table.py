@@ -88,12 +88,7 @@ def stored_specs(
 ) -> dict[str, Any]:
     """Sample specs until those of the tables are found or all were seen: the server chooses which one it sends.
 
-    Args:
-        channel: the connection.
-        info: the server's tables.
-        tables: whose specs are wanted.
-        deadline: of all of it.
-        are_there: whether they were stored after `info`; others may have been stored then, too.
+    `are_there`: specs of these tables were stored after `info`; others may have been stored then, too.
 
     Returns:
         The stored specs that can be read, by table.

@@ -134,13 +134,7 @@ class EncodedChunk:
 
     @classmethod
     def parse(cls, chunk: Any, indices: Sequence[int], max_bytes: int) -> EncodedChunk:
-        """Return some tensors of a chunk, checked.
-
-        Args:
-            chunk: a message of `reverb_writer.sampled.Chunk`.
-            indices: of the tensors.
-            max_bytes: limit of each tensor's decoded size.
-        """
+        """Return some tensors of a `reverb_writer.sampled.Chunk`, checked; `max_bytes` limits each decoded tensor."""
         tensors = chunk.data.tensors
         if max(indices) >= len(tensors):
             raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(tensors)}.")
@@ -195,12 +189,9 @@ class EncodedChunks:
     """The chunks of a sample, by key. Not thread-safe."""
 
     def __init__(self, encoded: Sequence[bytes], max_bytes: int, layouts: ChunkLayoutCache | None = None) -> None:
-        """Keep the chunks; they are parsed when they are asked for.
+        """Keep ChunkData messages, to be parsed when they are asked for; `layouts` are of earlier samples' chunks.
 
-        Args:
-            encoded: one ChunkData for each chunk.
-            max_bytes: limit of the decoded size of all tensors together that `get` returns.
-            layouts: of the chunks of earlier samples; those of this sample are added.
+        `max_bytes` limits the decoded size of all tensors together that `get` returns.
         """
         self._encoded_field = encoded
         self._parsed: dict[int, Any] = {}

@@ -168,11 +168,7 @@ class ColumnBuilder:
     """Concatenates the rows of samples; in several arrays only if samples differ in dtype or in the shape of a row."""
 
     def __init__(self, buffer: Array | None = None) -> None:
-        """Start without rows.
-
-        Args:
-            buffer: is overwritten with the rows if their dtype, shape and number fit.
-        """
+        """Start without rows; `buffer` is overwritten with them if their dtype, shape and number fit."""
         self._buffer = buffer
         self._arrays: list[Array] = []  # of different dtypes or shapes of rows
         self._num_rows: list[int] = []  # used of each array

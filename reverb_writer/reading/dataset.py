@@ -96,10 +96,7 @@ class Dataset(Views, abc.ABC):
     ) -> None:
         """Connect to the servers and start to fetch. If that fails, all that has started is stopped.
 
-        Args:
-            client: as that of a dataset.
-            options: of the dataset.
-            make_readers: yields the readers; gets the client, and the deadline of `time.monotonic()` for connecting.
+        `make_readers` gets the client, and the deadline of `time.monotonic()` for connecting.
         """
         self._options = options
         self._client, self._owns_client = as_client(client, options.timeout_s)

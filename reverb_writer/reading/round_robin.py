@@ -40,11 +40,7 @@ class RoundRobin:
         self.fetchers = make(self._ready.set)
 
     def next(self, start: float, timeout_s: float) -> Fetched | None:
-        """Return the next batch; None if no more will come.
-
-        Args:
-            start: when the wait began, of `time.monotonic()`.
-            timeout_s: time-out in seconds, from `start`.
+        """Return the next batch; None if no more will come. The wait of `timeout_s` seconds began at `start`.
 
         Raises:
             ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.
