@@ -61,7 +61,7 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
-    "limits",
+    "machine_limits",
     "watch_thread",
     "log_setup",
     "signals",
