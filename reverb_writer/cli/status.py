@@ -49,7 +49,6 @@ class NoAnswer:
     reason: str  # why, a sentence
 
     def __str__(self) -> str:
-        """Return the line to print."""
         return f"unreachable: {self.reason}"
 
 

@@ -31,8 +31,6 @@ from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["Client", "Sample"]
-
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
 _LEAST_S = 0.05

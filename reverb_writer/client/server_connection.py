@@ -32,8 +32,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info, try_server_info
 
-__all__ = ["Sample", "ServerConnection"]
-
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
 _MAX_ASSEMBLERS = 4

@@ -19,8 +19,6 @@ from reverb_writer.arguments import check_address, integer
 from reverb_writer.background import in_background
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 
-__all__ = ["Shard", "ShardState", "Target", "TargetDns", "TargetFile", "TargetSource", "source_of"]
-
 ShardState = Literal["up", "draining", "lost"]
 
 _STATES = ("up", "draining", "lost")
@@ -125,7 +123,6 @@ class TargetFile:
     path: str
 
     def __post_init__(self) -> None:
-        """Convert the path."""
         object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))  # noqa: PTH100  # of `~` and the like nothing is to be made
 
     def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol; a file answers at once

@@ -29,8 +29,6 @@ from reverb_writer.protocol.table_specs import decode_spec, encode_spec
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["MAX_BYTES", "Variables"]
-
 _Stored: TypeAlias = tuple[int, int]  # what changes with every publication: the server's process, number of inserts
 
 _REMEDY = "Nothing was published yet: start the learner, or raise `timeout_s`."
@@ -59,7 +57,6 @@ class Variables(ClosedAtExit):
     """
 
     def __repr__(self) -> str:
-        """Return server and table."""
         return f"<Variables of {self._table} at {self._client.address}>"
 
     def __init__(

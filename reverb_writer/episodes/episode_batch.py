@@ -153,11 +153,9 @@ class EpisodeBatch:
         )
 
     def __repr__(self) -> str:
-        """Return how many environments there are, and how long their episodes are now."""
         return f"<EpisodeBatch of {len(self)} environments: {[len(episode) for episode in self.episodes]} steps>"
 
     def __len__(self) -> int:
-        """Return N."""
         return self._num_envs
 
     def add_env_reset(

@@ -90,7 +90,6 @@ class RolloutTee:
         return getattr(self.observer, name)
 
     def __enter__(self) -> RolloutTee:
-        """Return the tee itself."""
         return self
 
     def __exit__(

@@ -101,7 +101,6 @@ class RolloutWriter(ClosedAtExit):
             self._start(StepStructure(spec, batch_size=self.num_envs, is_spec=True), spec)
 
     def __repr__(self) -> str:
-        """Return the directory and the counts."""
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
 
     @property

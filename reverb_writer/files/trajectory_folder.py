@@ -93,7 +93,6 @@ class StoredTrajectory:
                     raise FormatError(f"`{part.file}` has {size} bytes, expected {part.size}.")
 
     def __repr__(self) -> str:
-        """Return the folder and the number of steps."""
         return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
 
     @property

@@ -15,8 +15,8 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.daemon_threads import DaemonThreads
+from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.machine_memory import machine_bytes
-from reverb_writer.local.service import Service
 from reverb_writer.local.store import Store
 from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables

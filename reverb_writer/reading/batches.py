@@ -44,7 +44,6 @@ class Batch:
         return iter((self.data, self.info))
 
     def __repr__(self) -> str:
-        """Return dtypes and shapes."""
         return shapes_text(self)
 
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:

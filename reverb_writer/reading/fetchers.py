@@ -99,10 +99,7 @@ def make_fetchers(
 def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
     """Stop fetching. All fetchers stop asking before this waits for one.
 
-    Args:
-        fetchers: of the dataset.
-        max_silence_s: see `ThreadFetcher.stop_asking`.
-        timeout_s: time-out of the wait for all threads together, in seconds; one may be in a call to its server.
+    `timeout_s` is for the wait for all together: a thread may be in a call to its server.
     """
     deadline = time.monotonic() + min(timeout_s, _STOP_S)
     for fetcher in fetchers:

@@ -11,8 +11,6 @@ from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUn
 from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 
-__all__ = ["RoundRobin"]
-
 _PATIENCE_S = 0.1
 
 
@@ -42,11 +40,7 @@ class RoundRobin:
         self.fetchers = make(self._ready.set)
 
     def next(self, start: float, timeout_s: float) -> Fetched | None:
-        """Return the next batch; None if no more will come.
-
-        Args:
-            start: when the wait began, of `time.monotonic()`.
-            timeout_s: time-out in seconds, from `start`.
+        """Return the next batch; None if no more will come. The wait of `timeout_s` seconds began at `start`.
 
         Raises:
             ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.

@@ -36,8 +36,6 @@ from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
-__all__ = ["Fetched", "Part", "ThreadFetcher"]
-
 Fetched = tuple[Any, BatchInfo]
 """What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
 
@@ -201,9 +199,7 @@ class ThreadFetcher:
     def stop_asking(self, max_silence_s: float = 0.0) -> None:
         """Ask for no more samples. If sampling removes items, wait for the samples in flight.
 
-        Args:
-            max_silence_s: give up when no sample has arrived for so many seconds. Does not wait if nothing is in
-                flight.
+        Gives up when none has arrived for `max_silence_s` seconds.
         """
         self._is_ending = True
         self._fetcher.stop_asking()

@@ -15,8 +15,8 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.slices.boundaries import Trajectories
 from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
-from reverb_writer.slices.row_nests import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
+from reverb_writer.slices.trajectory_layout import row_specs, take_rows
 
 _OF_ROWS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "traj_ids", "mask")
 """The fields of `SliceMarkers` that are [N]."""
@@ -56,7 +56,6 @@ class SliceMarkers:
     members: Integers | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows, N."""
         return len(self.done)
 
     def map_arrays(self, convert: Callable[[npt.NDArray[Any]], Any]) -> SliceMarkers:

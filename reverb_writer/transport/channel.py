@@ -47,7 +47,6 @@ class TLS:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that certificate and key come together."""
         if (self.certificate is None) != (self.private_key is None):
             raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
 

@@ -156,19 +156,15 @@ class InsertStream:
             self._work.notify_all()
         self._thread.start()
 
-    def flush(self, timeout_s: float, request: InsertRequest | None = None, *, extend: bool = False) -> None:
-        """Return when everything written so far, or this one request, is acknowledged.
+    def flush(self, timeout_s: float, *, extend: bool = False) -> None:
+        """Return when everything written so far is acknowledged.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError: not in `timeout_s` seconds, or, if `extend`, nothing moved for
                 that long; names the cause with its numbers. Nothing is lost.
         """
-        if request is None:
-            self.check()
-            self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
-        elif request.num_pending:  # an acknowledged request stays so after a close
-            self.check()
-            self._wait(lambda: not request.num_pending, timeout_s, extend=extend)
+        self.check()
+        self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
 
     def check_connection(self) -> None:
         """Have the connection examined if an acknowledgement is long overdue; never waits.
@@ -240,7 +236,6 @@ class InsertStream:
             _LOG.error("%s: closed with %d items undelivered.", self.channel.address, undelivered)
 
     def __enter__(self) -> InsertStream:
-        """Return the stream itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -80,7 +80,6 @@ class TrajectoryAccumulator:
         }
 
     def __repr__(self) -> str:
-        """Return how many rows each timescale has, and how many it takes."""
         rows = (f"{name} {scale.count} of {scale.capacity}" for name, scale in self._timescales.items())
         return f"<TrajectoryAccumulator: {', '.join(rows)}>"
 

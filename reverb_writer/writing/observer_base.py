@@ -22,8 +22,6 @@ from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_targets import WindowTarget, can_align
 
-__all__ = ["Observer", "SingleObserver", "TooFewStepsError"]
-
 _LOG = logging.getLogger(__package__)
 
 _LEAVE_S = 2.0
@@ -132,7 +130,6 @@ class Observer:
         return self._session.stats()
 
     def __repr__(self) -> str:
-        """Return class, server, tables and counts."""
         stats, tables = (
             self.stats(),
             ", ".join(dict.fromkeys(table for target in self._session.targets for table in target.tables)),
@@ -141,7 +138,6 @@ class Observer:
         return f"<{type(self).__name__} of {tables} at {self._session.address}: {counts}>"
 
     def __enter__(self) -> Any:
-        """Return the observer itself."""
         return self
 
     def __exit__(

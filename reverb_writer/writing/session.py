@@ -32,8 +32,6 @@ from reverb_writer.writing.vector_writer import VectorWriter
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
 
-__all__ = ["ObserverStats", "WriteSession"]
-
 _LOG = logging.getLogger(__package__)
 _LOG_EVERY_S = 10.0
 
@@ -93,12 +91,7 @@ class WriteSession:
     """
 
     def __init__(self, client: Any, targets: Sequence[WindowTarget], options: StreamOptions) -> None:
-        """Find the tables and open the stream.
-
-        Args:
-            client: a `Client`, an address or a `reverb.Client`.
-            targets: which windows to write, and where.
-            options: time-outs and bounds.
+        """Find the tables that the targets name, and open the stream.
 
         Raises:
             StructureError: a table is not there; names those that are.

@@ -70,7 +70,7 @@ class VectorObserver(Observer):
         return self._num_envs
 
     def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
-        """Write a step of every environment, or of some.
+        """Write a step of every environment, or of some; errors as for `TrajectoryObserver`.
 
         Args:
             step: a `Trajectory`, or any nest, with leaves [N, ...]; copied.
@@ -78,11 +78,6 @@ class VectorObserver(Observer):
                 `is_last`.
             env_mask: [N] booleans, which environments have a step here; the rows of the others are not read. None for
                 all.
-
-        Raises:
-            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
-            ClosedError: after `close()`, or in a forked child.
         """
         session = self._session
         session.wait_for_room()

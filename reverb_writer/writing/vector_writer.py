@@ -38,11 +38,7 @@ class VectorWriter:
     """
 
     def __init__(self, writers: Sequence[SequenceWriter]) -> None:
-        """Begin with empty episodes.
-
-        Args:
-            writers: one for each environment, all new and for the same steps; for the exclusive use of this object.
-        """
+        """Begin with empty episodes, of new writers for the same steps; they are for the use of this object alone."""
         self._writers = list(writers)
         self._lock = threading.RLock()
         self._blocks = [

@@ -34,7 +34,6 @@ class WindowTarget:
     priority: Priority = 1.0
 
     def __post_init__(self) -> None:
-        """Check that no table is there twice, and that a constant priority is one."""
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
             raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")

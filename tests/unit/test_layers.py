@@ -61,7 +61,8 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
-    "limits",
+    "machine_limits",
+    "watch_thread",
     "log_setup",
     "signals",
 ]
