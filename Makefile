@@ -155,6 +155,10 @@ lock:  ## write constraints/ anew from what the registry has today
 	rm -rf .venv-lock
 	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
 
+.PHONY: pin
+pin:  ## write the digests of the base images, as the registry has them today, into Dockerfiles and docker-compose.yml
+	scripts/pin-bases docker/*.Dockerfile docker-compose.yml
+
 .PHONY: audit
 audit:  ## compare the packages of the images with known vulnerabilities
 	scripts/audit '$(PYTHON_ANY)'
