@@ -6,6 +6,11 @@ from reverb_writer import rollouts as rollouts
 from reverb_writer import slices as slices
 from reverb_writer.client.client import Client as Client
 from reverb_writer.client.client import Sample as Sample
+from reverb_writer.client.targets import Shard as Shard
+from reverb_writer.client.targets import Target as Target
+from reverb_writer.client.targets import TargetDns as TargetDns
+from reverb_writer.client.targets import TargetFile as TargetFile
+from reverb_writer.client.targets import TargetSource as TargetSource
 from reverb_writer.client.variables import Variables as Variables
 from reverb_writer.episodes import Episode as Episode
 from reverb_writer.episodes import EpisodeBatch as EpisodeBatch

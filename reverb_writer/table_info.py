@@ -12,8 +12,6 @@ from typing import Any
 from reverb_writer.errors import StructureError
 from reverb_writer.tables import Balance
 
-__all__ = ["RateLimiterInfo", "ServerInfo", "TableInfo", "check_tables_exist", "merge_tables"]
-
 _COUNTS = ("max_size", "current_size", "num_episodes", "num_deleted_episodes", "num_unique_samples")
 
 
@@ -129,11 +127,7 @@ class ServerInfo:
 
 
 def check_tables_exist(tables: Iterable[str], info: ServerInfo, address: str) -> None:
-    """Check that the server has these tables.
-
-    Raises:
-        StructureError: names them, and the tables that there are.
-    """
+    """Check that the server has these tables."""
     missing = sorted(set(tables) - info.tables.keys())
     if missing:
         there = ", ".join(f"`{name}`" for name in sorted(info.tables) if not name.startswith("__")) or "none"

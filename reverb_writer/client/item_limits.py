@@ -13,8 +13,6 @@ import numpy as np
 from reverb_writer.errors import StructureError
 from reverb_writer.table_info import ServerInfo
 
-__all__ = ["check_columns", "column_bytes", "item_limits", "too_large"]
-
 
 def item_limits(info: ServerInfo, tables: Iterable[str]) -> dict[str, int]:
     """Return the limits of those tables that have one, in bytes."""

@@ -17,7 +17,8 @@ import tree
 
 from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.background import Outcome, in_background
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
+from reverb_writer.client.shared_clients import as_client
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline

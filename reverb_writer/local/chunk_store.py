@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["Chunk", "ChunkStore"]
-
 _SAMPLED_CHUNK = b"\x12"  # field 2 of a SampleEntry, by which a chunk goes out
 _CHUNK_BYTES = 400  # what the objects that belong to a chunk take beside its data, roughly
 

@@ -22,8 +22,6 @@ from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import Item
 from reverb_writer.protocol import messages, trajectory_parsing
 
-__all__ = ["Incoming", "chunks_named", "read_chunk"]
-
 _MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is read
 
 

@@ -11,8 +11,6 @@ from reverb_writer.local.chunk_store import Chunk
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.protocol import messages, strings, tensors, trajectory_parsing
 
-__all__ = ["check_item_size"]
-
 
 def check_item_size(item: Any, chunks: Mapping[int, Chunk], max_bytes: int) -> None:
     """Refuse an item that is larger than its table allows.

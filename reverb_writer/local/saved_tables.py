@@ -41,8 +41,6 @@ from reverb_writer.tables import (
     TableConfig,
 )
 
-__all__ = ["load", "save"]
-
 _FORMAT, _VERSION = "reverb-writer local server", 1
 _MANIFEST = "manifest.json"
 _COUNTERS = ("num_inserts", "num_samples", "num_unique_samples", "num_deleted_episodes")

@@ -21,8 +21,6 @@ from reverb_writer.local.store import Store
 from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
 
-__all__ = ["LocalServer"]
-
 _HOST = "127.0.0.1"
 _SHARE = 4  # of the machine's memory, by default
 _STOP_S = 5.0

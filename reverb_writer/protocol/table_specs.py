@@ -27,18 +27,6 @@ from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import Trajectory
 from reverb_writer.tables import TableConfig
 
-__all__ = [
-    "SPECS_TABLE",
-    "check_same",
-    "check_signature",
-    "decode_spec",
-    "encode_spec",
-    "item_limits",
-    "packer",
-    "spec_key",
-    "specs_config",
-]
-
 SPECS_TABLE = "__specs__"
 """The table in which a server keeps the specs of its other tables."""
 
@@ -79,12 +67,6 @@ def encode_spec(nest: Any) -> bytes:
     >>> from reverb_writer.protocol.signatures import ArraySpec
     >>> decode_spec(encode_spec({"reward": ArraySpec((), "float32")}))
     {'reward': ArraySpec(shape=(), dtype=dtype('float32'), name='')}
-
-    Args:
-        nest: of `ArraySpec`, in dicts with keys of type `str`, lists, tuples and named tuples.
-
-    Raises:
-        StructureError: Reverb cannot store such a nest.
     """
     encoded: bytes = signatures.encode(nest).SerializeToString(deterministic=True)
     return encoded
@@ -113,11 +95,7 @@ def with_trajectories(nest: Any) -> Any:
 
 
 def check_same(table: str, stored: Any, own: Any) -> None:
-    """Check that a structure is the one with which a table was written first.
-
-    Raises:
-        StructureError: names the leaf, what it is, and what the table has.
-    """
+    """Raise StructureError, which names the leaf, if a structure is not that with which a table was written first."""
     theirs, ours = _specs(stored), _specs(own)
     like = f"the data that table `{table}` was first written with"
     check_same_leaves(f"data for table `{table}`", [*ours], [*theirs], like, _ACTION)
@@ -144,9 +122,6 @@ def check_signature(
         dtypes: of each; `object` for strings.
         shapes: of each, without time.
         times: of each the size that stands before it: (T,), () where there is no time. None for windows of any length.
-
-    Raises:
-        StructureError: names the leaf, what it is, and what the table holds.
     """
     expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
     if len(expected) != len(paths):

@@ -17,8 +17,6 @@ from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Reply
 
-__all__ = ["parse_server_info", "request_server_info", "try_server_info"]
-
 _MAX_TABLES = 10_000
 
 
@@ -43,10 +41,6 @@ def try_server_info(
         channel: the connection.
         timeout_s: how long, seconds.
         begun: gets the call under way, which another thread may `cancel()`; that counts as no answer.
-
-    Raises:
-        ServerUnavailableError: there is no connection to it.
-        ReverbWriterError: as for `request_server_info`.
     """
     call = channel.future(messages.SERVER_INFO, b"", timeout_s)
     if begun is not None:
@@ -59,11 +53,7 @@ def try_server_info(
 
 
 def parse_server_info(reply: bytes, at: float) -> ServerInfo:
-    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`.
-
-    Raises:
-        FormatError: the bytes are none, or name more than 10,000 tables.
-    """
+    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`."""
     response = parse("ServerInfoResponse", messages.ServerInfoResponse, reply)
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")

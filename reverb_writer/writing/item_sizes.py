@@ -17,8 +17,6 @@ from reverb_writer.client.item_limits import column_bytes, too_large
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.window_targets import WindowTarget
 
-__all__ = ["EpisodeSizes", "ItemSizes"]
-
 
 class _Kind(NamedTuple):
     """Windows that have a limit.

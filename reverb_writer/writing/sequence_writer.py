@@ -36,8 +36,6 @@ from reverb_writer.writing.window_items import EpisodeWindows
 from reverb_writer.writing.window_scheduler import WindowScheduler
 from reverb_writer.writing.window_targets import WindowTarget, chunk_length_of
 
-__all__ = ["SequenceWriter"]
-
 
 class SequenceWriter:
     """Write the windows of one stream of steps.

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
 from reverb_writer.client.item_limits import item_limits
+from reverb_writer.client.shared_clients import as_client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import check_signature
 from reverb_writer.scalars import Scalars

@@ -38,7 +38,6 @@ CLIENT = [
     "nests",
     "deadline",
     "background",
-    "flags",
     "schedules",
     "closing",
     "arguments",
