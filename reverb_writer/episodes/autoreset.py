@@ -35,7 +35,7 @@ class AutoresetMode(enum.Enum):
 
     @classmethod
     def parse(cls, mode: Any) -> AutoresetMode:
-        """Return the member for one of ours, one of Gymnasium's, or its name there, such as "SameStep".
+        """Return the member for `mode`: one of ours, one of Gymnasium's, or its name there, such as "SameStep".
 
         Raises:
             SpecError: there is no such mode.

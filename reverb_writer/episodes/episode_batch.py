@@ -69,7 +69,7 @@ class EpisodeBatch:
 
     @classmethod
     def of(cls, envs: Any) -> EpisodeBatch:
-        """Make the batch for a `gymnasium.vector` environment: its number, spaces and autoreset mode.
+        """Make the batch for `envs`, of `gymnasium.vector`: its number, spaces and autoreset mode.
 
         Raises:
             SpecError: its metadata do not tell the mode.

@@ -147,12 +147,12 @@ class MixedDataset:
             dataset.update_priorities(keys[members == member], priorities[members == member])
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Return when all priorities given so far are set; see `ReplayDataset.flush_priorities`."""
+        """Return when all priorities given so far are set, after `timeout_s` seconds at most; see `ReplayDataset`."""
         for dataset in self.datasets:
             dataset.flush_priorities(timeout_s)
 
     def as_torch(self, device: Any = None) -> Any:
-        """Return an `IterableDataset` of batches of tensors; see `ReplayDataset.as_torch`."""
+        """Return an `IterableDataset` of batches of tensors on `device`; see `ReplayDataset.as_torch`."""
         from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
 
         return replay_view(self, device)

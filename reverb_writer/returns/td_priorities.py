@@ -18,8 +18,8 @@ def sequence_priorities(
 
     Args:
         td_errors: [B, T]; [T] or [T, B] with `time_axis=0`.
-        mask: None, or an array of the same shape: True, or not 0, for the steps that count; or the `Transitions` whose
-            mask it is. A sequence in which no step counts has priority 0.
+        mask: None, or an array of the same shape [B, T]: True, or not 0, for the steps that count; or the `Transitions`
+            whose mask it is. A sequence in which no step counts has priority 0.
         max_weight: w in [0, 1].
         time_axis: the axis of time, 1 or 0.
 

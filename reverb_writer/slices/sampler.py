@@ -107,7 +107,7 @@ class Slices:
         return positions(self.widths) < np.repeat(self.lengths, self.widths)
 
     def by_row(self, of_slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Repeat values of slices for their rows: [S, ...] to [N, ...]."""
+        """Repeat values for the rows of their slices: `of_slices` [S, ...] to [N, ...]."""
         return np.repeat(of_slices, self.widths, axis=0)
 
     def part(self, first: int, stop: int) -> Slices:
@@ -133,7 +133,7 @@ class Slices:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Slices]) -> Slices:
-        """Return slices of several storages in order, each with rows and trajectories relative to its own."""
+        """Return the slices of several storages, `parts`, in order; rows and trajectories are relative to its own."""
         return Slices(
             rows=np.concatenate([part.rows for part in parts]),
             lengths=np.concatenate([part.lengths for part in parts]),

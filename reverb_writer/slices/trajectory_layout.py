@@ -28,7 +28,7 @@ __all__ = [
 
 
 class PaddedTrajectories(NamedTuple):
-    """The result of `pad_trajectories`: the nest, leaves [n, T, ...], and the mask, [n, T], False on padding."""
+    """The result of `pad_trajectories`: `data`, leaves [n, T, ...], and `mask`, bool [n, T], False on padding."""
 
     data: Any
     mask: Flags
