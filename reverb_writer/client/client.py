@@ -118,6 +118,11 @@ class Client(ClosedAtExit):
         return self.connections.target
 
     @property
+    def may_have_several(self) -> bool:
+        """Whether the client has several servers, or may have several later."""
+        return len(self.shards) > 1 or not isinstance(self.connections.source, Target)
+
+    @property
     def shards(self) -> tuple[ServerConnection, ...]:
         """The connections to the servers of the target, in its order."""
         return self.connections.shards
@@ -332,7 +337,7 @@ class Client(ClosedAtExit):
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
         self.check_usable()
         deadline = self._deadline(timeout_s)
-        shards = self._in_state("up", "draining")
+        shards = self.in_state("up", "draining")
         if len(shards) == 1:
             return [verb(shards[0], deadline)]
         answers = [in_background(functools.partial(verb, shard, deadline)) for shard in shards]
@@ -345,10 +350,10 @@ class Client(ClosedAtExit):
 
     def _next(self) -> ServerConnection:
         self.check_usable()
-        shards = self._in_state("up")
+        shards = self.in_state("up")
         return shards[next(self._turns) % len(shards)]
 
-    def _in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
+    def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
         """Return the servers in one of these states; all if none is."""
         return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 
