@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from reverb_writer.background import in_background
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shard_samples import infos_of
+from reverb_writer.client.shard_weights import EXACT
 from reverb_writer.client.waiting_log import logged
-from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
+from reverb_writer.errors import SpecError
 from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.shard_weights import EXACT
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
-from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.table_info import ServerInfo, TableInfo
 
 __all__ = ["LEAST_S", "Fetchers", "check_end", "request_infos", "stop_fetchers"]
 
@@ -29,7 +28,6 @@ LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
 
 _STOP_S = 3.0
-_OTHERS_S, _LOOK_S = 2.0, 0.05
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
@@ -83,40 +81,17 @@ def request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bo
         ServerUnavailableError, ReplayTimeoutError: no server answers in time, or not all that are needed.
     """
     present = client.in_state("up", "draining")
-    asked = {shard: in_background(functools.partial(_info_or_error, shard, timeout_s)) for shard in present}
-    infos: dict[str, ServerInfo] = {}
-    errors: list[ReverbWriterError] = []
-    deadline = math.inf  # of the others
+    missing = [shard.address for shard in present]
 
-    def text() -> str:
-        return f"table `{table}`: waiting for the server at {', '.join(shard.address for shard in asked)}"
+    def awaits(addresses: list[str]) -> None:
+        missing[:] = addresses
 
-    with logged(text), unchained():
-        while asked and time.monotonic() < deadline:
-            shard = next((shard for shard, answer in asked.items() if answer.done()), next(iter(asked)))
-            if not asked[shard].wait(_LOOK_S):
-                continue
-            answer = asked.pop(shard).result()
-            if isinstance(answer, ReverbWriterError):
-                errors.append(answer)
-                continue
-            check_tables_exist([table], answer, shard.address)
-            infos[shard.name] = answer
-            if not needs_all:
-                deadline = min(deadline, time.monotonic() + _OTHERS_S)
-        if errors and (needs_all or not infos):
-            raise errors[0]
+    with logged(lambda: f"table `{table}`: waiting for the server at {', '.join(missing)}"), unchained():
+        infos = infos_of(present, table, timeout_s, needs_all=needs_all, awaits=awaits)
     for shard in present:
-        if shard.name not in infos:
+        if shard not in infos:
             _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
-    return infos
-
-
-def _info_or_error(shard: ServerConnection, timeout_s: float) -> ServerInfo | ReverbWriterError:
-    try:
-        return shard.request_info(timeout_s)
-    except (ServerUnavailableError, ReplayTimeoutError) as error:
-        return error
+    return {shard.name: info for shard, info in infos.items()}
 
 
 class Fetchers:

@@ -2,7 +2,7 @@
 
     server -> ThreadFetcher -> RoundRobin -> collate -> Batch(data, info)
 
-A `GlobalSampler` makes one server of several where the table is uniform or prioritized; in other tables they take turns.
+A `GlobalSampler` makes one server of several if the table is uniform or prioritized; of other tables they take turns.
 
 A dataset fetches ahead in the background, at most `max_in_flight_batches` batches for each server. Every wait has a
 time-out, whose error names what keeps samples from coming.

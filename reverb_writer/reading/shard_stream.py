@@ -13,6 +13,7 @@ from typing import Any
 
 from reverb_writer.background import start_thread
 from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shard_weights import mean_weight
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -24,7 +25,6 @@ from reverb_writer.errors import (
 from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink
-from reverb_writer.reading.shard_weights import mean_weight
 from reverb_writer.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.connection import Reply
 from reverb_writer.transport.sample_fetcher import SampleFetcher

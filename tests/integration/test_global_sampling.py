@@ -82,6 +82,17 @@ def test_a_dataset_samples_servers_of_1_10_and_100_items_as_one(cluster: Cluster
     np.testing.assert_allclose(batches[-1].info.importance_weights(0.5), weights / weights.max())
 
 
+@pytest.mark.parametrize("table", ["uniform", "prioritized"])
+def test_a_client_samples_them_as_one(cluster: Cluster, table: str) -> None:
+    due = expected(table, cluster)
+    with rw.Client(cluster.addresses, timeout_s=60) as client:
+        samples = list(client.sample(table, 20_000))
+    items = np.array([sample.data[0][0] for sample in samples])
+    check_frequencies(items, due)
+    np.testing.assert_allclose([sample.info.probability for sample in samples], due[items], rtol=1e-9)
+    assert {sample.info.table_size for sample in samples} == {NUM_ITEMS}
+
+
 @pytest.mark.parametrize("sampler", ["fifo", "lifo", "max_heap"])
 def test_tables_with_an_order_stay_in_turns(replay_server: StartServer, sampler: Selector) -> None:
     servers = [replay_server(rw.TableConfig("ordered", 10, sampler)) for _ in range(2)]
