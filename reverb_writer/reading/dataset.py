@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
+from reverb_writer.client.shared_clients import as_client
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.fetchers import stop_fetchers

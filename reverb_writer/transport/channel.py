@@ -95,20 +95,20 @@ class Channel(ClosedAtExit):
                 f"`token` would travel to {address} in plain text. Give `tls` too, or use a `unix:` address."
             )
         self.address = address
-        metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         options = [*OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
         if permanent:
             never = [(f"grpc.{name}_ms", _NEVER_MS) for name in ("keepalive_time", "client_idle_timeout")]
             options = [*never, *(one for one in options if "keepalive" not in one[0])]
-        self._duplicate = functools.partial(Channel, address, tls=tls, token=token, use_proxy=use_proxy)
+        self._same = functools.partial(Channel, tls=tls, token=token, use_proxy=use_proxy)
         if tls:
             tls = TLS() if tls is True else tls
             if tls.server_name is not None:
                 options.append(("grpc.ssl_target_name_override", tls.server_name))
-            connect = functools.partial(grpc.secure_channel, address, _credentials(tls), options)
+            self._dial = functools.partial(grpc.secure_channel, credentials=_credentials(tls), options=options)
             self._advice = "the certificates; the server may ask for one of the client, too"
         else:
-            connect = functools.partial(grpc.insecure_channel, address, options)
+            self._dial = functools.partial(grpc.insecure_channel, options=options)
             self._advice = "whether it expects `tls`"
         self._pid = os.getpid()
         if Channel._first_process not in (None, self._pid):
@@ -117,11 +117,25 @@ class Channel(ClosedAtExit):
             )
         Channel._first_process = self._pid
         self._lock = threading.Lock()
-        self._connect = functools.partial(Connection, address, connect, metadata)
         self._connection = self._connect()
         self._connect_errors: list[tuple[str, float]] = []
         self._own_channels: set[Channel] = set()  # of calls under way that have one
         self._closed = False
+
+    def redirect(self, address: str) -> None:
+        """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.
+
+        Raises:
+            SpecError: the address cannot be one.
+        """
+        check_address(address)
+        with self._lock:
+            self.address = address
+            former = self._connection
+        former.give_up(f"the server has moved to {address}")
+
+    def _connect(self) -> Connection:
+        return Connection(self.address, functools.partial(self._dial, self.address), self._metadata)
 
     def check_usable(self) -> None:
         """Raise if the channel is closed or belongs to a parent process.
@@ -168,7 +182,7 @@ class Channel(ClosedAtExit):
         """
         self.check_usable()
         deadline = time.monotonic() + timeout_s
-        with self._duplicate() as own:
+        with self._same(self.address) as own:
             self._own_channels.add(own)
             try:
                 own.call(SERVER_INFO, b"", timeout_s)

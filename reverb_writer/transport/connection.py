@@ -212,6 +212,14 @@ class Connection:
             )
         )
 
+    def give_up(self, fault: str) -> None:
+        """Have its calls end, and no further ones begin: `fault` says why."""
+        with self._lock:
+            self.fault = fault
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
+
     def close(self) -> None:
         """Close the connection; its calls end with an error. Idempotent."""
         self._channel.close()
@@ -249,16 +257,12 @@ class Connection:
             answered = elsewhere.done() and elsewhere.code() not in NO_ANSWER
             other.close()
             if answered and self.last_response_at < since and question.code() is not grpc.StatusCode.CANCELLED:
-                self._give_up(time.monotonic() - since)
+                silence_s = time.monotonic() - since
+                self.give_up(
+                    f"nothing came over the connection for {silence_s:.0f} s, while the server answers over others"
+                )
 
         again.add_done_callback(judge)
-
-    def _give_up(self, silence_s: float) -> None:
-        with self._lock:
-            self.fault = f"nothing came over the connection for {silence_s:.0f} s, while the server answers over others"
-            calls = list(self._calls)
-        for call in calls:
-            call.cancel()
 
 
 def _seconds(timeout_s: float | None) -> float | None:

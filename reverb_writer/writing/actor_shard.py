@@ -108,6 +108,7 @@ class ActorShard:
             if now < self._ask_at:
                 return None
             self._ask_at, self._search = now + self._patience_s, None
+            self._client.connections.refresh_soon()
             found = self._first_that_takes_inserts(others, is_rescue=True)
             if found is None:
                 _LOG.warning("Shard %s is lost, and no other one takes inserts; staying.", self.current.address)
@@ -122,13 +123,13 @@ class ActorShard:
         return None
 
     def _is_lost(self, stalled_s: float) -> bool:
-        return stalled_s >= self._patience_s or _state(self.current) == "lost"
+        return stalled_s >= self._patience_s or self.current.shard.state == "lost"
 
     def _order(self) -> list[ServerConnection]:
         """Return the shards that may be written to, in the actor's order."""
         shards = self._client.shards
         if shards is not self._shards:
-            named = {_name(shard): shard for shard in shards if _state(shard) == "up"}
+            named = {shard.name: shard for shard in shards if shard.shard.state == "up"}
             self._ranked = [named[name] for name in rank_shards(self.actor_id, named)]
             self._shards = shards
         return self._ranked
@@ -160,11 +161,3 @@ class ActorShard:
             ):
                 return ShardFound(shard, info, is_rescue)
         return None
-
-
-def _name(shard: ServerConnection) -> str:
-    return getattr(shard, "name", shard.address)
-
-
-def _state(shard: ServerConnection) -> str:
-    return getattr(getattr(shard, "shard", None), "state", "up")

@@ -14,9 +14,10 @@ from typing import Any
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_choice import default_actor_id
+from reverb_writer.client.shared_clients import as_client
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import check_signature
@@ -254,12 +255,22 @@ class WriteSession:
             left_s = max(began_at + self.timeout_s - time.monotonic(), 0.001)
             part_s = min(left_s, self.options.patience_s) if self._actor.has_choice else left_s
             try:
-                self._actor.current.store_spec(list(self._signatures), layout.spec, Deadline(part_s))
+                self._store_spec(layout.spec, Deadline(part_s))
             except (ReplayTimeoutError, ServerUnavailableError):
                 if not self.change_shard(is_lost=True) and part_s == left_s:
                     raise
             else:
                 return
+
+    def _store_spec(self, spec: Any, deadline: Deadline) -> None:
+        """Store the spec on the shard that is written to; if it had none, on all others, too."""
+        tables, shard = list(self._signatures), self._actor.current
+        info = shard.request_info(deadline.left_s())
+        missing = shard.missing_specs(info, tables, spec, deadline)
+        if missing and self._actor.has_choice:
+            self._client.store_spec(tables, spec, deadline.left_s())
+        else:
+            shard.keep_specs(info, missing, spec, deadline)
 
     def add_writer(self, writer: Writer) -> None:
         """Count what this writer does, and send its windows when they are due."""
