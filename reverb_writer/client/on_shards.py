@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ _LOG = logging.getLogger(__package__)
 _T = TypeVar("_T")
 
 _ANSWER_WITHIN_S = 2.0
+_RETRY_S = 0.1
 
 
 def on_each(
@@ -44,20 +46,28 @@ def on_each(
 
 
 def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
-    """Return the tables of the shards that answer, within two seconds if there are several.
+    """Return the tables of the shards that answer; of several, as soon as one does, and within two seconds.
 
     Raises:
         ServerUnavailableError, ReplayTimeoutError: none does within `timeout_s` seconds.
     """
-    if len(shards) > 1:
-        brief_s = min(timeout_s, _ANSWER_WITHIN_S)
-        infos, _ = on_each(shards, lambda shard: try_server_info(shard.channel, brief_s))
+    if len(shards) == 1:
+        return {shards[0]: shards[0].request_info(timeout_s)}
+    until = time.monotonic() + timeout_s
+    while True:
+        brief_s = max(min(until - time.monotonic(), _ANSWER_WITHIN_S), _RETRY_S)
+        infos, unreachable = on_each(shards, functools.partial(_try_info, timeout_s=brief_s))
         if found := {shard: info for shard, info in infos.items() if info is not None}:
             return found
-    found, unreachable = on_each(shards, lambda shard: shard.request_info(timeout_s))
-    if not found:
-        raise next(iter(unreachable.values()))
-    return found
+        if time.monotonic() + _RETRY_S > until:
+            names = ", ".join(shard.name for shard in shards)
+            why = "".join(f" {error}" for error in unreachable.values())
+            raise ServerUnavailableError(f"none of {names} answers within {timeout_s:.1f} s.{why}")
+        time.sleep(_RETRY_S)
+
+
+def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
+    return try_server_info(shard.channel, timeout_s)
 
 
 def store_spec_on_all(shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline) -> None:

@@ -38,6 +38,7 @@ __all__ = ["MAX_BYTES", "Variables"]
 
 _LOG = logging.getLogger(__package__)
 _RETRY_S = 0.05
+_ANSWER_WITHIN_S = 2.0  # each of several servers
 _REMEDY = "Nothing was published yet: start the learner, or raise `timeout_s`."
 
 MAX_BYTES = 1_000_000_000
@@ -251,7 +252,8 @@ class Variables(ClosedAtExit):
     def _newer(self, known: Publications, version: int) -> _News:
         """Return what the servers tell now, and a version that is newer than what was read, if there is one."""
         shards = {shard.name: shard for shard in self._shards()}
-        infos, _ = on_each([*shards.values()], lambda shard: try_server_info(shard.channel, self._timeout_s))
+        timeout_s = self._timeout_s if len(shards) == 1 else min(self._timeout_s, _ANSWER_WITHIN_S)
+        infos, _ = on_each([*shards.values()], lambda shard: try_server_info(shard.channel, timeout_s))
         there = {shard: info for shard, info in infos.items() if info is not None}
         known = known.updated(self._counts(there))
         name = known.newest(rank_shards(self._reader, [shard.name for shard in there]))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reading import fifo, read_column
+from reading import fifo, read_column, spec
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -259,3 +259,50 @@ def test_no_shard_at_all_is_said_by_name(lone_server: StartServer) -> None:
     addresses = [server.address for server in servers]
     with pytest.raises(rw.ServerUnavailableError, match=r"none of the shards answers: localhost:\d+, localhost:"):
         rw.TrajectoryObserver(addresses, "replay", 2, timeout_s=1.0)
+
+
+# What all shards have.
+
+
+def test_spec_of_the_first_step_is_on_all_shards_and_on_one_that_was_down_once_it_is_written(
+    lone_server: StartServer,
+) -> None:
+    tables = (fifo("replay"), rw.TableConfig("other"))
+    servers = [lone_server(*tables) for _ in range(3)]
+    first, second, third = shards_for("actor", servers)
+    third.process.kill()
+    addresses = [server.address for server in servers]
+    with rw.TrajectoryObserver(addresses, "replay", 2, actor_id="actor") as observer:
+        episode(observer, 0)
+    for server in (first, second):
+        with rw.Client(server.address) as client:
+            assert client.spec_of("replay")["n"].dtype == np.int64
+    with rw.TrajectoryObserver(second.address, "replay", 2) as other, pytest.raises(rw.StructureError, match="`n`"):
+        other({"n": np.float32(1)}, end_of_episode=False)
+    third.process.restart()
+    actor = next(f"actor-{number}" for number in range(100) if shards_for(f"actor-{number}", servers)[0] is third)
+    with rw.TrajectoryObserver(addresses, "replay", 2, actor_id=actor) as observer:
+        episode(observer, 0)
+    with rw.Client(third.address) as client:
+        assert client.spec_of("replay")["n"].dtype == np.int64
+    with rw.Client(addresses) as client:
+        client.store_spec("other", {"m": spec((3,), np.float64)})
+        assert [one.spec_of("other")["m"].shape for one in client.each()] == [(3,)] * 3
+        with pytest.raises(rw.StructureError):
+            client.store_spec(["replay", "other"], {"m": spec((3,), np.float64)})
+        client.reset("other")
+        assert [one.spec_of("other") for one in client.each()] == [None] * 3
+
+
+def test_stream_of_a_sequence_writer_goes_to_the_shard_of_its_id(replay_server: StartServer) -> None:
+    servers = [replay_server(fifo("replay")) for _ in range(3)]
+    with rw.Client([server.address for server in servers]) as client:
+        for number in range(5):
+            with client.open_stream(actor_id=f"actor-{number}") as stream:
+                writer = rw.SequenceWriter(
+                    stream, [np.dtype(np.int64)], [()], [rw.WindowTarget(rw.WindowSpec(1), ("replay",))]
+                )
+                writer.append([number], last=True)
+    for server in servers:
+        mine = [number for number in range(5) if shards_for(f"actor-{number}", servers)[0] is server]
+        assert [column for (column,) in numbers(server)] == mine
