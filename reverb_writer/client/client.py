@@ -24,6 +24,7 @@ from reverb_writer.client.on_shards import store_spec_on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.client.shard_choice import choose_shard, default_actor_id
 from reverb_writer.client.shard_connections import ShardConnections, first_target
+from reverb_writer.client.shard_samples import sample_shards
 from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
@@ -118,6 +119,11 @@ class Client(ClosedAtExit):
     def target(self) -> Target:
         """The servers as the source has told last."""
         return self.connections.target
+
+    @property
+    def may_have_several(self) -> bool:
+        """Whether the client has several servers, or may have several later."""
+        return len(self.shards) > 1 or not isinstance(self.connections.source, Target)
 
     @property
     def shards(self) -> tuple[ServerConnection, ...]:
@@ -236,6 +242,9 @@ class Client(ClosedAtExit):
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
 
+        Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
+        turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
+        within two seconds of the first one are left out; so are those that hand out nothing now, unless none does.
         From a table with `max_times_sampled` only items that are ready are requested: one that came late would be lost.
 
         Args:
@@ -251,12 +260,13 @@ class Client(ClosedAtExit):
             UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
-        order = [self._next() for _ in self.shards]
-        counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
         deadline = self._deadline(timeout_s)
-        streams = [shard.sample(table, n, deadline) for shard, n in zip(order, counts, strict=True) if n]
-        for turn in range(num_samples):
-            yield next(streams[turn % len(streams)])
+        self.check_usable()
+        (first, *others) = shards = self.in_state("up", "draining")
+        if others:
+            yield from sample_shards(shards, next(self._turns), table, num_samples, deadline)
+        else:
+            yield from first.sample(table, num_samples, deadline)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
         """Return the nest of `ArraySpec` that a table's items have; None if it is not known.
@@ -343,7 +353,7 @@ class Client(ClosedAtExit):
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
         self.check_usable()
         deadline = self._deadline(timeout_s)
-        shards = self._in_state("up", "draining")
+        shards = self.in_state("up", "draining")
         if len(shards) == 1:
             return [verb(shards[0], deadline)]
         answers = [in_background(functools.partial(verb, shard, deadline)) for shard in shards]
@@ -356,10 +366,10 @@ class Client(ClosedAtExit):
 
     def _next(self) -> ServerConnection:
         self.check_usable()
-        shards = self._in_state("up")
+        shards = self.in_state("up")
         return shards[next(self._turns) % len(shards)]
 
-    def _in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
+    def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
         """Return the servers in one of these states; all if none is."""
         return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 
