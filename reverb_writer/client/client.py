@@ -291,7 +291,7 @@ class Client(ClosedAtExit):
             StructureError: the table was first written with another structure; names the leaf.
         """
         self.check_usable()
-        tables, shards = [table] if isinstance(table, str) else table, self._in_state("up", "draining")
+        tables, shards = [table] if isinstance(table, str) else table, self.in_state("up", "draining")
         store_spec_on_all(shards, tables, spec, self._deadline(timeout_s))
 
     def mutate_priorities(
@@ -336,7 +336,7 @@ class Client(ClosedAtExit):
             **options: bounds and policies, see `InsertStream`.
         """
         self.check_usable()
-        shards = {shard.name: shard for shard in self._in_state("up")}
+        shards = {shard.name: shard for shard in self.in_state("up")}
         chosen = shards[choose_shard(actor_id or default_actor_id(), shards)]
         return InsertStream(chosen.channel, **options)
 
