@@ -257,16 +257,17 @@ class GlobalSampler:
     def _draw(self, now: float) -> bool:
         """Draw the shards of the next batch; return whether that can be done now."""
         streams = [stream for stream in self._streams.values() if self._is_usable(stream)]
-        unknown = [stream for stream in streams if stream.size and stream.mean is None]
+        unknown = [stream for stream in streams if stream.num_items and stream.mean is None]
         if unknown := [stream for stream in unknown if not self._is_left_out(stream, now)]:
             return False
         streams = [stream for stream in streams if stream.mean is not None and not stream.is_late]
         self._left_out = {stream for stream in self._streams.values() if stream.is_lost or stream.is_late}
-        found = shares([stream.size for stream in streams], [stream.mean or 0.0 for stream in streams])
+        sizes = [stream.num_items for stream in streams]
+        found = shares(sizes, [stream.mean or 0.0 for stream in streams])
         if not any(found):
             return False
         self._share_of = dict(zip(streams, found, strict=True))
-        self._num_items = sum(stream.size for stream in streams)
+        self._num_items = sum(sizes)
         self._waits_since = None
         drawn = self._rng.choice(len(streams), self._batch_size, p=found)
         self._choices.extend([streams[number] for number in drawn.tolist()])

@@ -106,6 +106,11 @@ class ShardStream:
         return len(self._waiting)
 
     @property
+    def num_items(self) -> int:
+        """Items of the shard's table, those included that are removed from it because they wait here."""
+        return self.size + (self.num_waiting if self.fetcher.removes_items else 0)
+
+    @property
     def is_lost(self) -> bool:
         """Whether there is no connection to the shard, or its target says that it is lost."""
         return self.link.disconnected_at is not None or self.server.shard.state == "lost" or self.has_ended

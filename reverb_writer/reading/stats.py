@@ -35,8 +35,8 @@ class FetchStats(Scalars):
         unasked_samples: samples that a server sent although they were not requested; they are left out.
         dropped_samples: samples of several servers that were dropped unread: for newer ones that tell how much a server
             holds, because their connection was lost, or because their server has left the target.
-        left_out_servers: of several, those whose items are left out now: no connection, no answer, or a rate limiter
-            that has blocked samples for a second.
+        left_out_servers: servers whose items are left out now: no connection, no answer, or a rate limiter that has
+            blocked samples for a second.
         lost_samples: samples that were in flight when a connection was lost, or a message could not be read. The server
             may have sampled all of them, or none.
         reconnects: how often a lost connection was made again.

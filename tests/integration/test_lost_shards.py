@@ -138,6 +138,23 @@ def test_readers_follow_the_target(replay_server: StartServer, tmp_path: Path, s
         assert seen_in(dataset) == {1, 2}
 
 
+def test_a_server_that_starts_again_elsewhere_is_found_there(lone_server: StartServer, tmp_path: Path) -> None:
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    path = tmp_path / "shards"
+    path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
+    with rw.ReplayDataset(f"file:{path}", "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1}
+        servers[1].process.kill()
+        elsewhere = lone_server(TABLE)
+        insert(elsewhere.address, [2])
+        path.write_text(f"a {servers[0].address}\nb {elsewhere.address}\n")
+        assert eventually(lambda: 2 in items_of(next(dataset)))
+        stats = dataset.stats()
+        assert (stats.left_out_servers, stats.server_restarts) == (0, 1)
+
+
 def test_a_server_that_the_target_calls_lost_is_left_out(replay_server: StartServer) -> None:
     servers = [replay_server(TABLE) for _ in range(2)]
     for number, server in enumerate(servers):
