@@ -20,7 +20,9 @@ from typing import Any, ClassVar, TypeVar
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.background import in_background
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
+from reverb_writer.client.on_shards import store_spec_on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
+from reverb_writer.client.shard_choice import choose_shard, default_actor_id
 from reverb_writer.client.shard_connections import ShardConnections, first_target
 from reverb_writer.client.shard_samples import sample_shards
 from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
@@ -277,7 +279,7 @@ class Client(ClosedAtExit):
         """Store the step spec of a table that is going to be written; a spec that is stored already must be the same.
 
         It stays until `reset`. Nothing is stored on a server without a table for specs, nor a nest that Reverb cannot
-        describe.
+        describe. Of several servers all get it; one that is down gets it when a writer first writes to it.
 
         Args:
             table: its name, or several; all are compared before any is stored.
@@ -287,7 +289,9 @@ class Client(ClosedAtExit):
         Raises:
             StructureError: the table was first written with another structure; names the leaf.
         """
-        self._only().store_spec([table] if isinstance(table, str) else table, spec, self._deadline(timeout_s))
+        self.check_usable()
+        tables, shards = [table] if isinstance(table, str) else table, self.in_state("up", "draining")
+        store_spec_on_all(shards, tables, spec, self._deadline(timeout_s))
 
     def mutate_priorities(
         self,
@@ -320,13 +324,20 @@ class Client(ClosedAtExit):
         """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
         return "\n".join(self._all(lambda shard, deadline: shard.checkpoint(deadline), timeout_s))
 
-    def open_stream(self, **options: Any) -> InsertStream:
+    def open_stream(self, *, actor_id: str | None = None, **options: Any) -> InsertStream:
         """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
 
+        It goes to one server for good. Observers go to another one when theirs is lost; a program that writes by
+        streams opens another stream, between episodes.
+
         Args:
+            actor_id: of several servers, tells which one, see `choose_shard`; None for an id that no other writer has.
             **options: bounds and policies, see `InsertStream`.
         """
-        return InsertStream(self._only().channel, **options)
+        self.check_usable()
+        shards = {shard.name: shard for shard in self.in_state("up")}
+        chosen = shards[choose_shard(actor_id or default_actor_id(), shards)]
+        return InsertStream(chosen.channel, **options)
 
     def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child.

@@ -246,6 +246,14 @@ class SequenceWriter:
             self.finish_pending()
             return end.dropped
 
+    def between_episodes(self) -> list[bool]:
+        """Return whether the next step would be the first of an episode: one boolean, for there is one environment."""
+        return [not (self.is_pending or self.num_skipped) and self.num_steps == self._boundary]
+
+    def leave(self) -> dict[str, int]:
+        """End the stream of steps, and give up an episode that is under way; return what was dropped."""
+        return self.end_episode(discard=not self.between_episodes()[0])
+
     def _discarding(self, num_skipped: int) -> EpisodeEnd:
         """Return the end of an episode that adds nothing, with so many steps left out."""
         end = self._windows.episode_end(self.num_steps, discard="overflow" if num_skipped else "reset")
