@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -64,6 +65,9 @@ def commands() -> None:
     help="What to do if the newest checkpoint is damaged: restore an older one, or stop.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
+@click.option(
+    "--end-with", type=int, metavar="PID", help="Parent process to end with, at once and without a last checkpoint."
+)
 def serve(
     config: Path | None,
     names: Sequence[str],
@@ -71,6 +75,7 @@ def serve(
     min_size: int | None,
     sampler: str | None,
     sampler_exponent: float | None,
+    end_with: int | None,
     **given: Any,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
@@ -78,8 +83,10 @@ def serve(
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
     failed.
     """
-    from reverb_writer_server import signals
+    from reverb_writer_server import parent_death, signals
 
+    if end_with is not None:
+        parent_death.end_with(end_with)
     signals.install_handlers()
     from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
@@ -123,7 +130,8 @@ def serve(
 
 @commands.command()
 @click.argument("config", type=_PATH)
-def validate(config: Path) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the estimated memory as JSON, for programs.")
+def validate(config: Path, as_json: bool) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
@@ -131,9 +139,12 @@ def validate(config: Path) -> None:
     """
     from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration
-    from reverb_writer_server.observability import banner
+    from reverb_writer_server.observability import banner, memory
 
     loaded = configuration.load(config, os.environ)
+    if as_json:
+        click.echo(json.dumps(memory.need(loaded)._asdict()))
+        return
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
     checks.check_memory(loaded)
