@@ -21,15 +21,18 @@ PYTHON_DOCS ?= $(shell scripts/find-python 3.11 3.12 3.13 3.14)
 PYTHON_NEWEST ?= $(shell scripts/find-python 3.14 3.13 3.12)
 
 CLIENT_EXTRAS := arrays,gymnasium
+PEERS := tests/peers/pyproject.toml
 DEV := --editable '.[$(CLIENT_EXTRAS),atari,demo,dm-env,mujoco]' --editable server --group dev --group bench --group browser
-TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group conformance --group bench
-FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group frameworks
-RLLIB := --editable . --group rllib
+TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group test --group bench \
+	--group $(PEERS):conformance
+FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group test --group $(PEERS):frameworks
+RLLIB := --editable . --group $(PEERS):rllib
 RAY := --editable '.[ray]' --group test
-DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group test
+DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
+	--group test
 CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test
 
-PROJECTS := pyproject.toml server/pyproject.toml scripts/make-venv
+PROJECTS := pyproject.toml server/pyproject.toml $(PEERS) scripts/make-venv
 CLIENT_TESTS := tests/unit tests/properties tests/integration
 # Where dm-reverb cannot be installed, demo and tests run on the server in pure Python that the client brings.
 PYTHON_ANY ?= $(shell scripts/find-python 3.14 3.13 3.12 3.11 3.10)
@@ -128,8 +131,12 @@ soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts 
 docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser
 	rm -rf docs/_build
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
-	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_docs_site.py
+	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_{docs_site,readme}.py
 	@echo 'Open docs/_build/index.html, or let any static host serve that folder.'
+
+.PHONY: links
+links: .venv-docs/.made  ## ask every external link of the documentation for an answer; needs the network, so CI leaves it out
+	.venv-docs/bin/python -m sphinx --builder linkcheck --quiet docs docs/_build/links
 
 .PHONY: dist
 dist: .venv-docs/.made  ## build both distributions, check them, install them into clean environments and try them

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from reverb_writer.arguments import integer, number
 
-__all__ = ["LinearSchedule"]
-
 
 @dataclass(frozen=True)
 class LinearSchedule:

@@ -9,8 +9,6 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import MinSize, Queue, RateLimiter, SampleToInsertRatio, TableConfig
 
-__all__ = ["share_of"]
-
 
 def share_of(table: TableConfig, shard: int, num_shards: int) -> TableConfig:
     """Return what one of several shards serves, so that all together serve `table`.

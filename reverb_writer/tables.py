@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
+_MAX_BYTES = 2**62
 
 
 class Balance(NamedTuple):
@@ -216,6 +217,8 @@ class TableConfig:
         max_times_sampled: Number of samples after which an item is removed; 0 for no limit.
         signature: Nest whose leaves have `shape` ([T, ...], None where unknown) and `dtype`, such as `ArraySpec`. If
             set, dm-reverb's own writers and datasets check their items against it.
+        max_item_bytes: Maximum size of an item, uncompressed, all steps and leaves together; 0 for no limit. Observers
+            and `Client.insert` refuse a larger one, and so does `LocalServer`; dm-reverb's server does not.
 
     Raises:
         SpecError: A field has the wrong type or is out of range, or the fields together always block.
@@ -231,6 +234,7 @@ class TableConfig:
     rate_limiter: RateLimiter = MinSize(1)
     max_times_sampled: int = 0
     signature: Any = field(default=None, hash=False)
+    max_item_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -244,6 +248,8 @@ class TableConfig:
         times = integer("max_times_sampled", self.max_times_sampled, minimum=0, maximum=_MAX_COUNT)
         object.__setattr__(self, "max_size", max_size)
         object.__setattr__(self, "max_times_sampled", times)
+        limit = integer("max_item_bytes", self.max_item_bytes, minimum=0, maximum=_MAX_BYTES)
+        object.__setattr__(self, "max_item_bytes", limit)
         self._check_together()
 
     @classmethod

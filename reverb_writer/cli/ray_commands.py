@@ -15,8 +15,6 @@ from reverb_writer.ray.cluster import ReplayCluster
 from reverb_writer.ray.connecting import connect_ray
 from reverb_writer.ray.shard_report import ClusterStatus
 
-__all__ = ["command"]
-
 _MIB = 2**20
 
 

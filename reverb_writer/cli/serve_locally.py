@@ -11,8 +11,6 @@ import click
 from reverb_writer.cli.server_options import report_errors, sampler_options, table_configs
 from reverb_writer.local import LocalServer
 
-__all__ = ["command"]
-
 _TICK_S = 0.5  # Windows tells the main thread of Ctrl-C only between two waits
 
 

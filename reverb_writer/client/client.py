@@ -223,7 +223,8 @@ class Client(ClosedAtExit):
         Raises:
             SpecError: `priorities` is empty, or a priority is invalid.
             StructureError: an unknown table, no leaf, a leaf without steps, one that does not match a table's
-                signature, or a table that was first written with another spec. Nothing changed.
+                signature, a table that was first written with another spec, or an item larger than its
+                `max_item_bytes`. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
             ServerUnavailableError: not confirmed in time, because there is no connection to the server.

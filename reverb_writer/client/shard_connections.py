@@ -15,13 +15,12 @@ import time
 import weakref
 from collections.abc import Callable
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.targets import Shard, Target, TargetSource
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.flags import Flag
 
 __all__ = ["ShardConnections", "first_target"]
 

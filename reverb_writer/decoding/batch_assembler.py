@@ -24,13 +24,10 @@ from reverb_writer.decoding.chunk_schema import DtypesAndShapes
 from reverb_writer.decoding.column_builder import ColumnBuilder
 from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.row_ranges import JoinedRanges
-from reverb_writer.decoding.sample_rows import SampleRows
+from reverb_writer.decoding.sample_rows import JoinedRanges, SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
-
-__all__ = ["MAX_SAMPLE_BYTES", "BatchAssembler"]
 
 MAX_SAMPLE_BYTES = 1 << 30
 """Default of the largest decoded size of a sample."""
@@ -140,9 +137,6 @@ class BatchAssembler:
         """Return the rows of all samples added since the last `take`, without copying them.
 
         They are valid until samples are added. Call `begin_next` when they are not needed any more.
-
-        Raises:
-            StructureError: samples differ in dtype or shape, or the columns of a sample in length.
         """
         cache = self._current
         if cache and all(builder.largest_array is None for builder in self._builders):

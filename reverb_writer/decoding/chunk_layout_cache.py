@@ -9,8 +9,6 @@ from typing import NamedTuple
 from reverb_writer.decoding.chunk_schema import ChunkSchema
 from reverb_writer.protocol.chunk_layout import ExpectedTensor
 
-__all__ = ["MAX_LAYOUT_BYTES", "ChunkLayout", "ChunkLayoutCache", "ChunkTensors"]
-
 ChunkTensors = tuple[int, Sequence[int]]
 """The key of a chunk, and the indices of some of its tensors."""
 
@@ -24,18 +22,12 @@ class ChunkLayout(NamedTuple):
 
     A server sends a chunk with each of its items, and always the same bytes. If the bytes do differ, the contents are
     refused, or decoded with the schema of the earlier ones: never more of them than that schema has rows.
-
-    Attributes:
-        prefix: the chunk's first bytes, which hold its key.
-        size: of the encoded chunk in bytes.
-        schema: of the tensors.
-        contents: offsets at which the content of each tensor begins and ends.
     """
 
-    prefix: bytes
-    size: int
-    schema: ChunkSchema
-    contents: tuple[tuple[int, int], ...]
+    prefix: bytes  # the chunk's first bytes, which hold its key
+    size: int  # of the encoded chunk in bytes
+    schema: ChunkSchema  # of the tensors
+    contents: tuple[tuple[int, int], ...]  # offsets at which the content of each tensor begins and ends
 
     @property
     def num_bytes(self) -> int:

@@ -21,8 +21,6 @@ from reverb_writer.decoding.chunk_schema import ChunkSchema, DtypesAndShapes
 from reverb_writer.decoding.encoded_chunk import EncodedChunk
 from reverb_writer.errors import FormatError
 
-__all__ = ["ChunkRing", "row_bytes"]
-
 Array = npt.NDArray[Any]
 
 _EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied
@@ -30,17 +28,11 @@ _MAX_ROWS = 1 << 27  # if rows have no bytes
 
 
 class _StoredChunk(NamedTuple):
-    """A chunk in the ring.
+    """A chunk in the ring."""
 
-    Attributes:
-        key: of the chunk.
-        row: its first row, counted since the ring was reset; row r is in row r % capacity of the arrays.
-        num_bytes: decoded size.
-    """
-
-    key: int
-    row: int
-    num_bytes: int
+    key: int  # of the chunk
+    row: int  # its first row, counted since the ring was reset; row r is in row r % capacity of the arrays
+    num_bytes: int  # decoded size
 
 
 class ChunkRing:

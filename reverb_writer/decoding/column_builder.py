@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.samples import Column
 
-__all__ = ["ColumnBuilder"]
-
 Array = npt.NDArray[Any]
 
 _MAX_GROWTH = 8  # limit of the first allocation, in times the rows at hand: the other samples may be shorter

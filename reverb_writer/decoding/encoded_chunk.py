@@ -1,4 +1,7 @@
-"""The encoded chunks of a sample: checked when they are asked for, and decoded into the arrays that will hold them."""
+"""The encoded chunks of a sample: checked when they are asked for, and decoded into the arrays that will hold them.
+
+A chunk that is missing or damaged raises FormatError, a tensor that must not be decoded UnsafeDataError.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,6 @@ from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.chunk_layout import find_contents, find_tensors_field
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
-
-__all__ = ["EncodedChunk", "EncodedChunks"]
 
 Array = npt.NDArray[Any]
 
@@ -70,10 +71,6 @@ class EncodedChunk:
             chunk: a message of `reverb_writer.sampled.Chunk`.
             indices: of the tensors.
             max_bytes: limit of each tensor's decoded size.
-
-        Raises:
-            FormatError: the chunk has no such tensor, or it is damaged.
-            UnsafeDataError: a tensor must not be decoded.
         """
         tensors = chunk.data.tensors
         if max(indices) >= len(tensors):
@@ -148,10 +145,6 @@ class EncodedChunks:
 
     def get(self, key: int, indices: Sequence[int]) -> EncodedChunk:
         """Return some tensors of a chunk, to be decoded.
-
-        Args:
-            key: of the chunk.
-            indices: of the tensors.
 
         Raises:
             FormatError: the sample lacks the chunk, or the chunk is damaged.

@@ -13,25 +13,18 @@ import numpy.typing as npt
 
 from reverb_writer.nests import shapes_text
 
-__all__ = ["BatchInfo", "Column", "SampleInfo", "Samples", "split_samples"]
-
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of n samples.
+    """One column of n samples."""
 
-    Attributes:
-        rows: [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
-            [lengths[i], ...], one for each sample, if samples differ in dtype or in the shape of a row.
-        lengths: [n] number of rows of each sample.
-        is_scalar: whether each sample has one row, which readers get without the time dimension.
-    """
-
+    # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
+    # [lengths[i], ...], one for each sample, if samples differ in dtype or in the shape of a row.
     rows: Array | list[Array]
-    lengths: npt.NDArray[np.int64]
-    is_scalar: bool
+    lengths: npt.NDArray[np.int64]  # [n] number of rows of each sample
+    is_scalar: bool  # whether each sample has one row, which readers get without the time dimension
 
     def split(self) -> list[Array]:
         """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""

@@ -7,10 +7,8 @@ from typing import Any
 
 import dm_env
 
-from reverb_writer.environments.policy_extras import PolicyExtras
+from reverb_writer.environments.recorded_steps import PolicyExtras
 from reverb_writer.environments.time_steps import TimeStepRecorder
-
-__all__ = ["RecordedEnvironment"]
 
 
 class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types

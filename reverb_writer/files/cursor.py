@@ -12,8 +12,6 @@ import tree
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.protocol.signatures import ArraySpec
 
-__all__ = ["Cursor"]
-
 Array = npt.NDArray[Any]
 
 
@@ -25,12 +23,7 @@ class Cursor:
     """
 
     def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
-        """Open a trajectory at transition `start`.
-
-        Raises:
-            FormatError: its file is damaged.
-            StructureError: its steps lack a field that transitions need.
-        """
+        """Open a trajectory at transition `start`."""
         self.trajectory, self._fields = trajectory, fields
         self._parts = list(trajectory.manifest.parts)
         self._num_transitions: int = trajectory.manifest.num_transitions

@@ -25,8 +25,6 @@ from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory, list_trajectories
 from reverb_writer.table_info import TableInfo, check_tables_exist
 
-__all__ = ["Exported", "export_items", "exported_keys", "takes_items_out"]
-
 _BATCH = 256
 _RANDOM = ("uniform", "prioritized")
 _PATIENCE = 7.0  # a chance of e^-7, or 1 in 1000, that one of the items of a uniform table was not seen

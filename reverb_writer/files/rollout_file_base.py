@@ -14,8 +14,6 @@ import tree
 
 from reverb_writer.arguments import integer
 
-__all__ = ["RolloutFileBase"]
-
 
 class RolloutFileBase:
     """Trajectories from files as if `num_envs` environments stepped through them.

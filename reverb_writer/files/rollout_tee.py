@@ -11,8 +11,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.files.manifest import End
 from reverb_writer.files.rollout_writer import RolloutWriter
 
-__all__ = ["RolloutTee"]
-
 
 class RolloutTee:
     """Pass steps to an observer and to a writer, so that they can be imported again later.

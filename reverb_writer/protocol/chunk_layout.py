@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["ExpectedTensor", "TensorsField", "find_contents", "find_tensors_field"]
-
 TensorsField = tuple[int, int, bytes]
 """Offsets in a chunk at which its tensors begin and end, and the bytes after them, the chunk's trailer."""
 
@@ -26,17 +24,11 @@ _PREFIX_BYTES = 250  # memory of a `TensorPrefix`, roughly, without the shape
 
 
 class TensorPrefix(NamedTuple):
-    """The first bytes of a tensor of a known size.
+    """The first bytes of a tensor of a known size."""
 
-    Attributes:
-        prefix: the bytes, the tensor's tag included, up to and including the length prefix of its content.
-        content_start: offset of the content from the tag.
-        stop: offset of the tensor's end from the tag.
-    """
-
-    prefix: bytes
-    content_start: int
-    stop: int
+    prefix: bytes  # the bytes, the tensor's tag included, up to and including the length prefix of its content
+    content_start: int  # offset of the content from the tag
+    stop: int  # offset of the tensor's end from the tag
 
 
 class ExpectedTensor:

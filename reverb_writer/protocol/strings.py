@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError
 
-__all__ = ["damaged", "decode"]
-
 _MORE = 0x80  # marks a byte of a varint that is not its last
 
 
@@ -26,9 +24,6 @@ def decode(content: bytes, strings: Sequence[bytes], count: int) -> npt.NDArray[
         content: lengths and bytes; if it is empty, `strings` are used.
         strings: one field for each string.
         count: the number of strings that the tensor's shape asks for.
-
-    Raises:
-        FormatError: there are more or fewer strings.
     """
     found = _split(content, count) if content else list(strings)
     if len(found) != count:

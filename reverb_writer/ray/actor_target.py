@@ -15,8 +15,6 @@ from reverb_writer.client.targets import Shard, Target
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.ray.shard_report import ShardReport
 
-__all__ = ["NAMESPACE", "ActorTarget", "ask_shards"]
-
 NAMESPACE = "reverb-writer"  # of all actors, so that every job finds them
 
 _lock = threading.Lock()

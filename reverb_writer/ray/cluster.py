@@ -28,8 +28,6 @@ from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
 from reverb_writer.tables import TableConfig, check_tables
 
-__all__ = ["ReplayCluster"]
-
 _logger = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _POLL_S = 0.2

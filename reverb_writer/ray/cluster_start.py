@@ -18,8 +18,6 @@ from reverb_writer.ray.shard_actor import ReplayShard, server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ShardReport
 from reverb_writer.ray.start_errors import ShardStartError
 
-__all__ = ["named_shards", "remove_cluster", "start_shards"]
-
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.2
 _LOG_EVERY_S = 5.0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from reverb_writer.extras import needs
 
-__all__ = ["connect_ray"]
-
 
 def connect_ray(address: str | None = None) -> None:
     """Connect to Ray if this process is not connected yet.

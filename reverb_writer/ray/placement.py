@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from reverb_writer.ray.start_errors import PlacementError
 
-__all__ = ["Spread", "group_name", "release_placement", "reserve_placement"]
-
 Spread = Literal["strict", "best"]
 _logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 5.0

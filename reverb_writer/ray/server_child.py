@@ -25,8 +25,6 @@ from typing import Any
 
 from reverb_writer.background import start_thread
 
-__all__ = ["ChildView", "ServerChild"]
-
 _TICK_S = 0.1
 _LOOK_EVERY_S = 1.0
 _HTTP_TIMEOUT_S = 2.0

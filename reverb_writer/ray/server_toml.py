@@ -11,8 +11,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import Prioritized, Queue, SampleToInsertRatio, Selector, Stack, TableConfig
 
-__all__ = ["table_toml", "values_toml"]
-
 _dumps = functools.partial(json.dumps, ensure_ascii=False)  # TOML has no surrogate pairs
 
 

@@ -18,8 +18,6 @@ from reverb_writer.ray.shard_metrics import ShardMetrics
 from reverb_writer.ray.shard_report import ClusterSpec, ShardReport, TableFigures
 from reverb_writer.table_shares import share_of
 
-__all__ = ["ReplayShard", "server_configuration"]
-
 _LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # whom the other nodes must reach
 _ADDRESS = "ADDRESS.json"
 _CHECKPOINTS = "checkpoints"

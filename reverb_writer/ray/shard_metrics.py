@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from reverb_writer.ray.shard_report import ShardReport
 
-__all__ = ["ShardMetrics"]
-
 _OF_SHARDS = {
     "up": "1 if the shard serves, 0 if not",
     "attempts": "starts of the server by its actor",

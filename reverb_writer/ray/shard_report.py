@@ -8,8 +8,6 @@ from typing import Any
 
 from reverb_writer.tables import TableConfig
 
-__all__ = ["ClusterSpec", "ClusterStatus", "ShardReport", "TableFigures"]
-
 
 @dataclass(frozen=True)
 class ClusterSpec:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from reverb_writer.errors import ReverbWriterError
 
-__all__ = ["PlacementError", "ShardStartError"]
-
 
 class PlacementError(ReverbWriterError, RuntimeError):
     """Ray has no room for the shards; the message says what they need and what is free."""

@@ -15,8 +15,6 @@ from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
-__all__ = ["LEAST_S", "check_end", "make_fetchers", "request_infos", "stop_fetchers"]
-
 LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
 
@@ -25,12 +23,7 @@ _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
 def check_end(table: str, options: ReadOptions, infos: Sequence[ServerInfo]) -> None:
-    """Check, by what the servers tell, that `max_samples` and `single_pass` can work.
-
-    Raises:
-        SpecError: `max_samples` of several servers, or a single pass over a table whose items do not come once each and
-            in order.
-    """
+    """Check, by what the servers tell, that `max_samples` and `single_pass` can work."""
     if options.max_samples is not None and len(infos) > 1:
         raise SpecError(
             f"`max_samples` is for one server, got {len(infos)}: none knows how many the others have given. Make a "
@@ -86,15 +79,8 @@ def make_fetchers(
 ) -> list[ThreadFetcher]:
     """Make a fetcher for each server; none is started.
 
-    Args:
-        client: of the servers.
-        infos: their tables at the beginning.
-        table: name of the table.
-        batch_size: samples in a batch.
-        options: of the dataset.
-        wake: called whenever a batch or an error is ready.
-        how: `prepare` and `finish` of a `ThreadFetcher`, if batches are not just samples; both get the server's
-            `ServerConnection` first.
+    `how` has `prepare` and `finish` of a `ThreadFetcher`, if batches are not just samples; both get the server's
+    `ServerConnection` first. `wake` is called whenever a batch or an error is ready.
     """
     return [
         ThreadFetcher(

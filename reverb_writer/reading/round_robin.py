@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from reverb_writer.background import Flag
 from reverb_writer.client.due_windows import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.flags import Flag
 from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
 

@@ -44,8 +44,6 @@ from reverb_writer.slices import (
     concatenate_batches,
 )
 
-__all__ = ["ContiguousDataset"]
-
 
 class ContiguousDataset(Dataset):
     """An endless iterator over flat batches of slices.

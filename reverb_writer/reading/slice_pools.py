@@ -32,8 +32,6 @@ from reverb_writer.slices.gather import mark_rows
 from reverb_writer.slices.known_trajectories import KnownTrajectories
 from reverb_writer.slices.markers import marker_leaves
 
-__all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
-
 _LOG = logging.getLogger(__package__)
 
 ItemNumbers = npt.NDArray[np.int64]
@@ -67,21 +65,14 @@ class SliceOptions:
 
 @dataclass(frozen=True)
 class DrawnSlices:
-    """Slices of one pool, laid end to end.
+    """Slices of one pool, laid end to end."""
 
-    Attributes:
-        data: leaves [N, ...].
-        next: leaves [S, ...], the row after each slice; None without `with_next`.
-        markers: of the N rows.
-        info: [S] of the item of each slice.
-        items: [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
-            slice of the pool is of the same item.
-    """
-
-    data: Any
-    next: Any
-    markers: SliceMarkers
-    info: BatchInfo
+    data: Any  # leaves [N, ...]
+    next: Any  # leaves [S, ...], the row after each slice; None without `with_next`
+    markers: SliceMarkers  # of the N rows
+    info: BatchInfo  # [S] of the item of each slice
+    # [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
+    # slice of the pool is of the same item.
     items: ItemNumbers
 
     def part(self, first: int, stop: int) -> Batch:
@@ -119,18 +110,8 @@ class SliceDrawer:
     def draw(self, rows: SampleRows, pack: Pack, server: str, end: Callable[[], None] = lambda: None) -> list[Part]:
         """Draw slices of the next pool.
 
-        Args:
-            rows: of the pool's samples.
-            pack: makes the table's nest of a list of leaves.
-            server: its address, for the info.
-            end: called when all rows that are needed have been copied.
-
         Returns:
             One part or more: functions that copy the rows of some slices, and return `DrawnSlices`.
-
-        Raises:
-            IncompleteError: no trajectory is long enough, or all priorities are 0.
-            StructureError: markers differ in length.
         """
         options, info = self._options, dataclasses.replace(rows.info, server=server)
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (
@@ -28,7 +28,6 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo

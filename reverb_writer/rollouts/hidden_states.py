@@ -13,8 +13,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.nests import map_present, write_row
 from reverb_writer.rollouts.arrays import Arrays
 
-__all__ = ["read", "write", "zeros"]
-
 _MIN_AXES = 2  # [layers, B]
 
 
@@ -26,9 +24,6 @@ def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
         given: leaves [layers, B, ...] or None, or None.
         num_envs: B.
         saved: the states of earlier steps, leaves [T, layers, B, ...] or None, or None.
-
-    Raises:
-        StructureError: the shapes are wrong, or differ from those of earlier steps.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
         return None

@@ -14,8 +14,6 @@ from reverb_writer.errors import IncompleteError
 from reverb_writer.nests import common_length
 from reverb_writer.rollouts.arrays import Arrays, row_shapes
 
-__all__ = ["ReplayBuffer"]
-
 
 class ReplayBuffer:
     """A ring buffer of pairs (state, next state), without actions and rewards; new pairs replace the oldest.

@@ -25,8 +25,6 @@ from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectory_padding import find
 from reverb_writer.slices import Trajectories
 
-__all__ = ["RolloutStorage"]
-
 
 class RolloutStorage:
     """Rows [T, B, ...] of B environments, T steps each, on NumPy arrays or PyTorch tensors.

@@ -21,8 +21,6 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.slices.markers import Flags, Integers, Markers
 
-__all__ = ["Trajectories", "find_trajectories"]
-
 
 @dataclass(frozen=True)
 class Trajectories:

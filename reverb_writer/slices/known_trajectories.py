@@ -11,8 +11,6 @@ import numpy as np
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories, positions
 from reverb_writer.slices.markers import Integers, Markers, read_markers
 
-__all__ = ["KnownTrajectories"]
-
 _MAX_BYTES = 32 << 20
 _ENTRY_BYTES, _INT_BYTES = 200, 40
 
@@ -41,9 +39,6 @@ class KnownTrajectories:
             items: what identifies each item; None to read the markers of all.
             lengths: [n] rows of each item, >= 1.
             read: gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
-
-        Raises:
-            StructureError: a marker has another shape than the others, or there is none.
         """
         found: list[tuple[int, ...] | None]
         found = [None] * len(lengths) if items is None else [self._lengths_of.get(item) for item in items]

@@ -11,8 +11,6 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves
 
-__all__ = ["as_arrays", "check_rows", "row_specs", "take_rows"]
-
 
 def as_arrays(nest: Any) -> Any:
     """Return the nest with NumPy arrays as leaves."""
@@ -27,9 +25,6 @@ def row_specs(nest: Any) -> Any:
 def check_rows(nest: Any, shape: tuple[int, ...]) -> None:
     """Check that all leaves are [*shape, ...].
 
-    Raises:
-        StructureError: names the first leaf that is not.
-
     >>> check_rows({"reward": np.zeros(4)}, (5,))
     Traceback (most recent call last):
     reverb_writer.errors.StructureError: leaf `reward`: shape (4,), expected rows (5,), as all leaves must have.
@@ -42,11 +37,7 @@ def check_rows(nest: Any, shape: tuple[int, ...]) -> None:
 
 
 def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
-    """Copy rows, given by flat indices, out of leaves [*shape, ...].
-
-    Raises:
-        StructureError: a leaf has another shape.
-    """
+    """Copy rows, given by flat indices, out of leaves [*shape, ...]."""
     check_rows(nest, shape)
     if len(shape) == 1:
         return tree.map_structure(lambda leaf: np.asarray(leaf).take(rows, axis=0), nest)

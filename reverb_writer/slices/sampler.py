@@ -14,6 +14,7 @@ L - 1, every row is in exactly L slices.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,6 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError
 from reverb_writer.slices.boundaries import Trajectories, positions
 from reverb_writer.slices.markers import Flags, Integers
-
-__all__ = ["By", "Short", "SliceSampler", "Slices"]
 
 
 class By(enum.Enum):
@@ -55,6 +54,10 @@ class Short(enum.Enum):
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         raise SpecError(f"`short` must be 'keep', 'skip' or 'pad', got {value!r}.")
+
+
+_OF_SLICES = ("lengths", "widths", "trajectories", "cut_by_sampler", "probabilities", "next_rows")
+"""The fields of `Slices` that are [S]."""
 
 
 @dataclass(frozen=True)
@@ -119,32 +122,14 @@ class Slices:
         """
         chosen = slice(first, stop)
         begin = int(self.widths[:first].sum())
-        return Slices(
-            rows=self.rows[begin : begin + int(self.widths[chosen].sum())],
-            lengths=self.lengths[chosen],
-            widths=self.widths[chosen],
-            trajectories=self.trajectories[chosen],
-            cut_by_sampler=self.cut_by_sampler[chosen],
-            probabilities=self.probabilities[chosen],
-            is_padded=self.is_padded,
-            storage_shape=self.storage_shape,
-            next_rows=self.next_rows[chosen],
-        )
+        rows = self.rows[begin : begin + int(self.widths[chosen].sum())]
+        return dataclasses.replace(self, rows=rows, **{name: getattr(self, name)[chosen] for name in _OF_SLICES})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Slices]) -> Slices:
         """Return slices of several storages in order, each with rows and trajectories relative to its own."""
-        return Slices(
-            rows=np.concatenate([part.rows for part in parts]),
-            lengths=np.concatenate([part.lengths for part in parts]),
-            widths=np.concatenate([part.widths for part in parts]),
-            trajectories=np.concatenate([part.trajectories for part in parts]),
-            cut_by_sampler=np.concatenate([part.cut_by_sampler for part in parts]),
-            probabilities=np.concatenate([part.probabilities for part in parts]),
-            is_padded=parts[0].is_padded,
-            storage_shape=(),
-            next_rows=np.concatenate([part.next_rows for part in parts]),
-        )
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", *_OF_SLICES)}
+        return Slices(**joined, is_padded=parts[0].is_padded, storage_shape=())
 
     def _marked(self, at: Integers) -> Flags:
         marked = np.zeros(len(self.rows), bool)

@@ -17,15 +17,6 @@ from reverb_writer.slices.boundaries import Trajectories, find_trajectories
 from reverb_writer.slices.markers import Flags, Markers, read_markers
 from reverb_writer.slices.row_nests import as_arrays, check_rows, row_specs, take_rows
 
-__all__ = [
-    "PaddedTrajectories",
-    "TrajectoryAssembler",
-    "concatenate_trajectories",
-    "pad_trajectories",
-    "split_padded_trajectories",
-    "split_trajectories",
-]
-
 
 class PaddedTrajectories(NamedTuple):
     """The result of `pad_trajectories`: the nest, leaves [n, T, ...], and the mask, [n, T], False on padding."""

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.background import LateThread
+from reverb_writer.background import Flag, LateThread
 from reverb_writer.errors import (
     ClosedError,
     ReplayTimeoutError,
@@ -28,7 +28,6 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
@@ -38,8 +37,6 @@ from reverb_writer.transport.connection import Call
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
-
-__all__ = ["InsertStream", "OnBlock"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -71,9 +68,6 @@ class InsertStream:
             max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
             on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
                 give up the oldest items that gRPC has not taken over yet.
-
-        Raises:
-            SpecError: a bound is < 1, or `on_block` is none of the three.
         """
         self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)

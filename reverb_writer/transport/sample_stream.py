@@ -29,8 +29,6 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
 from reverb_writer.transport.channel import Channel
 
-__all__ = ["SampleStream"]
-
 
 class SampleStream:
     """Samples of one table over one connection.

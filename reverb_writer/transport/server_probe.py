@@ -16,8 +16,6 @@ from reverb_writer.transport.grpc_errors import is_listening, is_refusal, is_sil
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.transport.server_info import parse_server_info
 
-__all__ = ["ConfirmationWait", "ConnectionLoss", "ServerProbe"]
-
 _FIRST_QUESTION_S = 0.2
 _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
@@ -26,15 +24,10 @@ _LONGEST = 10  # times the time-out: no wait is without end
 
 @dataclass(frozen=True)
 class ConnectionLoss:
-    """A connection was lost, and there is no new one yet.
+    """A connection was lost, and there is no new one yet."""
 
-    Attributes:
-        error: what ended the last one, or what the last attempt to make one met.
-        reason: the same in words.
-    """
-
-    error: Exception
-    reason: str
+    error: Exception  # what ended the last one, or what the last attempt to make one met
+    reason: str  # the same in words
 
     @property
     def is_silence(self) -> bool:

@@ -22,8 +22,6 @@ import tree
 from reverb_writer.errors import IncompleteError, SpecError, UnknownKeyError
 from reverb_writer.writing.timescale import Timescale
 
-__all__ = ["NotADictError", "TrajectoryAccumulator"]
-
 
 class NotADictError(SpecError, TypeError):
     """The example is not a dict of timescales."""

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from reverb_writer.background import start_thread
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["start_clock"]
-
 _LOG = logging.getLogger(__package__)
 
 _CHECK_EVERY_S = 0.5

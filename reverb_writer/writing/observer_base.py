@@ -76,6 +76,7 @@ class Observer:
             padding_step=layout.padding_step,
             pack=layout.pack,
             chunk_length=self._session.options.chunk_length,
+            sizes=self._session.watch_sizes(),
             **options,
         )
 

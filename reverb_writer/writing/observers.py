@@ -27,8 +27,6 @@ from reverb_writer.writing.window_targets import WindowTarget, table_names, wind
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver", "WindowObserver"]
-
 _LOG = logging.getLogger(__package__)
 
 

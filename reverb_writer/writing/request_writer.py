@@ -11,8 +11,6 @@ from reverb_writer.writing.window_items import StreamUpdate, stream_update
 if TYPE_CHECKING:
     from reverb_writer.writing.sequence_writer import SequenceWriter
 
-__all__ = ["REQUEST_BYTES", "REQUEST_ITEMS", "RequestWriter"]
-
 REQUEST_ITEMS, REQUEST_BYTES = 1024, 1 << 20
 """A request that has as many items, or as many bytes of new chunks, gets no windows of further writers."""
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
 from reverb_writer.client.client import Client
+from reverb_writer.client.item_limits import item_limits
 from reverb_writer.client.shared_clients import as_client
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import check_signature
@@ -23,6 +24,7 @@ from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.clock import start_clock
+from reverb_writer.writing.item_sizes import EpisodeSizes, ItemSizes
 from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
@@ -158,6 +160,7 @@ class WriteSession:
                 client.close()
             raise
         self._signatures = {name: info.tables[name].signature for name in names}
+        self._limits = item_limits(info, names)
         self._client, self._owns_client = client, owned
         # A program that forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
         self._finalizer = weakref.finalize(self, _shut_down, self._writers, stream, client if owned else None)
@@ -190,13 +193,19 @@ class WriteSession:
         """Check the columns against what Reverb and the tables accept, and store their spec beside the tables.
 
         Raises:
-            StructureError: names the leaf, what it should be, and the table if one has another spec already.
+            StructureError: names the leaf, what it should be, and the table if one has another spec already, or takes
+                no items of that size.
         """
         check_dtypes(layout.dtypes, layout.paths)
         for table, signature in self._signatures.items():
             if signature is not None:
                 check_signature(table, signature, layout.paths, layout.dtypes, layout.shapes)
+        self._sizes = ItemSizes(layout, self.targets, self._limits)
         self._client.store_spec(list(self._signatures), layout.spec, self.timeout_s)
+
+    def watch_sizes(self) -> EpisodeSizes | None:
+        """Return what counts the bytes of a new writer's items; None if that is not needed. Call `register` first."""
+        return self._sizes.watch()
 
     def add_writer(self, writer: _Writer) -> None:
         """Count what this writer does, and send its windows when they are due."""

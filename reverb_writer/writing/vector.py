@@ -20,8 +20,6 @@ from reverb_writer.writing.window_targets import WindowTarget, window_targets
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["VectorObserver", "VectorSequenceObserver"]
-
 _REQUEST_ITEMS = 128
 """Windows of one environment that are encoded together: fewer than another observer's, for environments are many."""
 

@@ -40,7 +40,6 @@ CLIENT = [
     "nests",
     "deadline",
     "background",
-    "flags",
     "schedules",
     "closing",
     "arguments",
