@@ -168,10 +168,23 @@ class _ReverbWindowObserver(_ReverbObserver, WindowObserver):
         end_of_episode: EndOfEpisode | str | None = None,
         **options: Any,
     ) -> None:
-        """Find the tables and open the stream; other arguments, and errors, are those of `TrajectoryObserver`.
+        """Find the tables and open the stream.
 
-        `pad_end_of_episodes` pads an episode that is shorter than `sequence_length`; with it, `tile_end_of_episodes`
-        pads until the last window begins with the last step. `end_of_episode` is one of our modes, instead of the two.
+        Args:
+            py_client: a `reverb.Client`, an `rw.Client` or an address.
+            table_name: the table, or several that get the same windows.
+            sequence_length: L, steps in a window, >= 1.
+            stride_length: S, steps from one window's start to the next one's, >= 1.
+            priority: of every item, finite and >= 0, or a function of the window.
+            pad_end_of_episodes: pad an episode that is shorter than L.
+            tile_end_of_episodes: with the former: pad until the last window begins with the last step.
+            end_of_episode: one of our other modes, instead of the two booleans.
+            **options: the other keyword arguments of `TrajectoryObserver`.
+
+        Raises:
+            SpecError: an argument can never work; a ValueError.
+            StructureError: a table is not there; a ValueError.
+            ServerUnavailableError: no server answers within the time-out.
         """
         mode = _end_of_episode_mode(end_of_episode, pad=pad_end_of_episodes, tile=tile_end_of_episodes)
         super().__init__(
@@ -199,7 +212,19 @@ class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
         bypass_partial_episodes: bool = False,
         **options: Any,
     ) -> None:
-        """Find the table and open the stream; arguments and errors are those of `EpisodeObserver`."""
+        """Find the tables and open the stream.
+
+        Args:
+            py_client: a `reverb.Client`, an `rw.Client` or an address.
+            table_name: the table, or several.
+            max_sequence_length: steps in an episode at most, boundary step included, >= 1.
+            priority: of every item, finite and >= 0, or a function of the episode.
+            bypass_partial_episodes: whether a longer episode is dropped, not refused.
+            **options: what `EpisodeObserver` takes besides.
+
+        Raises:
+            SpecError, StructureError, ServerUnavailableError: as for `ReverbAddTrajectoryObserver`.
+        """
         super().__init__(py_client, table_name, max_sequence_length, priority, bypass_partial_episodes, **options)
 
 

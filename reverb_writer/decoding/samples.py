@@ -67,8 +67,9 @@ class BatchInfo:
     Attributes:
         keys: [B] uint64, of the items, for `update_priorities`.
         priorities: [B] float64, of the items when they were sampled.
-        probabilities: [B] float64, with which the items were chosen.
-        table_sizes: [B] int64, number of items in the table when each item was sampled.
+        probabilities: [B] float64, with which the items were chosen; of all items of several servers that are sampled
+            as one.
+        table_sizes: [B] int64, number of items in the table when each item was sampled; likewise.
         times_sampled: [B] int32, how often each item has been sampled, this time included.
         lengths: [B] int64, rows of each sample; of its longest leaf if its leaves differ.
         received_at: `time.monotonic()` when the first of the samples arrived.
@@ -103,9 +104,9 @@ class BatchInfo:
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
         """Return [B] weights that make up for sampling by priority, the largest of them 1.
 
-        They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table on
-        one server only, and do not make up for this: servers with fewer items give as many batches as others. In a
-        mixed batch, those of each dataset are divided by their own largest.
+        They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table, on
+        one server or on several that are sampled as one. In a mixed batch, those of each dataset are divided by their
+        own largest.
 
         Args:
             exponent: beta, 0 for none of it to 1 for all. A `LinearSchedule` gives one that grows.

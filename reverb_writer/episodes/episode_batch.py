@@ -43,7 +43,7 @@ class AutoresetMode(enum.Enum):
 
     @classmethod
     def parse(cls, mode: Any) -> AutoresetMode:
-        """Return the member for one of ours, one of Gymnasium's, or its name there, such as "SameStep".
+        """Return the member for `mode`: one of ours, one of Gymnasium's, or its name there, such as "SameStep".
 
         Raises:
             SpecError: there is no such mode.
@@ -140,7 +140,7 @@ class EpisodeBatch:
 
     @classmethod
     def of(cls, envs: Any) -> EpisodeBatch:
-        """Make the batch for a `gymnasium.vector` environment: its number, spaces and autoreset mode.
+        """Make the batch for `envs`, of `gymnasium.vector`: its number, spaces and autoreset mode.
 
         Raises:
             SpecError: its metadata do not tell the mode.

@@ -144,7 +144,7 @@ class MixedDataset(Views):
             dataset.update_priorities(keys[members == member], priorities[members == member])
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Return when all priorities given so far are set; see `ReplayDataset.flush_priorities`."""
+        """Return when all priorities given so far are set, after `timeout_s` seconds at most; see `ReplayDataset`."""
         for dataset in self.datasets:
             dataset.flush_priorities(timeout_s)
 

@@ -93,7 +93,7 @@ class ContiguousDataset(Dataset):
     ) -> None:
         """Find the tables and start to fetch.
 
-        `ReadOptions` documents the keywords that are not listed here, `ReplayDataset` the errors. A batch is a pool,
+        `ReadOptions` documents the keywords that are not listed here. A batch is a pool,
         and `max_samples` counts the items of each member. `transform` gets the batches of slices, in the thread that
         iterates.
 
@@ -119,6 +119,9 @@ class ContiguousDataset(Dataset):
                 cheaper; batches that follow each other have slices of the same items then. `replacement` must be True.
             with_next: give `batch.next`, the row that follows each slice, to bootstrap where a slice was cut.
             seed: to draw the same slices in each run; None for others.
+
+        Raises:
+            SpecError: an argument can never work. Other errors are those of `ReplayDataset`.
         """
         options = ReadOptions(
             max_in_flight_batches=max_in_flight_batches,

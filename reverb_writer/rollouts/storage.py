@@ -118,7 +118,7 @@ class RolloutStorage:
         return f"<{type(self).__name__} of {size}: {self.step} steps>"
 
     def add_transitions(self, transition: storage_records.Transition) -> None:
-        """Copy one step of all environments into the next row.
+        """Copy `transition`, one step of all environments, into the next row.
 
         Raises:
             SpecError: the storage is full.
@@ -270,7 +270,7 @@ class RolloutStorage:
     ) -> Iterator[storage_records.ContiguousMiniBatch]:
         """Yield minibatches of whole environments with their trajectories concatenated, without padding.
 
-        Arguments and errors: as in `recurrent_mini_batch_generator`.
+        `num_mini_batches`, `num_epochs`, `shuffle` and errors: as in `recurrent_mini_batch_generator`.
 
         Yields:
             `ContiguousMiniBatch`: leaves [N, ...], copies, `is_init` [N] and `lengths` [n].

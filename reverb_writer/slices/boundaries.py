@@ -61,7 +61,7 @@ class Trajectories:
         return cls(stops - found, found, np.zeros_like(found), (int(stops[-1]),))
 
     def choose(self, which: Integers) -> Trajectories:
-        """Return some of the trajectories, given by their numbers."""
+        """Return the trajectories whose numbers `which` holds, integers [m]."""
         return Trajectories(self.starts[which], self.lengths[which], self.env_ids[which], self.storage_shape)
 
     def __len__(self) -> int:
@@ -105,13 +105,16 @@ class Trajectories:
         return steps % self.num_steps * num_envs + np.repeat(self.env_ids[which], lengths)
 
     def row_at(self, which: Integers, step: Integers) -> Integers:
-        """Return [m] flat indices of one row of each of some trajectories: [m] counted from its first row."""
+        """Return [m] flat indices of one row of each of the trajectories `which` [m]: row `step` [m] of it."""
         steps = (self.starts[which] + step) % self.num_steps
         num_envs = math.prod(self.storage_shape[1:])
         return steps if len(self.storage_shape) == 1 else steps * num_envs + self.env_ids[which]
 
     def preview(self) -> str:
         """Draw the trajectory of each row of a storage of one environment; `>` and `<` mark first and last rows.
+
+        Raises:
+            SpecError: the storage has several environments.
 
         >>> print(Trajectories.from_lengths([3, 1, 2]).preview())
         row          0  1  2  3  4  5

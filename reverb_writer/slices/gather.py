@@ -59,7 +59,7 @@ class SliceMarkers:
         return len(self.done)
 
     def map_arrays(self, convert: Callable[[npt.NDArray[Any]], Any]) -> SliceMarkers:
-        """Return the markers, each converted, as for a framework; `slices` and `members` stay as they are."""
+        """Return the markers, [N] each, as `convert` returns them; `slices` and `members` stay as they are."""
         present = {name: marker for name in _OF_ROWS if (marker := getattr(self, name)) is not None}
         return dataclasses.replace(self, **{name: convert(marker) for name, marker in present.items()})
 
@@ -72,7 +72,7 @@ class SliceMarkers:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SliceMarkers], numbers: Sequence[int]) -> SliceMarkers:
-        """Return the markers of several batches laid end to end; `numbers` are those of their members."""
+        """Return the markers of several batches, `parts`, laid end to end; `numbers` are those of their members."""
         of_rows = {name: [getattr(part, name) for part in parts] for name in _OF_ROWS}
         return SliceMarkers(
             **{name: _concatenate_present(markers) for name, markers in of_rows.items()},
@@ -253,7 +253,11 @@ def sample_members(
 
 
 def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -> SliceBatch:
-    """Lay batches of members end to end, as `sample_members` returns them; `numbers` are those of the members."""
+    """Lay `batches` of members end to end, as `sample_members` returns them; `numbers` are those of the members.
+
+    Raises:
+        StructureError: their steps differ in structure, dtypes or shapes.
+    """
     specs = [row_specs(batch.data) for batch in batches]
     if any(spec != specs[0] for spec in specs):
         raise StructureError(f"members must have steps of one structure, got {specs}.")

@@ -51,7 +51,7 @@ def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) ->
 
 
 class PaddedTrajectories(NamedTuple):
-    """The result of `pad_trajectories`: the nest, leaves [n, T, ...], and the mask, [n, T], False on padding."""
+    """The result of `pad_trajectories`: `data`, leaves [n, T, ...], and `mask`, bool [n, T], False on padding."""
 
     data: Any
     mask: Flags

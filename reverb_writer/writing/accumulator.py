@@ -159,7 +159,7 @@ class TrajectoryAccumulator:
             table: its name, or several.
             priority: in each of them, finite and >= 0.
             partial: as for `build`.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
 
         Raises:
             IncompleteError: rows are missing. Nothing changed.

@@ -27,6 +27,9 @@ class WindowTarget:
         spec: which windows.
         tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
         priority: of every item; a function of the window; or "max", the largest priority seen so far of the tables.
+
+    Raises:
+        SpecError: a name of a table is empty or stands twice, or the priority is not a finite number >= 0.
     """
 
     spec: WindowSpec

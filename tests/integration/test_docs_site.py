@@ -6,6 +6,7 @@ import functools
 import http.server
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 from urllib.parse import urldefrag, urljoin
 
 import pytest
+from docstrings import sections
 
 pytest.importorskip("sphinx")
 pytest.importorskip("furo")
@@ -105,6 +107,20 @@ def test_every_page_opens_fits_and_links_to_pages_that_are_there(site: Path, add
                 complaints.append(f"{name}: no such place as {target}")
     assert len(anchors) > len(SHOWN)
     assert not complaints, "\n".join(complaints)
+
+
+def test_pages_say_what_the_arguments_of_constructors_are(site: Path) -> None:
+    missing = []
+    for source in (ROOT / "docs/reference").glob("*.md"):
+        page = (site / "reference" / f"{source.stem}.html").read_text("utf-8")
+        for package, name in re.findall(
+            r"^.. autoclass:: (reverb_writer[\w.]*)\.(\w+)", source.read_text("utf-8"), re.MULTILINE
+        ):
+            if package != "reverb_writer_server":
+                constructor = getattr(importlib.import_module(package), name).__init__
+                arguments = sections(constructor.__doc__ or "")
+                missing += [f"{name}({one})" for one in arguments if not re.search(rf">[*]*{one}</strong>", page)]
+    assert not missing
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
