@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
+from reverb_writer.background import Flag
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_weights import shares
-from reverb_writer.flags import Flag
 from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.reading.shard_stream import ShardStream
 from reverb_writer.reading.stats import FetchStats

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_weights import mean_weight
 from reverb_writer.errors import (
@@ -22,7 +22,6 @@ from reverb_writer.errors import (
     StructureError,
     UnsafeDataError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink
 from reverb_writer.table_info import ServerInfo, TableInfo

@@ -20,8 +20,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["SampleFetcher"]
-
 _INFO_TIMEOUT_S = 5.0
 _PAUSE_S = (0.002, 0.05)  # between two questions whether items are ready: at first, and at most
 

@@ -51,6 +51,8 @@ def commands() -> None:
     "--min-size", type=int, metavar="N", help="Number of items that each --table needs before sampling starts."
 )
 @sampler_options
+@click.option("--shards", type=click.IntRange(1, 1000), help="Number of servers that are one replay; 1 by default.")
+@click.option("--shard", type=click.IntRange(0, 999), help="Number of this server among them, from 0.")
 @click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder for checkpoints.")
 @click.option("--restore", metavar="NAME", help="Checkpoint to restore: latest, none or a name.")
 @click.option(
@@ -90,6 +92,8 @@ def serve(
         "port": ("port",),
         "bind": ("bind",),
         "http_port": ("http", "port"),
+        "shards": ("cluster", "shards"),
+        "shard": ("cluster", "shard"),
         "checkpoints": ("checkpoints", "directory"),
         "restore": ("checkpoints", "restore"),
         "on_mismatch": ("checkpoints", "on_mismatch"),
@@ -123,7 +127,8 @@ def serve(
 
 @commands.command()
 @click.argument("config", type=_PATH)
-def validate(config: Path) -> None:
+@click.option("--shard", type=click.IntRange(0, 999), help="Number of the server, if they are several.")
+def validate(config: Path, shard: int | None) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
@@ -133,7 +138,7 @@ def validate(config: Path) -> None:
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.observability import banner
 
-    loaded = configuration.load(config, os.environ)
+    loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
     checks.check_memory(loaded)
