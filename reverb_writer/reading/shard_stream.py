@@ -29,8 +29,6 @@ from reverb_writer.transport.connection import Reply
 from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import parse_server_info
 
-__all__ = ["ShardStream"]
-
 _REQUEST_SHARE = 2  # half of the room must be free: a request and its message cost as much as many samples
 
 
