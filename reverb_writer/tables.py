@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
+_MAX_BYTES = 2**62
 
 
 class Balance(NamedTuple):
@@ -68,7 +69,7 @@ class Balance(NamedTuple):
         return size < self.min_size or diff - 1 < self.min_diff
 
     def num_samples_allowed(self, size: int, diff: float) -> float:
-        """Return how many samples may be taken at once: a whole number, or infinity."""
+        """Return how many samples may be taken at once, with `size` items and `diff`: a whole number, or infinity."""
         if self.blocks_samples(size, diff):
             return 0
         allowed = diff - self.min_diff
@@ -217,6 +218,8 @@ class TableConfig:
         max_times_sampled: Number of samples after which an item is removed; 0 for no limit.
         signature: Nest whose leaves have `shape` ([T, ...], None where unknown) and `dtype`, such as `ArraySpec`. If
             set, dm-reverb's own writers and datasets check their items against it.
+        max_item_bytes: Maximum bytes of an item, uncompressed, all steps and leaves together; 0 for no limit. Observers
+            and `Client.insert` refuse a larger one, and so does `LocalServer`; dm-reverb's server does not.
 
     Raises:
         SpecError: A field has the wrong type or is out of range, or the fields together always block.
@@ -232,6 +235,7 @@ class TableConfig:
     rate_limiter: RateLimiter = MinSize(1)
     max_times_sampled: int = 0
     signature: Any = field(default=None, hash=False)
+    max_item_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -245,11 +249,15 @@ class TableConfig:
         times = integer("max_times_sampled", self.max_times_sampled, minimum=0, maximum=_MAX_COUNT)
         object.__setattr__(self, "max_size", max_size)
         object.__setattr__(self, "max_times_sampled", times)
+        limit = integer("max_item_bytes", self.max_item_bytes, minimum=0, maximum=_MAX_BYTES)
+        object.__setattr__(self, "max_item_bytes", limit)
         self._check_together()
 
     @classmethod
     def queue(cls, name: str, size: int, signature: Any = None) -> TableConfig:
         """Return a queue of `size` >= 1 items: each is sampled once, oldest first; writers wait while it is full.
+
+        `name` and `signature` are as for `TableConfig`.
 
         Raises:
             SpecError: `name` is empty, or `size` is not an integer or out of range.
@@ -258,7 +266,7 @@ class TableConfig:
 
     @classmethod
     def stack(cls, name: str, size: int, signature: Any = None) -> TableConfig:
-        """Return a stack: as `queue`, but the newest item is sampled first."""
+        """Return a stack: `name`, `size` and `signature` as for `queue`, but the newest item is sampled first."""
         return cls(name, size, "lifo", "lifo", Stack(size), max_times_sampled=1, signature=signature)
 
     def split(self, num_shards: int) -> tuple[TableConfig, ...]:
@@ -325,7 +333,7 @@ def check_tables(tables: Sequence[TableConfig], reserved: str) -> None:
 
 
 def check_unique_names(names: Iterable[str]) -> None:
-    """Refuse two tables of one name.
+    """Refuse two equal `names` of tables.
 
     Raises:
         SpecError: Two tables have one name; the message names it.

@@ -231,9 +231,6 @@ class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
 def _end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
     """Return the mode that TF-Agents' two booleans mean.
 
-    Raises:
-        SpecError: tile without pad, or a mode and booleans.
-
     >>> _end_of_episode_mode(None, pad=True, tile=True)
     <EndOfEpisode.TILE: 'tile'>
     """

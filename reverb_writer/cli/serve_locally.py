@@ -12,8 +12,6 @@ from reverb_writer.cli.server_options import report_errors, sampler_options
 from reverb_writer.local import LocalServer
 from reverb_writer.tables import Prioritized, TableConfig
 
-__all__ = ["command"]
-
 _TICK_S = 0.5  # Windows tells the main thread of Ctrl-C only between two waits
 
 

@@ -14,8 +14,6 @@ from reverb_writer.tables import SelectorName
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client
 
-__all__ = ["connection_options", "new_client", "report_errors", "sampler_options", "security_options", "timeout_option"]
-
 _PEM = click.Path(exists=True, dir_okay=False)
 
 

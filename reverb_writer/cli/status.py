@@ -29,17 +29,11 @@ HEALTHY, BLOCKED, UNREACHABLE, CANNOT_ASK = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of a server at two moments.
+    """The state of a server at two moments."""
 
-    Attributes:
-        before: the earlier state.
-        now: the later state.
-        standstills: the sides, inserts or samples, that were blocked in between.
-    """
-
-    before: ServerInfo
-    now: ServerInfo
-    standstills: list[Standstill]
+    before: ServerInfo  # the earlier state
+    now: ServerInfo  # the later state
+    standstills: list[Standstill]  # the sides, inserts or samples, that were blocked in between
 
     def rates(self, name: str) -> tuple[float, float]:
         """Return inserts and samples per second."""
@@ -50,16 +44,11 @@ class ServerState:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """A request that the server did not answer.
+    """A request that the server did not answer."""
 
-    Attributes:
-        reason: why, a sentence.
-    """
-
-    reason: str
+    reason: str  # why, a sentence
 
     def __str__(self) -> str:
-        """Return the line to print."""
         return f"unreachable: {self.reason}"
 
 
@@ -221,13 +210,9 @@ def _summary(states: _States) -> Iterator[Text]:
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures of all tables, a row each; a list of figures per table if rows are too wide for the terminal.
+    """The figures of all tables, a row each; a list of figures per table if rows are too wide for the terminal."""
 
-    Attributes:
-        state: the state to show.
-    """
-
-    state: ServerState
+    state: ServerState  # the state to show
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows = [self._row(table) for table in self.state.now.tables.values()]

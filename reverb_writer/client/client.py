@@ -34,8 +34,6 @@ from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["Client", "Sample"]
-
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
 _LEAST_S = 0.05
@@ -226,14 +224,15 @@ class Client(ClosedAtExit):
             data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
                 is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
             squeeze: nest of booleans like `data`: leaves that are one value, [...] without time; None for none.
             spec: nest of `ArraySpec` like `data`, stored as by `store_spec`, so that samples are nests; None for none.
 
         Raises:
             SpecError: `priorities` is empty, or a priority is invalid.
             StructureError: an unknown table, no leaf, a leaf without steps, one that does not match a table's
-                signature, or a table that was first written with another spec. Nothing changed.
+                signature, a table that was first written with another spec, or an item larger than its
+                `max_item_bytes`. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
             ServerUnavailableError: not confirmed in time, because there is no connection to the server.
@@ -253,7 +252,7 @@ class Client(ClosedAtExit):
         Args:
             table: its name.
             num_samples: how many, >= 1.
-            timeout_s: for all of them together; None for the client's.
+            timeout_s: for all of them together, in seconds; None for the client's.
 
         Yields:
             Samples.
@@ -272,7 +271,7 @@ class Client(ClosedAtExit):
             yield from first.sample(table, num_samples, deadline)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
-        """Return the nest of `ArraySpec` that a table's items have; None if it is not known.
+        """Return the nest of `ArraySpec` that the items of `table` have; None if it is not known.
 
         It is the table's signature, with the time dimension, or what its first observer has stored, without it.
         """
@@ -288,7 +287,7 @@ class Client(ClosedAtExit):
         Args:
             table: its name, or several; all are compared before any is stored.
             spec: nest of `ArraySpec`, without the time dimension.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
 
         Raises:
             StructureError: the table was first written with another structure; names the leaf.
@@ -310,7 +309,7 @@ class Client(ClosedAtExit):
             table: its name.
             updates: new priority, finite and >= 0, by key.
             deletes: keys of items to remove.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
 
         Raises:
             SpecError: a key or a priority is invalid. Nothing changed.
@@ -321,7 +320,7 @@ class Client(ClosedAtExit):
         self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
-        """Remove all items of a table, set its rate limiter to zero, and let its next items have any structure."""
+        """Remove all items of `table`, set its rate limiter to zero, and let its next items have any structure."""
         self._all(lambda shard, deadline: shard.reset(table, deadline), timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:

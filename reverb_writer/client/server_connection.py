@@ -13,6 +13,7 @@ import tree
 from reverb_writer.arguments import check_priority, check_timeout
 from reverb_writer.client import largest_priorities
 from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
+from reverb_writer.client.item_limits import check_columns, item_limits
 from reverb_writer.client.single_item import column, one_item
 from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
 from reverb_writer.client.targets import Shard
@@ -30,8 +31,6 @@ from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info, try_server_info
-
-__all__ = ["Sample", "ServerConnection"]
 
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
@@ -118,6 +117,7 @@ class ServerConnection:
         info = self.request_info(deadline.left_s())
         check_tables_exist(checked, info, self.address)
         _check_signatures(info, checked, paths, columns, is_scalar)
+        check_columns(item_limits(info, checked), paths, columns)
         request = one_item(columns, is_scalar, checked)
         if spec is not None:
             self._store_spec(info, list(checked), spec, deadline)

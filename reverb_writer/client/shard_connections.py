@@ -15,15 +15,12 @@ import time
 import weakref
 from collections.abc import Callable
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.targets import Shard, Target, TargetSource
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.flags import Flag
-
-__all__ = ["ShardConnections", "first_target"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -44,13 +41,7 @@ class ShardConnections:
     """
 
     def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], ServerConnection]) -> None:
-        """Prepare the connections, and begin to follow the source unless it is a fixed target.
-
-        Args:
-            source: what tells the target.
-            target: what it has told first.
-            connect: prepares the connection to a shard.
-        """
+        """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
         self.source, self.target, self._connect = source, target, connect
         self._lock = threading.Lock()
         self._known: dict[str, ServerConnection] = {}  # by name, those of earlier targets too: streams may use them

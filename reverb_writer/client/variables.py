@@ -34,8 +34,6 @@ from reverb_writer.protocol.table_specs import decode_spec, encode_spec
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["MAX_BYTES", "Variables"]
-
 _LOG = logging.getLogger(__package__)
 _RETRY_S = 0.05
 _ANSWER_WITHIN_S = 2.0  # each of several servers
@@ -82,7 +80,6 @@ class Variables(ClosedAtExit):
     """
 
     def __repr__(self) -> str:
-        """Return server and table."""
         return f"<Variables of {self._table} at {self._client.address}>"
 
     def __init__(

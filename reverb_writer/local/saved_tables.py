@@ -42,8 +42,6 @@ from reverb_writer.tables import (
     TableConfig,
 )
 
-__all__ = ["load", "save"]
-
 _VERSION = 1
 _COUNTERS = ("num_inserts", "num_samples", "num_unique_samples", "num_deleted_episodes")
 _LENGTH = struct.Struct("<Q")
@@ -149,6 +147,7 @@ def _table_to_json(table: Table) -> dict[str, Any]:
         "remover": _selector_to_json(config.remover),
         "rate_limiter": {"kind": type(config.rate_limiter).__name__, **vars(config.rate_limiter)},
         "max_times_sampled": config.max_times_sampled,
+        "max_item_bytes": config.max_item_bytes,
         "signature": None if signature is None else base64.b64encode(signature.SerializeToString()).decode(),
         "counters": {counter: getattr(table, counter) for counter in _COUNTERS},
     }
@@ -169,6 +168,7 @@ def _config_from_json(saved: dict[str, Any]) -> TableConfig:
         None
         if signature is None
         else signatures.decode(messages.StructuredValue.FromString(base64.b64decode(signature))),
+        saved.get("max_item_bytes", 0),  # earlier versions have none
     )
 
 

@@ -25,17 +25,6 @@ import numpy.typing as npt
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.tensors import varint
 
-__all__ = [
-    "KEY_BITS",
-    "KEY_LIMIT",
-    "MAX_CHUNK_LENGTH",
-    "as_request",
-    "encode_chunk",
-    "encode_items",
-    "encode_keep_keys",
-    "encode_slices",
-]
-
 KEY_LIMIT = 1 << 63
 """Keys must be below this, so that nine bytes hold one as a varint."""
 

@@ -20,8 +20,6 @@ from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = ["LEAST_S", "Fetchers", "check_end", "request_infos", "stop_fetchers"]
-
 _LOG = logging.getLogger(__package__)
 
 LEAST_S = 0.05
@@ -32,12 +30,7 @@ _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
 def check_end(table: str, options: ReadOptions, infos: Iterable[ServerInfo]) -> None:
-    """Check, by what the servers tell, that `max_samples` and `single_pass` can work.
-
-    Raises:
-        SpecError: `max_samples` of several servers, or a single pass over a table whose items do not come once each and
-            in order.
-    """
+    """Check, by what the servers tell, that `max_samples` and `single_pass` can work."""
     infos = list(infos)
     if options.max_samples is not None and len(infos) > 1:
         raise SpecError(
@@ -160,10 +153,7 @@ class Fetchers:
 def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
     """Stop fetching. All fetchers stop asking before this waits for one.
 
-    Args:
-        fetchers: of the dataset.
-        max_silence_s: see `ThreadFetcher.stop_asking`.
-        timeout_s: time-out of the wait for all threads together, in seconds; one may be in a call to its server.
+    `timeout_s` is for the wait for all together: a thread may be in a call to its server.
     """
     deadline = time.monotonic() + min(timeout_s, _STOP_S)
     for fetcher in fetchers:

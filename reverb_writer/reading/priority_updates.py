@@ -15,18 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.background import in_background, start_thread
+from reverb_writer.background import Flag, in_background, start_thread
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
-from reverb_writer.flags import Flag
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch
 from reverb_writer.table_info import TableInfo
-
-__all__ = ["PriorityUpdates", "keys_of"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -79,16 +76,7 @@ class PriorityUpdates:
                 _drop_oldest(self._owners, _MAX_KEYS)
 
     def put(self, batch_or_keys: Any, priorities: Any) -> None:
-        """Set priorities soon; of several for one key the last one counts.
-
-        Args:
-            batch_or_keys: a `Batch`, a `BatchInfo`, or [n] keys.
-            priorities: [n] numbers of any framework; tensors may have gradients and be on any device.
-
-        Raises:
-            SpecError: a priority is not finite or < 0, or there are not as many as keys. Nothing changed.
-            ClosedError: after `close()`, or in a forked child.
-        """
+        """Set priorities soon; of several for one key the last one counts."""
         self._check_not_forked()
         keys, priorities = keys_of(batch_or_keys), host_array(priorities).astype(np.float64)
         if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
@@ -110,12 +98,7 @@ class PriorityUpdates:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Return when all are set.
-
-        Raises:
-            ReplayTimeoutError: not in time.
-            ClosedError: in a forked child.
-        """
+        """Return when all are set."""
         self._check_not_forked()
         deadline = time.monotonic() + timeout_s
         with self._lock:  # `put` may have been interrupted before

@@ -35,8 +35,6 @@ from reverb_writer.reading.subsequences import check_same_length
 from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.reading.thread_fetcher import Fetched, Part
 
-__all__ = ["ReplayDataset"]
-
 
 class ReplayDataset(Dataset):
     """An endless iterator over batches of a table.

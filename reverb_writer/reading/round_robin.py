@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from reverb_writer.background import Flag
 from reverb_writer.client.due_windows import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.flags import Flag
 from reverb_writer.reading.fetchers import Fetchers
 from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
-
-__all__ = ["RoundRobin"]
 
 _PATIENCE_S = 0.1
 
@@ -43,11 +41,7 @@ class RoundRobin:
         self.latest = self.fetchers[0]
 
     def next(self, start: float, timeout_s: float) -> Fetched | None:
-        """Return the next batch; None if no more will come.
-
-        Args:
-            start: when the wait began, of `time.monotonic()`.
-            timeout_s: time-out in seconds, from `start`.
+        """Return the next batch; None if no more will come. The wait of `timeout_s` seconds began at `start`.
 
         Raises:
             ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from reverb_writer.background import Flag
 from reverb_writer.errors import (
     FormatError,
     ReplayTimeoutError,
@@ -12,7 +13,6 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     StructureError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.server_info import request_server_info

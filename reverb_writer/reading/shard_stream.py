@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_weights import mean_weight
 from reverb_writer.errors import (
@@ -22,7 +22,6 @@ from reverb_writer.errors import (
     StructureError,
     UnsafeDataError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink
 from reverb_writer.table_info import ServerInfo, TableInfo
@@ -31,6 +30,8 @@ from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import parse_server_info
 
 __all__ = ["ShardStream"]
+
+_REQUEST_SHARE = 2  # half of the room must be free: a request and its message cost as much as many samples
 
 
 class ShardStream:
@@ -133,6 +134,10 @@ class ShardStream:
     def pop(self) -> Any:
         """Return the oldest sample that waits; None if none does."""
         return self._waiting.popleft() if self._waiting else None
+
+    def allow(self, max_samples: int) -> None:
+        """Set how many samples may be in flight or wait."""
+        self.fetcher.max_samples, self.fetcher.min_request = max_samples, 1 + max_samples // _REQUEST_SHARE
 
     def resume(self) -> None:
         """Have more samples requested, as far as there is room."""

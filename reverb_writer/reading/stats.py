@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from reverb_writer.scalars import Scalars
 
-__all__ = ["DatasetStats", "FetchStats"]
-
 _GAUGES = {
     "cache_bytes",
     "in_flight_samples",

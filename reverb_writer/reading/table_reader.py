@@ -27,8 +27,6 @@ from reverb_writer.reading.subsequences import SubsequenceCutter
 from reverb_writer.reading.thread_fetcher import Fetched, Part, ThreadFetcher
 from reverb_writer.reading.waiting import unchained
 
-__all__ = ["Finish", "Pack", "TableReader"]
-
 Pack = Callable[[Sequence[Any]], Any]
 """Makes a table's nest of a list of leaves."""
 
@@ -120,9 +118,7 @@ class TableReader:
     def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next samples, as many as a batch has; fewer at the end, then None.
 
-        Args:
-            start: when the wait began, of `time.monotonic()`: one time-out may cover several readers.
-            timeout_s: time-out in seconds, from `start`.
+        One time-out, which began at `start` of `time.monotonic()`, may cover several readers.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
@@ -189,10 +185,9 @@ class TableReader:
         return stats
 
     def finish(self, deadline: float) -> None:
-        """Set the priorities that are on their way; fetching has stopped. What has arrived can still be read.
+        """Set the priorities that are on their way, until `deadline`; fetching has stopped.
 
-        Args:
-            deadline: of `time.monotonic()`.
+        What has arrived can still be read.
         """
         self._has_ended = True
         self.updates.close(max(deadline - time.monotonic(), 0.0))

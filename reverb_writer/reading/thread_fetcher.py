@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
@@ -29,15 +29,12 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_fetcher import SampleFetcher
-
-__all__ = ["Fetched", "Part", "ThreadFetcher"]
 
 Fetched = tuple[Any, BatchInfo]
 """What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
@@ -220,9 +217,7 @@ class ThreadFetcher:
     def stop_asking(self, max_silence_s: float = 0.0) -> None:
         """Ask for no more samples. If sampling removes items, wait for the samples in flight.
 
-        Args:
-            max_silence_s: give up when no sample has arrived for so many seconds. Does not wait if nothing is in
-                flight.
+        Gives up when none has arrived for `max_silence_s` seconds.
         """
         self._is_ending = True
         self._fetcher.stop_asking()

@@ -12,8 +12,6 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.transport.server_probe import ServerProbe
 
-__all__ = ["Wait", "unchained"]
-
 _LOG = logging.getLogger(__package__)
 
 _LOOK_EVERY_S = 0.2

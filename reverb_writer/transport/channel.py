@@ -16,15 +16,12 @@ from typing import Any, ClassVar
 import grpc
 
 from reverb_writer.arguments import check_address
+from reverb_writer.background import SHORT_S, Flag, uninterrupted
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.flags import Flag
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
-from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
-
-__all__ = ["TLS", "Channel"]
 
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
@@ -42,6 +39,9 @@ class TLS:
         certificate: this client's own certificate chain, for mutual TLS.
         private_key: its key; given together with `certificate`.
         server_name: the name that the server's certificate must carry, if it is not the address's.
+
+    Raises:
+        SpecError: one of `certificate` and `private_key` is given without the other.
     """
 
     root_certificates: str | os.PathLike[str] | None = None
@@ -50,7 +50,6 @@ class TLS:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that certificate and key come together."""
         if (self.certificate is None) != (self.private_key is None):
             raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
 
@@ -138,11 +137,7 @@ class Channel(ClosedAtExit):
         return Connection(self.address, functools.partial(self._dial, self.address), self._metadata)
 
     def check_usable(self) -> None:
-        """Raise if the channel is closed or belongs to a parent process.
-
-        Raises:
-            ClosedError: says which, and what to do.
-        """
+        """Raise if the channel is closed or belongs to a parent process."""
         if self._pid != os.getpid():
             raise ClosedError(
                 f"this client of {self.address} was made in process {self._pid} and is used in its forked child "
@@ -175,11 +170,7 @@ class Channel(ClosedAtExit):
             abandoned.set()
 
     def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make a unary call over a connection of its own when the server answers, and never make it again.
-
-        Raises:
-            see `call`; ServerUnavailableError also if the connection is lost during the call.
-        """
+        """Make a `call` over a connection of its own when the server answers, and never make it again."""
         self.check_usable()
         deadline = time.monotonic() + timeout_s
         with self._same(self.address) as own:

@@ -28,8 +28,6 @@ import numpy.typing as npt
 from reverb_writer.protocol.item_encoding import encode_keep_keys
 from reverb_writer.scalars import Scalars
 
-__all__ = ["InFlight", "InsertRequest", "InsertStats", "ItemRows"]
-
 Keys = npt.NDArray[np.uint64]
 
 
@@ -85,27 +83,16 @@ class InsertRequest:
 
 @dataclass(frozen=True)
 class InsertStats(Scalars):
-    """What an insert stream has done so far; cumulative but for the pending ones.
+    """What an insert stream has done so far; cumulative but for the pending ones."""
 
-    Attributes:
-        items: items written to the stream.
-        acknowledged_items: of them, those that the server has confirmed.
-        pending_items: of them, those that it has not, yet.
-        pending_bytes: what they and their chunks occupy here.
-        dropped_items: of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time.
-        blocked_s: seconds that callers have waited, for room or for confirmation.
-        reconnects: connections made again after a loss.
-        server_restarts: of them, those that found the server restarted.
-    """
-
-    items: int = 0
-    acknowledged_items: int = 0
-    pending_items: int = 0
-    pending_bytes: int = 0
-    dropped_items: int = 0
-    blocked_s: float = 0.0
-    reconnects: int = 0
-    server_restarts: int = 0
+    items: int = 0  # items written to the stream
+    acknowledged_items: int = 0  # of them, those that the server has confirmed
+    pending_items: int = 0  # of them, those that it has not, yet
+    pending_bytes: int = 0  # what they and their chunks occupy here
+    dropped_items: int = 0  # of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time
+    blocked_s: float = 0.0  # seconds that callers have waited, for room or for confirmation
+    reconnects: int = 0  # connections made again after a loss
+    server_restarts: int = 0  # of them, those that found the server restarted
 
 
 class InFlight:

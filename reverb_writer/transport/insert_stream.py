@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.background import LateThread
+from reverb_writer.background import Flag, LateThread
 from reverb_writer.errors import (
     ClosedError,
     ReplayTimeoutError,
@@ -27,7 +27,6 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
@@ -38,8 +37,6 @@ from reverb_writer.transport.connection import Call
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
-
-__all__ = ["InsertStream", "OnBlock"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -69,9 +66,6 @@ class InsertStream:
             max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
             on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
                 give up the oldest items that gRPC has not taken over yet.
-
-        Raises:
-            SpecError: a bound is < 1, or `on_block` is none of the three.
         """
         self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)
@@ -154,19 +148,15 @@ class InsertStream:
             self._work.notify_all()
         self._thread.start()
 
-    def flush(self, timeout_s: float, request: InsertRequest | None = None, *, extend: bool = False) -> None:
-        """Return when everything written so far, or this one request, is acknowledged.
+    def flush(self, timeout_s: float, *, extend: bool = False) -> None:
+        """Return when everything written so far is acknowledged.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError: not in `timeout_s` seconds, or, if `extend`, nothing moved for
                 that long; names the cause with its numbers. Nothing is lost.
         """
-        if request is None:
-            self.check()
-            self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
-        elif request.num_pending:  # an acknowledged request stays so after a close
-            self.check()
-            self._wait(lambda: not request.num_pending, timeout_s, extend=extend)
+        self.check()
+        self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
 
     def check_connection(self) -> None:
         """Have the connection examined if an acknowledgement is long overdue; never waits. Call it twice a second."""
@@ -248,7 +238,6 @@ class InsertStream:
             _LOG.error("%s: closed with %d items undelivered.", self.channel.address, num_dropped + num_unwritten)
 
     def __enter__(self) -> InsertStream:
-        """Return the stream itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["unless_forked", "watch", "watch_call"]
-
-
 _Lock = TypeVar("_Lock")
 
 _streams: weakref.WeakSet[InsertStream] = weakref.WeakSet()

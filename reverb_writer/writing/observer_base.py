@@ -24,8 +24,6 @@ from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_targets import WindowTarget, can_align
 
-__all__ = ["Observer", "SingleObserver", "TooFewStepsError"]
-
 _LOG = logging.getLogger(__package__)
 
 _LEAVE_S = 2.0
@@ -78,6 +76,7 @@ class Observer:
             padding_step=layout.padding_step,
             pack=layout.pack,
             chunk_length=self._session.options.chunk_length,
+            sizes=self._session.watch_sizes(),
             **options,
         )
 
@@ -133,7 +132,6 @@ class Observer:
         return self._session.stats()
 
     def __repr__(self) -> str:
-        """Return class, server, tables and counts."""
         stats, tables = (
             self.stats(),
             ", ".join(dict.fromkeys(table for target in self._session.targets for table in target.tables)),
@@ -142,7 +140,6 @@ class Observer:
         return f"<{type(self).__name__} of {tables} at {self._session.address}: {counts}>"
 
     def __enter__(self) -> Any:
-        """Return the observer itself."""
         return self
 
     def __exit__(

@@ -15,6 +15,7 @@ from typing import Any
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
 from reverb_writer.client.client import Client
+from reverb_writer.client.item_limits import item_limits
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_choice import default_actor_id
 from reverb_writer.client.shared_clients import as_client
@@ -27,13 +28,12 @@ from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.actor_shard import ActorShard, ShardChangedError, ShardFound
 from reverb_writer.writing.clock import start_clock
+from reverb_writer.writing.item_sizes import EpisodeSizes, ItemSizes
 from reverb_writer.writing.observer_stats import Counts, Moves, ObserverStats, Writer, add
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
-
-__all__ = ["LOST_SHARD", "WriteSession"]
 
 _LOG = logging.getLogger(__package__)
 _LEAVE_S = 1.0  # for what is in flight when an actor goes to a shard that it prefers
@@ -47,12 +47,7 @@ class WriteSession:
     """
 
     def __init__(self, client: Any, targets: Sequence[WindowTarget], options: StreamOptions) -> None:
-        """Find the tables and open the stream.
-
-        Args:
-            client: a `Client`, an address or a `reverb.Client`.
-            targets: which windows to write, and where.
-            options: time-outs and bounds.
+        """Find the tables that the targets name, and open the stream.
 
         Raises:
             StructureError: a table is not there; names those that are.
@@ -113,6 +108,7 @@ class WriteSession:
                 client.close()
             raise
         self._signatures = {name: info.tables[name].signature for name in names}
+        self._limits = item_limits(info, names)
         self._client, self._owns_client, self._actor = client, owned, actor
         self._run(stream)
         self._stream = stream
@@ -244,12 +240,14 @@ class WriteSession:
         """Check the columns against what Reverb and the tables accept, and store their spec beside the tables.
 
         Raises:
-            StructureError: names the leaf, what it should be, and the table if one has another spec already.
+            StructureError: names the leaf, what it should be, and the table if one has another spec already, or takes
+                no items of that size.
         """
         check_dtypes(layout.dtypes, layout.paths)
         for table, signature in self._signatures.items():
             if signature is not None:
                 check_signature(table, signature, layout.paths, layout.dtypes, layout.shapes)
+        self._sizes = ItemSizes(layout, self.targets, self._limits)
         began_at = time.monotonic()
         while True:
             left_s = max(began_at + self.timeout_s - time.monotonic(), 0.001)
@@ -271,6 +269,10 @@ class WriteSession:
             self._client.store_spec(tables, spec, deadline.left_s())
         else:
             shard.keep_specs(info, missing, spec, deadline)
+
+    def watch_sizes(self) -> EpisodeSizes | None:
+        """Return what counts the bytes of a new writer's items; None if that is not needed. Call `register` first."""
+        return self._sizes.watch()
 
     def add_writer(self, writer: Writer) -> None:
         """Count what this writer does, and send its windows when they are due."""

@@ -10,8 +10,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.transport.insert_stream import OnBlock
 
-__all__ = ["StreamKeywords", "StreamOptions"]
-
 
 class StreamKeywords(TypedDict, total=False):
     """The fields of `StreamOptions` as keyword arguments of an observer."""

@@ -22,8 +22,6 @@ from reverb_writer.writing.window_targets import WindowTarget, window_targets
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["VectorObserver", "VectorSequenceObserver"]
-
 _REQUEST_ITEMS = 128
 """Windows of one environment that are encoded together: fewer than another observer's, for environments are many."""
 
@@ -75,7 +73,7 @@ class VectorObserver(Observer):
         return self._num_envs
 
     def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
-        """Write a step of every environment, or of some.
+        """Write a step of every environment, or of some; errors as for `TrajectoryObserver`.
 
         Args:
             step: a `Trajectory`, or any nest, with leaves [N, ...]; copied.
@@ -83,11 +81,6 @@ class VectorObserver(Observer):
                 `is_last`.
             env_mask: [N] booleans, which environments have a step here; the rows of the others are not read. None for
                 all.
-
-        Raises:
-            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
-            ClosedError: after `close()`, or in a forked child.
         """
         session = self._session
         self._wait_for_room()

@@ -14,20 +14,13 @@ import numpy.typing as npt
 from reverb_writer.writing.priorities import PricedStep
 from reverb_writer.writing.sequence_writer import SequenceWriter
 
-__all__ = ["VectorWriter"]
-
 
 class _Pending(NamedTuple):
-    """Environments whose writers must commit their last step: their chunk is full, or their episode ends.
+    """Environments whose writers must commit their last step: their chunk is full, or their episode ends."""
 
-    Attributes:
-        env_ids: numbers of the environments.
-        last: of each, whether the step ends its episode.
-        priced: of each, the priorities that the step completes; None if no priority is a function.
-    """
-
-    env_ids: list[int]
-    last: list[bool]
+    env_ids: list[int]  # numbers of the environments
+    last: list[bool]  # of each, whether the step ends its episode
+    # of each, the priorities that the step completes; None if no priority is a function
     priced: list[PricedStep | None] | None
 
 
@@ -46,11 +39,7 @@ class VectorWriter:
     """
 
     def __init__(self, writers: Sequence[SequenceWriter]) -> None:
-        """Begin with empty episodes.
-
-        Args:
-            writers: one for each environment, all new and for the same steps; for the exclusive use of this object.
-        """
+        """Begin with empty episodes, of new writers for the same steps; they are for the use of this object alone."""
         self._writers = list(writers)
         self._lock = threading.RLock()
         self._blocks = [
@@ -113,9 +102,6 @@ class VectorWriter:
 
         Returns:
             Steps of ended episodes that no window holds, by reason.
-
-        Raises:
-            SpecError: a priority function gave no finite number >= 0. Nothing changed.
         """
         with self._lock:
             if self._is_behind or self._pending is not None:
@@ -136,7 +122,7 @@ class VectorWriter:
                 for block, leaf in zip(self._blocks, leaves, strict=True):
                     block[env_ids, rows] = leaf
             pending = None
-            if self._writers[0].has_functions:
+            if self._writers[0].evaluates:
                 ends = last[env_ids].tolist()
                 rows_of = ([leaf[env] for leaf in leaves] for env in env_ids)
                 priced = [

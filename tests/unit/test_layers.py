@@ -38,7 +38,6 @@ CLIENT = [
     "nests",
     "deadline",
     "background",
-    "flags",
     "schedules",
     "closing",
     "arguments",
@@ -62,7 +61,8 @@ SERVER = [
     "reverb",
     "checkpoints",
     "config",
-    "limits",
+    "machine_limits",
+    "watch_thread",
     "log_setup",
     "signals",
 ]

@@ -22,8 +22,6 @@ from reverb_writer.local.stored_items import encode_responses
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 
-__all__ = ["Service"]
-
 _MAX_TIMEOUT_S = threading.TIMEOUT_MAX / 2
 
 
