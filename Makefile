@@ -79,7 +79,7 @@ format: .venv/.made  ## let ruff format and mend what it can
 fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
 	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py
 	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
-	REVERB_WRITER_CHECKPOINT_MIB=2000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
+	REVERB_WRITER_CHECKPOINT_MIB=2000 REVERB_WRITER_CHECKPOINT_ITEMS=1000000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
 
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
@@ -167,6 +167,10 @@ lock:  ## write constraints/ anew from what the registry has today
 	.venv-lock/bin/pip freeze --all --exclude-editable > constraints/docs.txt
 	rm -rf .venv-lock
 	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
+
+.PHONY: pin
+pin:  ## write the digests of the base images, as the registry has them today, into Dockerfiles and docker-compose.yml
+	scripts/pin-bases docker/*.Dockerfile docker-compose.yml
 
 .PHONY: audit
 audit:  ## compare the packages of the images with known vulnerabilities

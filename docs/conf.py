@@ -37,11 +37,12 @@ autodoc_mock_imports = ["prometheus_client", "reverb", "tensorflow", "waitress"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": True}
-autoclass_content = "class"
+autoclass_content = "both"  # arguments and errors stand on the constructor
 default_role = "code"  # one backtick marks code in our docstrings
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+strip_signature_backslash = True  # else `id_` loses its underscore
 
 html_theme = "furo"
 html_title = f"reverb-writer {version}"

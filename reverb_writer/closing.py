@@ -16,9 +16,7 @@ class ClosedAtExit:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Return the object itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()

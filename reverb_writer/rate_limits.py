@@ -276,7 +276,6 @@ class Standstill:
     remedy: str
 
     def __str__(self) -> str:
-        """Say all of it."""
         what = f"table `{self.table}`: {self.side} have stood still for {self.seconds:.0f} s or more."
         return f"{what} {self.why} {self.remedy}"
 

@@ -32,6 +32,13 @@ class Trajectory(NamedTuple):
     `observation` and `action` are those of time t; `reward` and `discount` are the results of the action. An episode of
     E environment steps has E + 1 steps: the last one, the boundary step, has `step_type` LAST and holds the final
     observation.
+
+    Attributes:
+        step_type: int32, FIRST 0, MID 1 or LAST 2.
+        observation, action: nests of arrays.
+        policy_info: nest of what else the policy returned; empty for nothing.
+        next_step_type: int32, that of the next step.
+        reward, discount: float32.
     """
 
     step_type: Any

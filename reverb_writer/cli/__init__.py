@@ -14,6 +14,7 @@ _MODULE_OF = {
     "import": "import_rollouts",
     "local": "serve_locally",
     "ray": "ray_commands",
+    "reshard": "reshard",
     "status": "status",
 }
 

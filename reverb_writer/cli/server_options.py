@@ -87,7 +87,13 @@ def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) ->
 
 
 def new_client(
-    address: str, timeout: float, token: str | None, tls: bool, ca: str | None, cert: str | None, key: str | None
+    address: str | list[str],
+    timeout: float,
+    token: str | None,
+    tls: bool,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
 ) -> Client:
     """Return the client that the options describe."""
     from reverb_writer.client.client import Client  # noqa: PLC0415  # loads gRPC, which other commands do not need

@@ -20,8 +20,11 @@ from typing import Any, ClassVar, TypeVar
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.background import in_background
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
+from reverb_writer.client.on_shards import store_spec_on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
+from reverb_writer.client.shard_choice import choose_shard, default_actor_id
 from reverb_writer.client.shard_connections import ShardConnections, first_target
+from reverb_writer.client.shard_samples import sample_shards
 from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
@@ -30,8 +33,6 @@ from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
-
-__all__ = ["Client", "Sample"]
 
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
@@ -116,6 +117,11 @@ class Client(ClosedAtExit):
     def target(self) -> Target:
         """The servers as the source has told last."""
         return self.connections.target
+
+    @property
+    def may_have_several(self) -> bool:
+        """Whether the client has several servers, or may have several later."""
+        return len(self.shards) > 1 or not isinstance(self.connections.source, Target)
 
     @property
     def shards(self) -> tuple[ServerConnection, ...]:
@@ -216,7 +222,7 @@ class Client(ClosedAtExit):
             data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
                 is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
             squeeze: nest of booleans like `data`: leaves that are one value, [...] without time; None for none.
             spec: nest of `ArraySpec` like `data`, stored as by `store_spec`, so that samples are nests; None for none.
 
@@ -235,12 +241,15 @@ class Client(ClosedAtExit):
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
 
+        Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
+        turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
+        within two seconds of the first one are left out; so are those that hand out nothing now, unless none does.
         From a table with `max_times_sampled` only items that are ready are requested: one that came late would be lost.
 
         Args:
             table: its name.
             num_samples: how many, >= 1.
-            timeout_s: for all of them together; None for the client's.
+            timeout_s: for all of them together, in seconds; None for the client's.
 
         Yields:
             Samples.
@@ -250,15 +259,16 @@ class Client(ClosedAtExit):
             UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
-        order = [self._next() for _ in self.shards]
-        counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
         deadline = self._deadline(timeout_s)
-        streams = [shard.sample(table, n, deadline) for shard, n in zip(order, counts, strict=True) if n]
-        for turn in range(num_samples):
-            yield next(streams[turn % len(streams)])
+        self.check_usable()
+        (first, *others) = shards = self.in_state("up", "draining")
+        if others:
+            yield from sample_shards(shards, next(self._turns), table, num_samples, deadline)
+        else:
+            yield from first.sample(table, num_samples, deadline)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
-        """Return the nest of `ArraySpec` that a table's items have; None if it is not known.
+        """Return the nest of `ArraySpec` that the items of `table` have; None if it is not known.
 
         It is the table's signature, with the time dimension, or what its first observer has stored, without it.
         """
@@ -269,17 +279,19 @@ class Client(ClosedAtExit):
         """Store the step spec of a table that is going to be written; a spec that is stored already must be the same.
 
         It stays until `reset`. Nothing is stored on a server without a table for specs, nor a nest that Reverb cannot
-        describe.
+        describe. Of several servers all get it; one that is down gets it when a writer first writes to it.
 
         Args:
             table: its name, or several; all are compared before any is stored.
             spec: nest of `ArraySpec`, without the time dimension.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
 
         Raises:
             StructureError: the table was first written with another structure; names the leaf.
         """
-        self._only().store_spec([table] if isinstance(table, str) else table, spec, self._deadline(timeout_s))
+        self.check_usable()
+        tables, shards = [table] if isinstance(table, str) else table, self.in_state("up", "draining")
+        store_spec_on_all(shards, tables, spec, self._deadline(timeout_s))
 
     def mutate_priorities(
         self,
@@ -294,7 +306,7 @@ class Client(ClosedAtExit):
             table: its name.
             updates: new priority, finite and >= 0, by key.
             deletes: keys of items to remove.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
 
         Raises:
             SpecError: a key or a priority is invalid. Nothing changed.
@@ -305,20 +317,27 @@ class Client(ClosedAtExit):
         self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
-        """Remove all items of a table, set its rate limiter to zero, and let its next items have any structure."""
+        """Remove all items of `table`, set its rate limiter to zero, and let its next items have any structure."""
         self._all(lambda shard, deadline: shard.reset(table, deadline), timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
         """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
         return "\n".join(self._all(lambda shard, deadline: shard.checkpoint(deadline), timeout_s))
 
-    def open_stream(self, **options: Any) -> InsertStream:
+    def open_stream(self, *, actor_id: str | None = None, **options: Any) -> InsertStream:
         """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
 
+        It goes to one server for good. Observers go to another one when theirs is lost; a program that writes by
+        streams opens another stream, between episodes.
+
         Args:
+            actor_id: of several servers, tells which one, see `choose_shard`; None for an id that no other writer has.
             **options: bounds and policies, see `InsertStream`.
         """
-        return InsertStream(self._only().channel, **options)
+        self.check_usable()
+        shards = {shard.name: shard for shard in self.in_state("up")}
+        chosen = shards[choose_shard(actor_id or default_actor_id(), shards)]
+        return InsertStream(chosen.channel, **options)
 
     def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child.
@@ -333,7 +352,7 @@ class Client(ClosedAtExit):
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
         self.check_usable()
         deadline = self._deadline(timeout_s)
-        shards = self._in_state("up", "draining")
+        shards = self.in_state("up", "draining")
         if len(shards) == 1:
             return [verb(shards[0], deadline)]
         answers = [in_background(functools.partial(verb, shard, deadline)) for shard in shards]
@@ -346,10 +365,10 @@ class Client(ClosedAtExit):
 
     def _next(self) -> ServerConnection:
         self.check_usable()
-        shards = self._in_state("up")
+        shards = self.in_state("up")
         return shards[next(self._turns) % len(shards)]
 
-    def _in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
+    def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
         """Return the servers in one of these states; all if none is."""
         return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 

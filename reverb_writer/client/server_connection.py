@@ -32,8 +32,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info, try_server_info
 
-__all__ = ["Sample", "ServerConnection"]
-
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
 _MAX_ASSEMBLERS = 4
@@ -201,13 +199,21 @@ class ServerConnection:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
 
-    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+    def missing_specs(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> list[str]:
+        """Return the tables whose spec is not kept here, but could be; a spec that is kept must be the same."""
         tables = [table for table in tables if keeps_spec(info, table)]
         stored = self._stored_specs(info, tables, deadline)
-        for table, found in stored.items():  # all, before anything is kept
+        for table, found in stored.items():
             check_same(table, found, spec)
-        if missing := [table for table in tables if table not in stored]:
-            store_specs(self.channel, info, missing, spec, deadline)
+        return [table for table in tables if table not in stored]
+
+    def keep_specs(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+        """Keep the spec of tables that have none."""
+        if tables:
+            store_specs(self.channel, info, tables, spec, deadline)
+
+    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+        self.keep_specs(info, self.missing_specs(info, tables, spec, deadline), spec, deadline)
 
     def _spec_of(self, info: ServerInfo, table: str, deadline: Deadline) -> Any:
         """Return a table's signature or spec; None if there is neither."""

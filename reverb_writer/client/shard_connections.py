@@ -22,8 +22,6 @@ from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 
-__all__ = ["ShardConnections", "first_target"]
-
 _LOG = logging.getLogger(__package__)
 
 _REFRESH_S = 5.0
@@ -43,13 +41,7 @@ class ShardConnections:
     """
 
     def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], ServerConnection]) -> None:
-        """Prepare the connections, and begin to follow the source unless it is a fixed target.
-
-        Args:
-            source: what tells the target.
-            target: what it has told first.
-            connect: prepares the connection to a shard.
-        """
+        """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
         self.source, self.target, self._connect = source, target, connect
         self._lock = threading.Lock()
         self._known: dict[str, ServerConnection] = {}  # by name, those of earlier targets too: streams may use them

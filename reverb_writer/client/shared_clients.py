@@ -13,8 +13,6 @@ from reverb_writer.client.client import Client
 from reverb_writer.client.targets import TargetSource, source_of
 from reverb_writer.errors import SpecError
 
-__all__ = ["as_client"]
-
 _ADDRESSES = (str, list, tuple, TargetSource)
 
 

@@ -19,8 +19,6 @@ from reverb_writer.arguments import check_address, integer
 from reverb_writer.background import in_background
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 
-__all__ = ["Shard", "ShardState", "Target", "TargetDns", "TargetFile", "TargetSource", "source_of"]
-
 ShardState = Literal["up", "draining", "lost"]
 
 _STATES = ("up", "draining", "lost")
@@ -35,6 +33,9 @@ class Shard:
         name: it stays when the server starts again at another address.
         address: `host:port`, `unix:path` or `dns:host:port`.
         state: "up"; "draining" to be read, but not written any more; "lost" for neither.
+
+    Raises:
+        SpecError: an attribute cannot be what it is to be.
     """
 
     name: str
@@ -42,11 +43,6 @@ class Shard:
     state: ShardState = "up"
 
     def __post_init__(self) -> None:
-        """Check the attributes.
-
-        Raises:
-            SpecError: one cannot be what it is to be.
-        """
         if not isinstance(self.name, str) or not self.name:
             raise SpecError(f"`name` of a shard must be a string that is not empty, got {self.name!r}.")
         check_address(self.address)
@@ -65,6 +61,9 @@ class Target:
             one that it has: an old answer that comes late changes nothing. 0 from sources that do not count.
         shards: servers with the same tables and different names, at least one.
 
+    Raises:
+        SpecError: there is no shard, or two have one name.
+
     >>> Target.of(["localhost:8000", "localhost:8001"]).shards[1]
     Shard(name='localhost:8001', address='localhost:8001', state='up')
     """
@@ -73,11 +72,6 @@ class Target:
     shards: tuple[Shard, ...]
 
     def __post_init__(self) -> None:
-        """Check the attributes.
-
-        Raises:
-            SpecError: there is no shard, or two have one name.
-        """
         object.__setattr__(self, "epoch", integer("epoch", self.epoch, minimum=0))
         object.__setattr__(self, "shards", tuple(self.shards))
         names = [shard.name for shard in self.shards]
@@ -86,7 +80,7 @@ class Target:
 
     @classmethod
     def of(cls, addresses: Sequence[str]) -> Target:
-        """Return the target of servers at fixed addresses, which are their names, too.
+        """Return the target of servers at fixed `addresses`, which are their names, too.
 
         Raises:
             SpecError: there is none, two are the same, or one cannot be an address.
@@ -94,7 +88,7 @@ class Target:
         return cls(0, tuple([Shard(check_address(address), address) for address in addresses]))
 
     def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol
-        """Return the target itself."""
+        """Return the target itself, within any `timeout_s` seconds."""
         return self
 
 
@@ -125,11 +119,10 @@ class TargetFile:
     path: str
 
     def __post_init__(self) -> None:
-        """Convert the path."""
         object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))  # noqa: PTH100  # of `~` and the like nothing is to be made
 
     def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol; a file answers at once
-        """Return what the file says now.
+        """Return what the file says now, within any `timeout_s` seconds.
 
         Raises:
             ServerUnavailableError: it cannot be read.

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 
 from reverb_writer.background import Flag, in_background
 
-__all__ = ["LOG_EVERY_S", "logged"]
-
 _LOG = logging.getLogger(__package__)
 
 LOG_EVERY_S = 10.0

@@ -18,14 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_layout_cache import MAX_LAYOUT_BYTES, ChunkLayoutCache
 from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
 from reverb_writer.decoding.chunk_schema import DtypesAndShapes
-from reverb_writer.decoding.column_builder import ColumnBuilder
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.encoded_chunk import MAX_LAYOUT_BYTES, ChunkLayoutCache, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.sample_rows import JoinedRanges, SampleRows
-from reverb_writer.decoding.samples import BatchInfo, Column
+from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
 

@@ -46,11 +46,9 @@ class ChunkRing:
     """
 
     def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int) -> None:
-        """Create an empty ring.
+        """Create an empty ring for columns of these dtypes and shapes, without the time dimension.
 
-        Args:
-            dtypes_and_shapes: of the columns, without the time dimension.
-            max_bytes: memory limit; `reset` may exceed it for the chunks of one sample.
+        `max_bytes` is the memory limit; `reset` may exceed it for the chunks of one sample.
         """
         self._dtypes_and_shapes = list(dtypes_and_shapes)
         self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
@@ -90,11 +88,7 @@ class ChunkRing:
         self.num_bytes = 0
 
     def put(self, key: int, chunk: EncodedChunk) -> bool:
-        """Decode a chunk into the ring, if there is room for it.
-
-        Args:
-            key: of a chunk that is not in the ring.
-            chunk: one that `accepts` and `fits` allow.
+        """Decode a chunk that `accepts` and `fits` allow, and which is not in the ring, if there is room for it.
 
         Returns:
             Whether there was room. If not, nothing has changed: call `evict_for`, then `put` again.

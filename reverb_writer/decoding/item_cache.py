@@ -55,10 +55,7 @@ class ItemCache:
         self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
-        """Return the row ranges of an item.
-
-        Args:
-            slices_of: the item's slices, by group.
+        """Return the row ranges of an item, which has these slices, by group.
 
         Returns:
             None if a ring lacks one of its chunks, or the chunk lacks rows, or the item has too many rows.

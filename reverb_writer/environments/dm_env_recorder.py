@@ -62,7 +62,6 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
             self._env.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the wrapped environment."""
         if name.startswith("_"):  # `__init__` may not have run, as in a copy
             raise AttributeError(name)
         return getattr(self._env, name)

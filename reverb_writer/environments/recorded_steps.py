@@ -51,12 +51,7 @@ class PolicyExtras:
     """Copies what a function returns before each step, and has zeros of the same shapes for an episode's last step."""
 
     def __init__(self, read: Callable[[], Any], num_envs: int | None = None) -> None:
-        """Set the function.
-
-        Args:
-            read: returns a nest; with leaves [N, ...] for N environments.
-            num_envs: N; None for a single environment.
-        """
+        """Take a function that returns a nest, with leaves [N, ...] for `num_envs` = N environments."""
         if not callable(read):
             raise SpecError(
                 f"`extras` must be a function without arguments that returns a nest, got {type(read).__name__}."
@@ -67,8 +62,7 @@ class PolicyExtras:
     def read(self, resetting: Any = None) -> Any:
         """Return what belongs to the action that is about to be taken, as arrays of its own.
 
-        Args:
-            resetting: [N] bool, environments that this step resets: their action has no effect, and their row is zeros.
+        For the environments, [N] bool, that this step is `resetting`, the row is zeros: their action has no effect.
         """
         nest = tree.map_structure(lambda leaf: host_array(leaf).copy(), self._read())
         if self._num_envs is not None:

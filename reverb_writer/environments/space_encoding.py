@@ -44,12 +44,7 @@ def space_of(env: Any, name: str) -> Space[Any]:
 
 
 def space_spec(space: Space[Any], name: str) -> Any:
-    """Return the dtypes and shapes of a space's elements in a step, as a nest of `ArraySpec`.
-
-    Args:
-        space: of one environment.
-        name: of the leaf, for messages, such as `observation`.
-    """
+    """Return the dtypes and shapes of a space's elements in a step, a nest of `ArraySpec`; messages say `name`."""
     kinds, parts = kinds_of(space), parts_of(space)
     if parts is not None and kinds & {"Dict", "Tuple"}:
         if isinstance(parts, dict):

@@ -43,7 +43,7 @@ class AutoresetMode(enum.Enum):
 
     @classmethod
     def parse(cls, mode: Any) -> AutoresetMode:
-        """Return the member for one of ours, one of Gymnasium's, or its name there, such as "SameStep".
+        """Return the member for `mode`: one of ours, one of Gymnasium's, or its name there, such as "SameStep".
 
         Raises:
             SpecError: there is no such mode.
@@ -140,7 +140,7 @@ class EpisodeBatch:
 
     @classmethod
     def of(cls, envs: Any) -> EpisodeBatch:
-        """Make the batch for a `gymnasium.vector` environment: its number, spaces and autoreset mode.
+        """Make the batch for `envs`, of `gymnasium.vector`: its number, spaces and autoreset mode.
 
         Raises:
             SpecError: its metadata do not tell the mode.
@@ -153,11 +153,9 @@ class EpisodeBatch:
         )
 
     def __repr__(self) -> str:
-        """Return how many environments there are, and how long their episodes are now."""
         return f"<EpisodeBatch of {len(self)} environments: {[len(episode) for episode in self.episodes]} steps>"
 
     def __len__(self) -> int:
-        """Return N."""
         return self._num_envs
 
     def add_env_reset(

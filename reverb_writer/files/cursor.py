@@ -50,12 +50,9 @@ class Cursor:
         )
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int) -> int:
-        """Copy the next transitions into the columns of one environment and return how many, >= 1.
+        """Copy the next transitions into column `env` of a `TransitionBatch`'s leaves, [T, N, ...], from row `at` on.
 
-        Args:
-            targets: the leaves of a `TransitionBatch`, [T, N, ...]; rows from `at` on are filled.
-            at: the first row.
-            env: the column.
+        Returns how many, >= 1.
         """
         part = self._parts[0]
         is_first, mask = (target for target in targets[-2:] if target is not None)  # which are always there

@@ -65,11 +65,9 @@ def write(members: Iterable[Member]) -> bytes:
 
 
 def read(data: Array, layout: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]]) -> list[Array]:
-    """Return the arrays of an `.npz` file that `write` made.
+    """Return the arrays of an `.npz` file that `write` made; stored ones are views of `data`.
 
-    Args:
-        data: the file, uint8, its checksum checked. Stored arrays are views of it.
-        layout: name, dtype and shape of each member.
+    The layout has name, dtype and shape of each member. The checksum of `data`, uint8, was checked.
     """
     try:
         members = dict(_walk(data.data))

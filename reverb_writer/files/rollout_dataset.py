@@ -123,7 +123,7 @@ class RolloutDataset(RolloutFileBase):
         return dict(self._pool.skipped)
 
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory of a folder; a subclass may read other formats.
+        """Return the trajectory of the folder `path`; a subclass may read other formats.
 
         Raises:
             FormatError: it is torn, half-written or damaged; names it.
@@ -159,12 +159,15 @@ class RolloutDataset(RolloutFileBase):
         self.refresh_handlers(range(self.num_envs))
 
     def refresh_handlers(self, env_ids: Sequence[int]) -> None:
-        """Give these environments their next trajectory; the rest of their current ones is not delivered."""
+        """Give the environments `env_ids` their next trajectory; the rest of their current ones is not delivered."""
         for env in env_ids:
             self._cursors[env] = self._pool.take()
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> TransitionBatch:
-        """Make a batch of zeros and empty strings: leaves [N, ...], or [num_transitions_per_env, N, ...]."""
+        """Make a batch of zeros and empty strings: leaves [N, ...], or [T, N, ...].
+
+        T is `num_transitions_per_env`.
+        """
         if self._layout is None:
             raise StopIteration
         batch = (self.num_envs,) if num_transitions_per_env is None else (num_transitions_per_env, self.num_envs)
@@ -175,7 +178,7 @@ class RolloutDataset(RolloutFileBase):
         )
 
     def fill_transition(self, buffer: TransitionBatch, env_ids: Sequence[int] | None = None) -> TransitionBatch:
-        """Copy the next transitions of these environments into a batch, and return it."""
+        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it."""
         chosen = range(self.num_envs) if env_ids is None else env_ids
         is_single = buffer.mask.ndim == 1
         leaves = [leaf[None] if is_single and leaf is not None else leaf for leaf in tree.flatten(buffer)]

@@ -101,7 +101,6 @@ class RolloutWriter(ClosedAtExit):
             self._start(StepStructure(spec, batch_size=self.num_envs, is_spec=True), spec)
 
     def __repr__(self) -> str:
-        """Return the directory and the counts."""
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
 
     @property
@@ -168,7 +167,7 @@ class RolloutWriter(ClosedAtExit):
         return PlannedStep(leaves, outcomes, final)
 
     def write(self, planned: PlannedStep) -> None:
-        """Write a step that `plan` has checked.
+        """Write `planned`, a step that `plan` has checked.
 
         Raises:
             OSError: the disk failed, for example because it is full. The episodes not yet on disk are dropped.
@@ -194,7 +193,10 @@ class RolloutWriter(ClosedAtExit):
             self._finish(episode, End.STEP, outcome, boundary_step=planned.final is not None)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
-        """End the current episodes of some environments, by default of all, as the observer's `reset` does."""
+        """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
+
+        `end` says how they ended: by default they were cut.
+        """
         last = max(len(self._episodes) - 1, 0)
         chosen = (
             range(len(self._episodes))
@@ -223,6 +225,7 @@ class RolloutWriter(ClosedAtExit):
             metadata: JSON, in addition to the writer's.
 
         Raises:
+            ClosedError: the writer is closed.
             StructureError: the leaves differ in length, or from what was written before. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """

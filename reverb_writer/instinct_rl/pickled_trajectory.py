@@ -43,7 +43,7 @@ def frame_range(filename: str) -> tuple[int, int]:
 
 
 def open_trajectory(path: Path) -> StoredTrajectory | PickledTrajectory:
-    """Open a trajectory of this project's format or of the original's.
+    """Open the trajectory in the folder `path`, of this project's format or of the original's.
 
     Raises:
         FormatError: it is torn, half-written or damaged; names it.
@@ -95,7 +95,7 @@ class PickledTrajectory:
 
     @staticmethod
     def is_at(path: Path) -> bool:
-        """Return whether a folder holds such a trajectory."""
+        """Return whether the folder `path` holds such a trajectory."""
         return not (path / MANIFEST).exists() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
 
     @property
@@ -104,7 +104,7 @@ class PickledTrajectory:
         return self.path.name
 
     def columns(self, part: Part) -> dict[str, Any]:
-        """Return the arrays of one file, [T, ...] by key, the components of observations put together.
+        """Return the arrays of one file, `part`: [T, ...] by key, the components of observations put together.
 
         Raises:
             FormatError: it is torn, or its arrays are not what its name says.

@@ -72,11 +72,9 @@ class ExpectedTensor:
 
 
 def find_tensors_field(encoded: bytes, at: int) -> TensorsField | None:
-    """Return where the tensors of a chunk are; None if its fields are not in the order in which servers write them.
+    """Return where the tensors of a ChunkData are, whose key ends at `at`.
 
-    Args:
-        encoded: a ChunkData.
-        at: offset at which its key ends.
+    None if its fields are not in the order in which servers write them.
     """
     try:
         if encoded[at] != _SEQUENCE_RANGE or encoded[at + 1] >= _MORE:
@@ -94,13 +92,9 @@ def find_tensors_field(encoded: bytes, at: int) -> TensorsField | None:
 def find_contents(
     encoded: bytes, at: int, stop: int, expected: Sequence[ExpectedTensor]
 ) -> list[tuple[int, int]] | None:
-    """Return the offsets at which the contents of a chunk's tensors begin and end; None if a tensor is not as expected.
+    """Return the offsets at which the contents of a chunk's tensors begin and end, between `at` and `stop`.
 
-    Args:
-        encoded: a ChunkData.
-        at: offset at which its tensors begin.
-        stop: offset at which they end, at most the end of the chunk.
-        expected: one for each tensor.
+    None if a tensor is not as expected.
     """
     contents = []
     try:

@@ -45,10 +45,7 @@ class SampleReassembler:
         self._num_bytes = self._num_parts = 0
 
     def feed(self, message: bytes) -> list[Any]:
-        """Return the samples that `message` completes, in the server's order; the list may be empty.
-
-        Args:
-            message: an encoded SampleStreamResponse.
+        """Return the samples that a SampleStreamResponse completes, in the server's order; the list may be empty.
 
         Returns:
             Messages of `reverb_writer.sampled.Entry`, each a whole sample.

@@ -313,12 +313,7 @@ def decompress_into(content: bytes | memoryview, array: Array) -> None:
 
 
 def parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
-    """Return the dtype and shape of a tensor from an untrusted writer.
-
-    Args:
-        dtype_number: the tensor's `messages.DataType`.
-        encoded_shape: its TensorShapeProto.
-    """
+    """Return dtype and shape of an untrusted writer's tensor, of a `messages.DataType` and a TensorShapeProto."""
     parse = _parse_header if len(encoded_shape) <= _MAX_CACHED_SHAPE_BYTES else _parse_header.__wrapped__
     return parse(dtype_number, encoded_shape)
 

@@ -45,10 +45,7 @@ _INDICES = [bytes([index]) for index in range(128)]
 
 
 def parse_trajectory(flat_trajectory: bytes) -> tuple[ItemLayout, Sequence[Sequence[Slice]]]:
-    """Return an item's layout, and the slices of each of its groups.
-
-    Args:
-        flat_trajectory: an encoded FlatTrajectory.
+    """Return an encoded FlatTrajectory's layout, and the slices of each of its groups.
 
     Raises:
         FormatError: the bytes are not a FlatTrajectory, or the item has no columns, or a column has no rows.

@@ -44,11 +44,13 @@ class Batch:
         return iter((self.data, self.info))
 
     def __repr__(self) -> str:
-        """Return dtypes and shapes."""
         return shapes_text(self)
 
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
-        """Return the batch with each array of data, markers and `next` converted; and those of the info likewise."""
+        """Return the batch with each array [...] of data, markers and `next` as `convert` returns it.
+
+        `convert_info` does the same for the arrays of the info, [B]; None for `convert`.
+        """
         markers = None if self.markers is None else self.markers.map_arrays(convert)
         after = None if self.next is None else tree.map_structure(convert, self.next)
         info = self.info if convert_info is None else self.info.map_arrays(convert_info)
@@ -59,7 +61,7 @@ class Batch:
         return self.map_arrays(_pinned, _pinned)
 
     def numbers(self) -> dict[str, Array]:
-        """Return the arrays of `info` and of `markers` by name."""
+        """Return the arrays of `info`, [B], and of `markers`, [N], by name."""
         named = {**vars(self.info), **({} if self.markers is None else vars(self.markers))}
         return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
 

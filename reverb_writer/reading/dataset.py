@@ -96,10 +96,7 @@ class Dataset(Views, abc.ABC):
     ) -> None:
         """Connect to the servers and start to fetch. If that fails, all that has started is stopped.
 
-        Args:
-            client: as that of a dataset.
-            options: of the dataset.
-            make_readers: yields the readers; gets the client, and the deadline of `time.monotonic()` for connecting.
+        `make_readers` gets the client, and the deadline of `time.monotonic()` for connecting.
         """
         self._options = options
         self._client, self._owns_client = as_client(client, options.timeout_s)
@@ -196,7 +193,6 @@ class Dataset(Views, abc.ABC):
         return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
 
     def __repr__(self) -> str:
-        """Return class, server, tables and counts."""
         stats = [reader.stats() for reader in self._readers]
         counts = f"{sum(one.batches for one in stats)} batches, {sum(one.ready_samples for one in stats)} samples ready"
         tables = ", ".join(reader.table for reader in self._readers)

@@ -79,7 +79,6 @@ class MixedDataset(Views):
         self._held: list[list[Batch]] = [[] for _ in self.datasets]  # of each, what later batches get
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
         for dataset in self.datasets:
             iter(dataset)
         return self
@@ -145,7 +144,7 @@ class MixedDataset(Views):
             dataset.update_priorities(keys[members == member], priorities[members == member])
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Return when all priorities given so far are set; see `ReplayDataset.flush_priorities`."""
+        """Return when all priorities given so far are set, after `timeout_s` seconds at most; see `ReplayDataset`."""
         for dataset in self.datasets:
             dataset.flush_priorities(timeout_s)
 
@@ -164,7 +163,6 @@ class MixedDataset(Views):
             dataset.close(None if end is None else max(end - time.monotonic(), LEAST_S))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to open datasets like these in another process."""
         return _remade, self._arguments
 
 

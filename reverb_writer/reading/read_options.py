@@ -37,12 +37,15 @@ class ReadOptions:
         skip_unsafe: skip and count samples that raise UnsafeDataError.
         reuse_buffers: overwrite the arrays of a batch when a later batch is asked for, instead of giving each batch its
             own. This saves the system from providing new memory for every batch of frames.
-        max_cache_bytes: memory limit of the cache of decoded chunks, for each server. A quarter more is used for row
-            ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
-        max_sample_bytes: limit of the decoded size of one sample.
+        max_cache_bytes: memory limit of the cache of decoded chunks, for each server, in bytes. A quarter more is used
+            for row ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
+        max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. A
             `ReplayDataset` calls it in the thread that fetches, so it runs while the learner trains (with `num_steps`,
             and a last, smaller batch, in the learner's). What it raises, `next` raises instead of that batch.
+
+    Raises:
+        SpecError: an option can never work; names it.
     """
 
     max_in_flight_batches: int = 2
@@ -58,11 +61,7 @@ class ReadOptions:
     transform: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check and convert the options.
-
-        Raises:
-            SpecError: an option can never work; names it.
-        """
+        """Check and convert the options."""
         check_choice("on_timeout", self.on_timeout, ("raise", "stop"))
         for name in ("timeout_s", "connect_timeout_s"):
             if getattr(self, name) is not None:

@@ -28,8 +28,8 @@ from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.reading.thread_fetcher import Part
 from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
-from reverb_writer.slices.known_trajectories import KnownTrajectories
 from reverb_writer.slices.markers import marker_leaves
 
 _LOG = logging.getLogger(__package__)
@@ -91,13 +91,9 @@ class SliceDrawer:
     """Draws slices of the pools of one table of one server, in the order in which they arrive."""
 
     def __init__(self, options: SliceOptions, rng: np.random.Generator, *, number: int, num_members: int) -> None:
-        """Start without a pool.
+        """Start without a pool, as member `number` of `num_members`, so that ids of trajectories differ.
 
-        Args:
-            options: how slices are drawn.
-            rng: source of randomness, used by nothing else.
-            number: of this table and server among the members of a `ContiguousDataset`.
-            num_members: how many members there are, so that ids of trajectories differ.
+        `rng` is used by nothing else.
         """
         self._options, self._rng, self._number, self._num_members = options, rng, number, num_members
         self._known = KnownTrajectories()
@@ -172,11 +168,9 @@ class SlicePools:
     """One table of one server: the slices of its pools, one after the other."""
 
     def __init__(self, reader: TableReader, drawer: SliceDrawer) -> None:
-        """Start without a pool.
+        """Start without a pool: one is what the reader returns at once.
 
-        Args:
-            reader: whose samples, as many as it returns together, are a pool, or are the slices drawn of one.
-            drawer: draws slices of samples if the reader has not.
+        `drawer` draws slices of samples if the reader has not.
         """
         self.reader, self._drawer = reader, drawer
         self._drawn: DrawnSlices | None = None
@@ -200,11 +194,7 @@ class SlicePools:
     ) -> Iterator[tuple[Batch, ItemNumbers]]:
         """Yield the next slices, in one batch or in several, each with the number of the item of each slice.
 
-        Args:
-            num_slices: how many slices, fewer at the end.
-            start: when the wait began, of `time.monotonic()`.
-            timeout_s: time-out in seconds, from `start`.
-            arrived: whether to yield what has arrived by then, instead of an error.
+        The wait of `timeout_s` seconds began at `start`. If it ends, what has `arrived` is yielded, or an error raised.
         """
         while num_slices and (drawn := self._slices_left(start, timeout_s, arrived)):
             first, self._next = self._next, min(self._next + num_slices, len(drawn.items))

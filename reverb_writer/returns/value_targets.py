@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class Advantages(NamedTuple):
-    """What `gae` returns; both in the shape of the rewards."""
+    """What `gae` returns: `advantages` and `returns`, both in the shape of the rewards, [B, T, ...]."""
 
     advantages: Array
     returns: Array
 
 
 class VTrace(NamedTuple):
-    """What `vtrace` returns; both in the shape of the rewards."""
+    """What `vtrace` returns: `values` and `advantages`, both in the shape of the rewards, [B, T, ...]."""
 
     values: Array
     advantages: Array
@@ -171,9 +171,9 @@ def normalize(x: Array, mask: Array | Transitions = None, *, epsilon: float = 1e
     """Return x shifted to mean 0 and scaled to standard deviation 1 (unbiased); a single element becomes 0.
 
     Args:
-        x: an array of any shape with at least one element, usually advantages. All elements are normalized together.
-        mask: flags of the elements that count, with trailing axes left out or of size 1, or the `Transitions` whose
-            mask it is; the others become 0. None for all.
+        x: [...], any shape with at least one element, usually advantages. All elements are normalized together.
+        mask: flags [...] of the elements that count, with trailing axes left out or of size 1, or the `Transitions`
+            whose mask it is; the others become 0. None for all.
         epsilon: added to the standard deviation.
 
     Raises:
@@ -209,8 +209,8 @@ def sequence_priorities(
 
     Args:
         td_errors: [B, T]; [T] or [T, B] with `time_axis=0`.
-        mask: None, or an array of the same shape: True, or not 0, for the steps that count; or the `Transitions` whose
-            mask it is. A sequence in which no step counts has priority 0.
+        mask: None, or an array of the same shape [B, T]: True, or not 0, for the steps that count; or the `Transitions`
+            whose mask it is. A sequence in which no step counts has priority 0.
         max_weight: w in [0, 1].
         time_axis: the axis of time, 1 or 0.
 

@@ -59,7 +59,6 @@ class ReplayBuffer:
         self.num_samples = 0
 
     def __repr__(self) -> str:
-        """Return how many pairs it holds, and how many it can."""
         return f"<ReplayBuffer of {self.num_samples} pairs of states, {self.buffer_size} at most>"
 
     def insert(self, states: Any, next_states: Any) -> None:

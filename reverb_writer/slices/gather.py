@@ -15,8 +15,8 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.slices.boundaries import Trajectories
 from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
-from reverb_writer.slices.row_nests import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
+from reverb_writer.slices.trajectory_layout import row_specs, take_rows
 
 _OF_ROWS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "traj_ids", "mask")
 """The fields of `SliceMarkers` that are [N]."""
@@ -56,11 +56,10 @@ class SliceMarkers:
     members: Integers | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows, N."""
         return len(self.done)
 
     def map_arrays(self, convert: Callable[[npt.NDArray[Any]], Any]) -> SliceMarkers:
-        """Return the markers, each converted, as for a framework; `slices` and `members` stay as they are."""
+        """Return the markers, [N] each, as `convert` returns them; `slices` and `members` stay as they are."""
         present = {name: marker for name in _OF_ROWS if (marker := getattr(self, name)) is not None}
         return dataclasses.replace(self, **{name: convert(marker) for name, marker in present.items()})
 
@@ -73,7 +72,7 @@ class SliceMarkers:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SliceMarkers], numbers: Sequence[int]) -> SliceMarkers:
-        """Return the markers of several batches laid end to end; `numbers` are those of their members."""
+        """Return the markers of several batches, `parts`, laid end to end; `numbers` are those of their members."""
         of_rows = {name: [getattr(part, name) for part in parts] for name in _OF_ROWS}
         return SliceMarkers(
             **{name: _concatenate_present(markers) for name, markers in of_rows.items()},
@@ -254,7 +253,11 @@ def sample_members(
 
 
 def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -> SliceBatch:
-    """Lay batches of members end to end, as `sample_members` returns them; `numbers` are those of the members."""
+    """Lay `batches` of members end to end, as `sample_members` returns them; `numbers` are those of the members.
+
+    Raises:
+        StructureError: their steps differ in structure, dtypes or shapes.
+    """
     specs = [row_specs(batch.data) for batch in batches]
     if any(spec != specs[0] for spec in specs):
         raise StructureError(f"members must have steps of one structure, got {specs}.")

@@ -110,7 +110,7 @@ class Slices:
         return positions(self.widths) < np.repeat(self.lengths, self.widths)
 
     def by_row(self, of_slices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Repeat values of slices for their rows: [S, ...] to [N, ...]."""
+        """Repeat values for the rows of their slices: `of_slices` [S, ...] to [N, ...]."""
         return np.repeat(of_slices, self.widths, axis=0)
 
     def part(self, first: int, stop: int) -> Slices:
@@ -127,7 +127,7 @@ class Slices:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Slices]) -> Slices:
-        """Return slices of several storages in order, each with rows and trajectories relative to its own."""
+        """Return the slices of several storages, `parts`, in order; rows and trajectories are relative to its own."""
         joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", *_OF_SLICES)}
         return Slices(**joined, is_padded=parts[0].is_padded, storage_shape=())
 
@@ -240,19 +240,12 @@ class SliceSampler:
     ) -> Iterator[Slices]:
         """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is ROW.
 
-        Args:
-            trajectories: to draw from.
-            rng: source of randomness.
-            priorities: as in `sample`; higher ones come earlier on average.
-            shuffle: False for the order of the storage; which slice of a trajectory is drawn stays random.
-            drop_last: leave out a last batch of fewer than `num_slices` slices.
+        `trajectories`, `rng`, `priorities` and errors are as in `sample`; higher priorities come earlier on average.
+        `shuffle` is False for the order of the storage; which slice of a trajectory is drawn stays random. `drop_last`
+        leaves out a last batch of fewer than `num_slices` slices.
 
         Yields:
             Batches of `num_slices` slices; the last one may have fewer.
-
-        Raises:
-            IncompleteError: all trajectories are too short, or all priorities are 0.
-            SpecError: the number of priorities differs, or one is negative or not finite.
 
         >>> trajectories = Trajectories.from_lengths([3, 6, 2])
         >>> passes = SliceSampler(2, 5).one_pass(trajectories, np.random.default_rng(0), shuffle=False)
@@ -273,14 +266,10 @@ class SliceSampler:
         )
 
     def each(self, trajectories: Trajectories, rng: np.random.Generator, num_rounds: int = 1) -> Slices:
-        """Draw one slice of each trajectory, in their order, for trajectories that were drawn before.
+        """Draw one slice of each of the `trajectories`, in their order, for trajectories that were drawn before.
 
-        `num_slices` and `by` are not used. With SKIP, short trajectories have no slice.
-
-        Args:
-            trajectories: to draw from.
-            rng: source of randomness.
-            num_rounds: how often to do so. Slices of one trajectory are drawn independently of each other.
+        Does so `num_rounds` times with numbers of `rng`; slices of one trajectory are drawn independently of each
+        other. `num_slices` and `by` are not used. With SKIP, short trajectories have no slice.
 
         Raises:
             IncompleteError: all trajectories are too short.

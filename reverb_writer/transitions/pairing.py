@@ -32,9 +32,11 @@ class Transitions(NamedTuple):
         discount: 0 where the environment terminated with this action, else 1, times the stored discount if there is
             one. So it is 1 at truncations and cuts. 0 where `mask` is False.
         next_observation: nest like `observation`.
-        mask: bool, True for transitions. False where the first row of a pair is a boundary step or padding, or the two
-            rows are of different episodes or slices; what the other leaves hold there has no meaning.
-        continues: bool, True where the next transition of the row follows this one in the same episode.
+        mask: bool [B, T - 1] or [N - 1], True for transitions. False where the first row of a pair is a boundary step
+            or padding, or the two rows are of different episodes or slices; what the other leaves hold there has no
+            meaning.
+        continues: bool [B, T - 1] or [N - 1], True where the next transition of the row follows this one in the same
+            episode.
         extras: the other fields of the step in which the action was taken, by name, such as `policy_info` or `seed`.
     """
 

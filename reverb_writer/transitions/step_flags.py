@@ -41,12 +41,7 @@ class StepFlags:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], masks: Sequence[Any]) -> StepFlags:
-        """Find the flags among the fields of steps.
-
-        Args:
-            fields: of the steps, by name.
-            masks: each in the shape of the flags, False for padding; of this library or of NumPy.
-        """
+        """Find the flags among the fields of steps, by name; masks, of the flags' shape, are False for padding."""
         given = {name: fields[name] for name in _NAMES if fields.get(name) is not None}
         discount = fields.get("discount")
         told_by = given or ({} if discount is None or tree.is_nested(discount) else {"discount": discount})

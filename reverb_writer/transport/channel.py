@@ -39,6 +39,9 @@ class TLS:
         certificate: this client's own certificate chain, for mutual TLS.
         private_key: its key; given together with `certificate`.
         server_name: the name that the server's certificate must carry, if it is not the address's.
+
+    Raises:
+        SpecError: one of `certificate` and `private_key` is given without the other.
     """
 
     root_certificates: str | os.PathLike[str] | None = None
@@ -47,7 +50,6 @@ class TLS:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that certificate and key come together."""
         if (self.certificate is None) != (self.private_key is None):
             raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
 

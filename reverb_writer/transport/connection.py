@@ -117,7 +117,6 @@ class Call:
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s + SHORT_S
 
     def __iter__(self) -> Iterator[bytes]:
-        """Return the call itself."""
         return self
 
     def __next__(self) -> bytes:

@@ -18,6 +18,7 @@ Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -102,11 +103,13 @@ class InFlight:
         acknowledged: of them, those that the server has confirmed.
         dropped: of them, those given up.
         pending_bytes: memory of those that are neither.
+        progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending then, of the next `add`.
     """
 
     def __init__(self) -> None:
         """Start with nothing in flight."""
         self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
+        self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
         self._references: dict[
@@ -168,8 +171,10 @@ class InFlight:
         """Queue a request."""
         if not request.is_counted:
             self.hold(request.chunks, request)
+            if not self.pending:
+                self.progress_at = time.monotonic()
             self.items, self.pending_bytes, request.is_counted = (
-                self.items + request.num_items,
+                self.items + request.num_pending,  # some are not if it comes from another stream
                 self.pending_bytes + request.num_bytes,
                 True,
             )
@@ -211,6 +216,8 @@ class InFlight:
             found = request.acknowledge(keys)
             expected -= found
             self.acknowledged += found
+            if found:
+                self.progress_at = time.monotonic()
             if not request.num_pending:
                 self.pending_bytes -= request.num_bytes
         self._sent = collections.deque(request for request in self._sent if request.num_pending)
@@ -242,6 +249,17 @@ class InFlight:
         )
         self._queued.popleft()
         return True
+
+    def take_all(self) -> list[InsertRequest]:
+        """Return everything pending for another stream, and do not count it any more."""
+        self.requeue()
+        requests = [request for request in self._queued if not request.is_taken]
+        for request in requests:
+            self.release(request.chunks, request)
+            request.is_counted = False
+        self.items, self.pending_bytes = self.items - self.pending, 0
+        self._queued.clear()
+        return requests
 
     def drop_all(self) -> int:
         """Give up everything pending; return how many items that is."""

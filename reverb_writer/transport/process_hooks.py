@@ -26,7 +26,7 @@ def watch(stream: InsertStream) -> None:
 
 def unless_forked(stream: InsertStream, lock: _Lock) -> _Lock:
     """Return the lock; raise in a forked child, where a thread of the parent may hold it for ever."""
-    if stream.is_forked:
+    if stream.channel.is_forked:
         stream.check()
     return lock
 

@@ -37,10 +37,7 @@ def try_server_info(
 ) -> ServerInfo | None:
     """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time.
 
-    Args:
-        channel: the connection.
-        timeout_s: how long, seconds.
-        begun: gets the call under way, which another thread may `cancel()`; that counts as no answer.
+    `begun` gets the call under way, which another thread may `cancel()`; that counts as no answer.
     """
     call = channel.future(messages.SERVER_INFO, b"", timeout_s)
     if begun is not None:

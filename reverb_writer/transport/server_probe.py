@@ -85,12 +85,9 @@ class ServerProbe:
         return bool(answers) and inserts_progress(answers[0], answers[-1], tables)
 
     def explain_inserts(self, tables: set[str], silence_s: float, loss: ConnectionLoss | None) -> str:
-        """Say why inserts are not confirmed, as far as it shows.
+        """Say why inserts into these tables are not confirmed, as far as it shows, after a silence of seconds.
 
-        Args:
-            tables: that they go to.
-            silence_s: seconds since the last response.
-            loss: what ended the connection; None while there is one.
+        `loss` is what ended the connection; None while there is one.
         """
         address = self._channel.address
         if loss is not None:

@@ -80,7 +80,6 @@ class TrajectoryAccumulator:
         }
 
     def __repr__(self) -> str:
-        """Return how many rows each timescale has, and how many it takes."""
         rows = (f"{name} {scale.count} of {scale.capacity}" for name, scale in self._timescales.items())
         return f"<TrajectoryAccumulator: {', '.join(rows)}>"
 
@@ -160,7 +159,7 @@ class TrajectoryAccumulator:
             table: its name, or several.
             priority: in each of them, finite and >= 0.
             partial: as for `build`.
-            timeout_s: None for the client's.
+            timeout_s: in seconds; None for the client's.
 
         Raises:
             IncompleteError: rows are missing. Nothing changed.

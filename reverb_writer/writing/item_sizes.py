@@ -19,17 +19,11 @@ from reverb_writer.writing.window_targets import WindowTarget
 
 
 class _Kind(NamedTuple):
-    """Windows that have a limit.
+    """Windows that have a limit."""
 
-    Attributes:
-        length: steps of each; None for the whole episode.
-        table: the one with the smallest limit.
-        limit: in bytes.
-    """
-
-    length: int | None
-    table: str
-    limit: int
+    length: int | None  # steps of each; None for the whole episode
+    table: str  # the one with the smallest limit
+    limit: int  # in bytes
 
 
 class ItemSizes:

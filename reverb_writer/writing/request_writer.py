@@ -38,8 +38,7 @@ class RequestWriter:
     def write(self, writers: Sequence[SequenceWriter]) -> None:
         """Encode the complete windows of sealed chunks and write them to the stream; never waits.
 
-        Args:
-            writers: of the same kinds of windows and columns.
+        The writers are of the same kinds of windows and columns.
         """
         self.finish()
         start, num_items, num_bytes = 0, 0, 0

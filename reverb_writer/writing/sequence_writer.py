@@ -151,7 +151,7 @@ class SequenceWriter:
             return {}
 
     def extend(self, columns: Sequence[Any]) -> int | None:
-        """Add the steps [T, ...] that the chunk has room for; return how many, or None if it `evaluates`."""
+        """Add the steps of `columns`, [T, ...], that the chunk has room for; return how many; None if `evaluates`."""
         self.stream.check()
         with self._lock:
             self.finish_pending()
@@ -167,6 +167,8 @@ class SequenceWriter:
 
     def evaluate(self, leaves: Sequence[Any], *, last: bool = False) -> PricedStep | None:
         """Ask the `priority` functions about a step without appending it; None if there are none.
+
+        `leaves` are those of the step, and `last` tells whether it ends its episode.
 
         Raises:
             SpecError: a function gave no finite number >= 0.
@@ -207,7 +209,7 @@ class SequenceWriter:
         return end.dropped
 
     def skip(self, *, last: bool = False) -> dict[str, int]:
-        """Leave a step out, and with it all of its episode; return what `append` does."""
+        """Leave a step out, and with it all of its episode, which it ends if `last`; return what `append` does."""
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
             total, skipped = self.total_steps + 1, self.num_skipped + 1
@@ -243,6 +245,14 @@ class SequenceWriter:
             self._end, self.is_pending = end, True
             self.finish_pending()
             return end.dropped
+
+    def between_episodes(self) -> list[bool]:
+        """Return whether the next step would be the first of an episode: one boolean, for there is one environment."""
+        return [not (self.is_pending or self.num_skipped) and self.num_steps == self._boundary]
+
+    def leave(self) -> dict[str, int]:
+        """End the stream of steps, and give up an episode that is under way; return what was dropped."""
+        return self.end_episode(discard=not self.between_episodes()[0])
 
     def _discarding(self, num_skipped: int) -> EpisodeEnd:
         """Return the end of an episode that adds nothing, with so many steps left out."""
@@ -285,7 +295,7 @@ class SequenceWriter:
         return last > 0
 
     def set_priority(self, index: int, priority: Priority) -> None:
-        """Set the priority of one kind of window, for those that are not complete yet.
+        """Set the `priority` of the kind of window at `index` of the targets, for those that are not complete yet.
 
         Raises:
             SpecError: it is not a number >= 0, or it is a function for windows whose steps were not kept.

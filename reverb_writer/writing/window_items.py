@@ -53,13 +53,7 @@ class StreamUpdate(NamedTuple):
 def stream_update(
     episodes: Sequence[EpisodeWindows], tables: frozenset[str], first_key: int, num_columns: int
 ) -> tuple[list[list[Chunk]], StreamUpdate]:
-    """Put the windows of episodes, all of the same kinds, into one request.
-
-    Args:
-        episodes: one at least.
-        tables: names of all tables that the windows go to.
-        first_key: of the items; the others have those that follow it.
-        num_columns: tensors of a chunk.
+    """Put the windows of episodes, all of the same kinds, into one request; keys count from `first_key` on.
 
     Returns:
         The chunks that later windows need, of each episode, and what to write to the stream.

@@ -27,6 +27,9 @@ class WindowTarget:
         spec: which windows.
         tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
         priority: of every item; a function of the window; or "max", the largest priority seen so far of the tables.
+
+    Raises:
+        SpecError: a name of a table is empty or stands twice, or the priority is not a finite number >= 0.
     """
 
     spec: WindowSpec
@@ -34,7 +37,6 @@ class WindowTarget:
     priority: Priority = 1.0
 
     def __post_init__(self) -> None:
-        """Check that no table is there twice, and that a constant priority is one."""
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
             raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")

@@ -52,6 +52,8 @@ def commands() -> None:
     "--min-size", type=int, metavar="N", help="Number of items that each --table needs before sampling starts."
 )
 @sampler_options
+@click.option("--shards", type=click.IntRange(1, 1000), help="Number of servers that are one replay; 1 by default.")
+@click.option("--shard", type=click.IntRange(0, 999), help="Number of this server among them, from 0.")
 @click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder for checkpoints.")
 @click.option("--restore", metavar="NAME", help="Checkpoint to restore: latest, none or a name.")
 @click.option(
@@ -97,6 +99,8 @@ def serve(
         "port": ("port",),
         "bind": ("bind",),
         "http_port": ("http", "port"),
+        "shards": ("cluster", "shards"),
+        "shard": ("cluster", "shard"),
         "checkpoints": ("checkpoints", "directory"),
         "restore": ("checkpoints", "restore"),
         "on_mismatch": ("checkpoints", "on_mismatch"),
@@ -130,8 +134,9 @@ def serve(
 
 @commands.command()
 @click.argument("config", type=_PATH)
+@click.option("--shard", type=click.IntRange(0, 999), help="Number of the server, if they are several.")
 @click.option("--json", "as_json", is_flag=True, help="Print the estimated memory as JSON, for programs.")
-def validate(config: Path, as_json: bool) -> None:
+def validate(config: Path, shard: int | None, as_json: bool) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
@@ -141,7 +146,7 @@ def validate(config: Path, as_json: bool) -> None:
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.observability import banner, memory
 
-    loaded = configuration.load(config, os.environ)
+    loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
     if as_json:
         click.echo(json.dumps(memory.need(loaded)._asdict()))
         return

@@ -67,6 +67,31 @@ def test_a_shard_that_moves_keeps_its_name_and_its_connection(
         assert sizes(client) == [1, 1]
 
 
+def test_what_is_in_flight_goes_to_the_new_address(tmp_path: Path) -> None:
+    path = tmp_path / "shards"
+    server = rw.LocalServer([TABLE])
+    path.write_text(f"a {server.address}")
+    with (
+        rw.Client(f"file:{path}", timeout_s=60) as client,
+        rw.TrajectoryObserver(client, "replay", 1, on_block="raise") as observer,
+    ):
+        for number in range(10):
+            observer({"n": np.int64(number)})
+        observer.flush()
+        server.save(tmp_path / "saved")
+        server.close()
+        for number in range(10, 20):
+            observer({"n": np.int64(number)})
+        with rw.LocalServer.restore(tmp_path / "saved") as restored:
+            path.write_text(f"a {restored.address}")
+            observer.flush()
+            with rw.Client(restored.address) as reader, rw.ReplayDataset(reader, "replay", 20) as dataset:
+                assert reader.server_info()["replay"].current_size == 20
+                seen = {int(number) for _ in range(60) for number in next(dataset).data["n"].ravel()}
+            assert seen == set(range(20))
+            observer.close()
+
+
 def test_the_file_is_read_again_when_it_has_changed(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
     path = tmp_path / "shards"
     path.write_text(start().address)

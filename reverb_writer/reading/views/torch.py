@@ -90,7 +90,6 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
         self._open_share, self._convert, self._dataset = open_share, TensorConverter(device), dataset
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches of tensors."""
         worker = torch.utils.data.get_worker_info()
         if worker is None and self._dataset is not None:
             yield from map(self._convert, self._dataset)

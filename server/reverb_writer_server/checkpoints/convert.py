@@ -13,10 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, read_records
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import Prioritized, Selector, TableConfig
-from reverb_writer_server.checkpoints.tfrecord import CHUNKS, DONE, ITEMS, TABLES, read_records
 
 __all__ = ["convert_checkpoint", "convert_limits"]
 

@@ -23,6 +23,7 @@ from reverb_writer.tables import (
 )
 from reverb_writer_server.config import rate_limiter_checks, textproto
 from reverb_writer_server.config.bind import ALL, LOOPBACK
+from reverb_writer_server.config.shares import shares_of
 from reverb_writer_server.config.signature_syntax import read_signature
 from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
 
@@ -72,6 +73,10 @@ KEYS: Mapping[str, Key] = {
         120.0,
         "time without an answer of Reverb after which `/livez` fails, so that the server is restarted; 0 for no limit",
     ),
+    "cluster.shards": Key(
+        count(1, 1000), 1, "number of servers with this file that are one replay: each serves its share of every table"
+    ),
+    "cluster.shard": Key(count(0, 999), None, "number of this server among them, from 0; `--shard`"),
     "gateway.certificate": Key(text("a path"), None, "PEM file with the gateway's certificate, whose end is a metric"),
     "checkpoints.directory": Key(
         text("a path"),
@@ -212,6 +217,8 @@ class ServerConfig:
     http_port: int
     http_address_file: Path | None
     http_max_silence_s: float
+    cluster_shards: int
+    cluster_shard: int | None
     gateway_certificate: Path | None
     checkpoints: CheckpointConfig
     memory_on_excess: str
@@ -269,6 +276,10 @@ def load(
     def value(key: str) -> Any:
         return settings.get(*key.split("."), default=KEYS[key].default)
 
+    shards, shard, folder = value("cluster.shards"), value("cluster.shard"), _path(value("checkpoints.directory"))
+    served = shares_of(settings, given + named or (ServedTable(TableConfig("replay")),), shards, shard)
+    if folder is not None and shards > 1:
+        folder /= f"shard-{shard}"  # each server locks its own
     return ServerConfig(
         port=value("port"),
         bind=value("bind"),
@@ -276,9 +287,11 @@ def load(
         http_port=value("http.port"),
         http_address_file=_path(value("http.address_file")),
         http_max_silence_s=value("http.max_silence_s"),
+        cluster_shards=shards,
+        cluster_shard=shard,
         gateway_certificate=_path(value("gateway.certificate")),
         checkpoints=CheckpointConfig(
-            _path(value("checkpoints.directory")),
+            folder,
             *(value(f"checkpoints.{name}") for name in _CHECKPOINT_KEYS),
         ),
         memory_on_excess=value("memory.on_excess"),
@@ -286,7 +299,7 @@ def load(
         log_format=value("log.format"),
         log_level=value("log.level"),
         log_figures_every_s=value("log.figures_every_s"),
-        tables=given + named or (ServedTable(TableConfig("replay")),),
+        tables=served,
     )
 
 
