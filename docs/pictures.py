@@ -2,7 +2,8 @@
 
     python docs/pictures.py docs/_static
 
-Windows come from `WindowSpec`, the rate limiter from a run on a `LocalServer`, throughput from the tables of README.md.
+Windows come from `WindowSpec`, the rate limiter from a run on a `LocalServer`, throughput from the tables of
+figures.md.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.ticker import MultipleLocator
 
 import reverb_writer as rw
 
-README = Path(__file__).parents[1] / "README.md"
+FIGURES = Path(__file__).with_name("figures.md")
 THEMES = {
     "light": {
         "text": "#333",
@@ -43,6 +45,7 @@ THEMES = {
     },
 }
 Colours = dict[str, str]
+UNITS = {"steps": "writing", "items": "reading"}
 BALANCE = rw.SampleToInsertRatio(samples_per_insert=8, min_size=100, error_buffer=200)
 RUN_S, PHASE_S, LOOK_S = 6.0, 1.5, 0.02
 STEP = (
@@ -199,37 +202,48 @@ def draw_limiter(rows: np.ndarray[Any, Any], colours: Colours) -> Figure:
     return figure
 
 
-def read_throughput(text: str) -> list[tuple[str, float, float]]:
-    """Read the rows of README's tables that have a rate of ours and how many times a peer's it is."""
+def read_throughput(text: str) -> dict[str, list[tuple[str, float, float]]]:
+    """Read, of each table of rates, the rows that have a rate of ours and how many times a peer's it is."""
     row = re.compile(r"^\| ([^|]+) \| ([\d,]+)[^|]* \| ([\d.]+)x \|", re.MULTILINE)
-    found = [
-        (name, float(rate.replace(",", "")), float(times)) for name, rate, times in row.findall(text.replace("`", ""))
-    ]
-    if not found:
-        raise SystemExit(f"{README.name} has no row of the form `| work | rate | 1.5x |`.")
+    _, *tables = re.split(r"^\| work \| ours, (\w+)/s \|", text.replace("`", ""), flags=re.MULTILINE)
+    found = {
+        f"{UNITS[unit]}, {unit} a second": [
+            (name, float(rate.replace(",", "")), float(times)) for name, rate, times in row.findall(rows)
+        ]
+        for unit, rows in zip(tables[::2], tables[1::2], strict=True)
+    }
+    if not found or not all(found.values()):
+        raise SystemExit(f"{FIGURES.name} needs tables `| work | ours, UNIT/s |` of rows `| work | rate | 1.5x |`.")
     return found
 
 
-def draw_throughput(found: list[tuple[str, float, float]], colours: Colours) -> Figure:
-    """Draw our rate and the peer's beside each other."""
-    figure, axes = new_figure(7, 0.55 * len(found) + 1, colours)
-    rows = np.arange(len(found))
-    ours, times = (np.array([one[i] for one in found]) for i in (1, 2))
-    axes.barh(rows - 0.18, ours, 0.36, color=colours["ours"], label="reverb-writer")
-    axes.barh(rows + 0.18, ours / times, 0.36, color=colours["theirs"], label="TF-Agents, Reverb")
-    for row, (rate, by) in enumerate(zip(ours, times, strict=True)):
-        axes.text(rate, row - 0.18, f" {by:g}x", color=colours["text"], va="center", fontsize=9)
-    axes.set_yticks(rows, [name for name, _, _ in found])
-    axes.invert_yaxis()
-    axes.set(xlabel="steps or items a second", xlim=(0, ours.max() * 1.12))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(frameon=False, labelcolor=colours["text"], loc="lower right")
+def draw_throughput(found: dict[str, list[tuple[str, float, float]]], colours: Colours) -> Figure:
+    """Draw our rates and the peer's beside each other, a panel a table."""
+    sizes = [len(rows) for rows in found.values()]
+    figure = Figure((7, 0.5 * sum(sizes) + 1.5), layout="constrained")
+    panels = np.atleast_1d(figure.subplots(len(found), height_ratios=sizes, sharex=True))
+    largest = max(rate for rows in found.values() for _, rate, _ in rows)
+    for axes, (title, work) in zip(panels, found.items(), strict=True):
+        dress(axes, colours)
+        rows = np.arange(len(work))
+        ours, times = (np.array([one[i] for one in work]) for i in (1, 2))
+        axes.barh(rows - 0.18, ours, 0.36, color=colours["ours"], label="reverb-writer")
+        axes.barh(rows + 0.18, ours / times, 0.36, color=colours["theirs"], label="TF-Agents, Reverb")
+        for row, (rate, by) in enumerate(zip(ours, times, strict=True)):
+            axes.text(rate, row - 0.18, f" {by:g}x", color=colours["text"], va="center", fontsize=9)
+        axes.set_yticks(rows, [name for name, _, _ in work])
+        axes.invert_yaxis()
+        axes.set_title(title, loc="left", fontsize=10, color=colours["text"])
+        axes.set(xlim=(0, largest * 1.12))
+        axes.xaxis.set_major_locator(MultipleLocator(100_000))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    panels[-1].legend(frameon=False, labelcolor=colours["text"], loc="lower right")
     return figure
 
 
 def pictures() -> Iterator[tuple[str, Callable[[Colours], Figure]]]:
     """Yield each picture's name and what draws it."""
-    rows, found = run_limiter(), read_throughput(README.read_text("utf-8"))
+    rows, found = run_limiter(), read_throughput(FIGURES.read_text("utf-8"))
     yield "windows", draw_windows
     yield "step", lambda colours: draw_flow(STEP, colours)
     yield "sample", lambda colours: draw_flow(SAMPLE, colours)

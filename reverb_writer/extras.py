@@ -7,19 +7,12 @@ from collections.abc import Iterator
 
 from reverb_writer.errors import MissingExtraError
 
-__all__ = ["needs"]
-
 
 @contextlib.contextmanager
 def needs(what: str, install: str) -> Iterator[None]:
     """Turn a failed import in the block into an error that says what to install.
 
-    Args:
-        what: the feature that needs it, for the error.
-        install: the argument of `pip install`, such as "reverb-writer[torch]".
-
-    Raises:
-        MissingExtraError: a module is missing; names it.
+    `what` is the feature that needs it, `install` the argument of `pip install`, such as "reverb-writer[torch]".
     """
     try:
         yield

@@ -12,14 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["lazy_names", "module_of_names"]
-
 
 def module_of_names(stub: Path) -> dict[str, str]:
     """Return the full name of the module that each public name of a stub is imported from.
 
-    Args:
-        stub: a file of `from package.module import Name as Name` lines; everything else in it is ignored.
+    The stub has `from package.module import Name as Name` lines; everything else in it is ignored.
     """
     statements = ast.parse(stub.read_text(encoding="utf-8")).body
     return {
@@ -32,12 +29,7 @@ def module_of_names(stub: Path) -> dict[str, str]:
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package with a stub.
-
-    Args:
-        package: its `__name__`.
-        file: its `__file__`.
-    """
+    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package with a stub."""
     module_of = module_of_names(Path(file).with_suffix(".pyi"))
 
     def load(name: str) -> Any:

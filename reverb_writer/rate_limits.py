@@ -21,22 +21,6 @@ from typing import Any, Literal, TypeAlias
 from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = [
-    "Side",
-    "Standstill",
-    "StandstillDetector",
-    "explain_inserts",
-    "explain_samples",
-    "explain_side",
-    "figures",
-    "insert_room",
-    "inserts_progress",
-    "keeps_ratio",
-    "rates",
-    "reached_ratio",
-    "sample_room",
-]
-
 Side: TypeAlias = Literal["inserts", "samples"]
 _WAITING: dict[Side, str] = {"inserts": "waiting_for_sampling", "samples": "waiting_for_inserts"}
 _QUEUED: dict[Side, str] = {
@@ -203,11 +187,7 @@ def explain_inserts(before: ServerInfo, now: ServerInfo, tables: set[str]) -> st
 def explain_samples(now: ServerInfo, table: str, before: ServerInfo | None = None, *, remedy: str | None = None) -> str:
     """Say what keeps samples of a table from coming, with the numbers, and what to do.
 
-    Args:
-        now: the tables.
-        table: the name of the one that is sampled.
-        before: the tables earlier, which tell whether actors write.
-        remedy: what to do, for a table that is not written by actors.
+    `before` is an earlier answer, which tells whether actors write; `remedy` is for a table that they do not write.
     """
     if table not in now.tables:
         return f"The server has no table `{table}` any more."
@@ -292,7 +272,6 @@ class Standstill:
     remedy: str
 
     def __str__(self) -> str:
-        """Say all of it."""
         what = f"table `{self.table}`: {self.side} have stood still for {self.seconds:.0f} s or more."
         return f"{what} {self.why} {self.remedy}"
 

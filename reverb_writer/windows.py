@@ -109,7 +109,7 @@ class WindowSpec:
         return cls(sequence_length=None)
 
     def ends(self, after: int, upto: int) -> range:
-        """Return the step counts c, after < c <= upto, at which the last L steps are a window.
+        """Return the step counts c, `after` < c <= `upto`, at which the last L steps are a window.
 
         O(1), and unchecked: it runs on every step. A whole episode has no such counts.
 

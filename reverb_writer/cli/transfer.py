@@ -13,28 +13,18 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["Tally", "follow"]
-
 _DONE, _INCOMPLETE, _INTERRUPTED = 0, 3, 130  # 1 is an error, 2 is click's code for wrong arguments
 
 
 @dataclass
 class Tally:
-    """The result of a transfer.
+    """The result of a transfer."""
 
-    Attributes:
-        num_done: number of trajectories or items transferred.
-        num_steps: number of their steps.
-        num_left_out: number of those that could not be read.
-        was_stopped: whether Ctrl-C or SIGTERM ended the transfer early.
-        seconds: its duration.
-    """
-
-    num_done: int = 0
-    num_steps: int = 0
-    num_left_out: int = 0
-    was_stopped: bool = False
-    seconds: float = 0.0
+    num_done: int = 0  # number of trajectories or items transferred
+    num_steps: int = 0  # number of their steps
+    num_left_out: int = 0  # number of those that could not be read
+    was_stopped: bool = False  # whether Ctrl-C or SIGTERM ended the transfer early
+    seconds: float = 0.0  # its duration
 
     @property
     def exit_code(self) -> int:
@@ -45,10 +35,7 @@ class Tally:
 def follow(results: Generator[Any, None, None], description: str, total: int) -> Tally:
     """Iterate over results, which have `num_steps` and `error`, to their end or until Ctrl-C or SIGTERM.
 
-    Args:
-        results: always closed at the end, which waits until everything sent is acknowledged.
-        description: the label of the progress bar.
-        total: the expected number of results.
+    The results are always closed at the end, which waits until everything sent is acknowledged.
     """
     tally, start = Tally(), time.monotonic()
     with _stopped() as is_asked, _progress(description, total) as tell, contextlib.closing(results):

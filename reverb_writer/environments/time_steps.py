@@ -11,8 +11,6 @@ import tree
 from reverb_writer.environments.recorded_steps import FALSE, TRUE, recorded_step
 from reverb_writer.errors import StructureError
 
-__all__ = ["TimeStepRecorder"]
-
 
 class TimeStepRecorder:
     """Pass dm_env time steps and actions to an observer, as Acme's actors pass them to an adder.

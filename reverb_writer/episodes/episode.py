@@ -19,8 +19,6 @@ from reverb_writer.errors import ClosedError, IncompleteError, SpecError, Struct
 from reverb_writer.extras import needs
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["Episode"]
-
 _CHECK_EVERY = 50
 
 
@@ -56,7 +54,7 @@ class Episode(EpisodeData):
     """
 
     def add_env_reset(self, observation: Any, infos: Any = None) -> None:
-        """Add what `env.reset()` returned.
+        """Add what `env.reset()` returned: `observation`, and `infos`, a dict or None.
 
         Raises:
             SpecError: the episode has observations already, or is a later chunk of an episode.
@@ -188,7 +186,7 @@ class Episode(EpisodeData):
     """`finalize`, by RLlib's newer name."""
 
     def concat_episode(self, other: Episode) -> None:
-        """Add the steps of the chunk that follows this one, in place; its look-back is left out.
+        """Add the steps of `other`, the chunk that follows this one, in place; its look-back is left out.
 
         Raises:
             SpecError: the other one has another id, starts at another step, or with another observation.
@@ -213,7 +211,7 @@ class Episode(EpisodeData):
         return cut_and_concat.cut(self, integer("len_lookback_buffer", len_lookback_buffer, minimum=0))
 
     def slice(self, slice_: slice) -> Episode:
-        """Return some of the steps as an episode, as `episode[a:b]` does.
+        """Return the steps of `slice_` as an episode, as `episode[a:b]` does.
 
         Its look-back is as long as that of this episode, if there are enough steps before it; `t_started` is its first
         step. It is over if it contains the end of an episode that is over.
@@ -236,7 +234,7 @@ class Episode(EpisodeData):
         return self.slice(item)
 
     def add_temporary_timestep_data(self, key: str, data: Any) -> None:
-        """Store an object under a name until `finalize()`, without a check or a copy.
+        """Store `data`, any object, under the name `key` until `finalize()`, without a check or a copy.
 
         Raises:
             ClosedError: the episode is finalized.
@@ -245,7 +243,7 @@ class Episode(EpisodeData):
         self.temporary_timestep_data.setdefault(key, []).append(data)
 
     def get_temporary_timestep_data(self, key: str) -> list[Any]:
-        """Return the list of objects that were stored under a name.
+        """Return the list of objects that were stored under the name `key`.
 
         Raises:
             ClosedError: the episode is finalized.
@@ -285,7 +283,7 @@ class Episode(EpisodeData):
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Episode:
-        """Return the episode of a state that `get_state` returned.
+        """Return the episode of a `state` that `get_state` returned.
 
         Raises:
             FormatError: this is not a state of an episode.
@@ -303,7 +301,7 @@ class Episode(EpisodeData):
         return episode_steps.of(self)
 
     def windows(self, spec: WindowSpec) -> list[Any]:
-        """Return the windows that an observer with this spec writes of this episode, each a nest with leaves [L, ...].
+        """Return the windows that an observer with this `spec` writes of this episode: nests, leaves [L, ...].
 
         >>> episode = Episode(observations=[0, 1, 2], actions=[5, 6], rewards=[1.0, 0.5], len_lookback_buffer=0)
         >>> [window["observation"].tolist() for window in episode.windows(WindowSpec(2))]

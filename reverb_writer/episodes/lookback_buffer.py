@@ -12,11 +12,9 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import filling
 from reverb_writer.episodes.column_state import broken_state, column_state, restore_column
 from reverb_writer.episodes.growing_columns import Block, Columns, as_objects, batched, listed, stacked
-from reverb_writer.episodes.indexing import position, span
+from reverb_writer.episodes.indexing import Indices, position, span
 from reverb_writer.episodes.space_structure import Parts, check
 from reverb_writer.errors import ClosedError, OutOfRangeError, SpecError, StructureError
-
-__all__ = ["InfiniteLookbackBuffer"]
 
 Array = npt.NDArray[Any]
 
@@ -93,7 +91,7 @@ class InfiniteLookbackBuffer:
         return self.rows.size
 
     def append(self, item: Any) -> None:
-        """Add a row; amortised O(1), finalized or not.
+        """Add `item`, a row; amortised O(1), finalized or not.
 
         Raises:
             StructureError: its structure or shapes differ from the first row. Nothing changed.
@@ -103,7 +101,7 @@ class InfiniteLookbackBuffer:
         self.rows.size += 1
 
     def checked(self, item: Any, what: str = "item") -> Block:
-        """Return a row as the argument of `rows.put`.
+        """Return `item`, a row, as the argument of `rows.put`; errors call it `what`.
 
         Raises:
             StructureError: its structure or shapes differ from the first row.
@@ -112,7 +110,7 @@ class InfiniteLookbackBuffer:
         return self.rows.check(block, what)
 
     def extend(self, items: Any) -> None:
-        """Add rows: a list of them, or a nest of arrays [T, ...].
+        """Add rows: `items` is a list of them, or a nest of arrays [T, ...].
 
         Raises:
             StructureError: structure or shapes of one differ from the first row. Nothing changed.
@@ -123,14 +121,14 @@ class InfiniteLookbackBuffer:
             self.rows.size += block.num_rows
 
     def concat(self, other: InfiniteLookbackBuffer) -> None:
-        """Add the rows of another buffer, without its look-back."""
+        """Add the rows of `other`, another buffer, without its look-back."""
         block = other.rows.block(np.arange(other.lookback, other.rows.size))
         if block is not None:
             self.rows.put(self.rows.check(block, "other"))
             self.rows.size += block.num_rows
 
     def part(self, index: Array, lookback: int) -> InfiniteLookbackBuffer:
-        """Return a buffer of some of the rows; their numbers include the look-back.
+        """Return a buffer of the rows whose numbers `index` holds, integers [n], counted with the look-back.
 
         The first `lookback` of these rows are the look-back of the new buffer.
         """
@@ -141,7 +139,7 @@ class InfiniteLookbackBuffer:
         return part
 
     def pop(self, index: int = -1) -> None:
-        """Remove a row and return nothing; the index is that of a list of all rows, look-back included.
+        """Remove a row and return nothing; `index` is that of a list of all rows, look-back included.
 
         Raises:
             OutOfRangeError: there is no such row.
@@ -160,7 +158,7 @@ class InfiniteLookbackBuffer:
 
     def get(
         self,
-        indices: int | slice | Sequence[int] | None = None,
+        indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
         fill: Any = None,
@@ -230,7 +228,7 @@ class InfiniteLookbackBuffer:
         self,
         new_data: Any,
         *,
-        at_indices: int | slice | Sequence[int] | None = None,
+        at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
         """Overwrite a row, or several.
@@ -275,7 +273,7 @@ class InfiniteLookbackBuffer:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> InfiniteLookbackBuffer:
-        """Make a buffer of what `get_state` returned; raises FormatError if it is something else."""
+        """Make a buffer of a `state` that `get_state` returned; raises FormatError if it is something else."""
         with broken_state("a buffer"):
             return restore_column(cls(untyped=bool(state["untyped"])), state)
 

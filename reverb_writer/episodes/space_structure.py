@@ -14,8 +14,6 @@ import numpy.typing as npt
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves
 
-__all__ = ["Parts", "SpaceLeaf", "check", "kinds_of", "parts_of", "struct_of"]
-
 Array = npt.NDArray[Any]
 
 
@@ -49,14 +47,10 @@ class SpaceLeaf:
     def one_hot(self, leaf: Array) -> Array:
         """Return the one-hot vectors of samples, or the samples if their space is neither Discrete nor MultiDiscrete.
 
-        Args:
-            leaf: [m, *shape] integers. The `start` of a discrete space is subtracted, which RLlib does not do.
+        Samples are [m, *shape] integers. The `start` of a discrete space is subtracted, which RLlib does not do.
 
         Returns:
             float32 [m, n], or [m, sum(nvec)]: the vectors of all components, one after the other.
-
-        Raises:
-            StructureError: a value is not in the space.
         """
         sizes = self.sizes
         if sizes is None:
@@ -108,10 +102,6 @@ def kinds_of(space: Any) -> set[str]:
 
 
 def check(space: Any, item: Any, what: str) -> None:
-    """Check that a space contains an item, which `what` names.
-
-    Raises:
-        StructureError: it does not.
-    """
+    """Check that a space contains an item, which `what` names."""
     if space is not None and not space.contains(item):
         raise StructureError(f"{what} {item!r} is not in its space {space}.")

@@ -23,8 +23,6 @@ from reverb_writer.files.trajectory_folder import StoredTrajectory
 from reverb_writer.files.transition_fields import TransitionFields
 from reverb_writer.leaves import padded_rows
 
-__all__ = ["from_minari", "to_minari"]
-
 
 def from_minari(dataset: Any, writer: RolloutWriter) -> int:
     """Write the episodes of a Minari data set as trajectories, and return how many.

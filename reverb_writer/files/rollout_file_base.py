@@ -14,8 +14,6 @@ import tree
 
 from reverb_writer.arguments import integer
 
-__all__ = ["RolloutFileBase"]
-
 
 class RolloutFileBase:
     """Trajectories from files as if `num_envs` environments stepped through them.
@@ -44,7 +42,6 @@ class RolloutFileBase:
         self._is_initialized = False
 
     def __repr__(self) -> str:
-        """Return class, directory and number of environments."""
         return f"<{type(self).__name__} of {self.data_dir}: {self.num_envs} environments>"
 
     def reset(self, env_ids: Any = None) -> None:
@@ -123,15 +120,15 @@ class RolloutFileBase:
         raise NotImplementedError
 
     def refresh_handlers(self, env_ids: Sequence[int]) -> None:
-        """Give these environments their next trajectory, even if the current one has not ended."""
+        """Give the environments `env_ids` their next trajectory, even if the current one has not ended."""
         raise NotImplementedError
 
     def get_buffer(self, num_transitions_per_env: int | None = None) -> Any:
-        """Make a batch of zeros: leaves [N, ...], or [num_transitions_per_env, N, ...]."""
+        """Make a batch of zeros: leaves [N, ...], or [T, N, ...], where T is `num_transitions_per_env`."""
         raise NotImplementedError
 
     def fill_transition(self, buffer: Any, env_ids: Sequence[int] | None = None) -> Any:
-        """Copy the next transitions of these environments into a batch, and return it.
+        """Copy the next transitions of the environments `env_ids`, or of all, into `buffer`, and return it.
 
         Raises:
             StopIteration: nothing is left for any of them.

@@ -11,8 +11,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.files.manifest import End
 from reverb_writer.files.rollout_writer import RolloutWriter
 
-__all__ = ["RolloutTee"]
-
 
 class RolloutTee:
     """Pass steps to an observer and to a writer, so that they can be imported again later.
@@ -33,6 +31,9 @@ class RolloutTee:
     Attributes:
         observer: any observer of this package, those of `reverb_writer.tf_agents` included.
         writer: the writer.
+
+    Raises:
+        SpecError: the two have different numbers of environments.
     """
 
     def __init__(self, observer: Any, writer: RolloutWriter) -> None:
@@ -69,7 +70,7 @@ class RolloutTee:
         self.writer.write(planned)
 
     def reset(self, *, discard: bool = False, **env_ids: Any) -> None:
-        """End the episode here, for both; see the observer's `reset`."""
+        """End the episode here, for both; `discard` as for the observer's `reset`."""
         self.observer.reset(discard=discard, **env_ids)
         self.writer.end_episode(end=End.CUT if discard else End.RESET, **env_ids)
 
@@ -92,7 +93,6 @@ class RolloutTee:
         return getattr(self.observer, name)
 
     def __enter__(self) -> RolloutTee:
-        """Return the tee itself."""
         return self
 
     def __exit__(

@@ -19,16 +19,6 @@ from reverb_writer.files import column_encoding as codec
 from reverb_writer.files.manifest import Leaf, Manifest, Part
 from reverb_writer.nests import packer, rows
 
-__all__ = [
-    "MANIFEST",
-    "PARTIAL",
-    "PREFIX",
-    "StoredTrajectory",
-    "TrajectoryFolder",
-    "list_trajectories",
-    "open_trajectory",
-]
-
 Array = npt.NDArray[Any]
 
 MANIFEST = "manifest.json"
@@ -103,7 +93,6 @@ class StoredTrajectory:
                     raise FormatError(f"`{part.file}` has {size} bytes, expected {part.size}.")
 
     def __repr__(self) -> str:
-        """Return the folder and the number of steps."""
         return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
 
     @property
@@ -112,7 +101,7 @@ class StoredTrajectory:
         return self.path.name
 
     def columns(self, part: Part) -> list[Array]:
-        """Return the leaves of one file, [part.stop - part.start, ...]; some are read-only.
+        """Return the leaves of one file, `part`: [part.stop - part.start, ...]; some are read-only.
 
         Raises:
             FormatError: the file differs from the manifest; names it.
@@ -176,7 +165,7 @@ def open_trajectory(path: Path) -> StoredTrajectory:
 
 
 def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
-    """Return the folders of the complete trajectories under a directory, oldest first.
+    """Return the folders of the complete trajectories under `data_dir`, oldest first.
 
     Subfolders are searched too, because several writers may each have one. A missing directory has no trajectories. The
     order is that of the times in the names, so copying does not change it.

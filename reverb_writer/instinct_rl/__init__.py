@@ -60,7 +60,7 @@ class RolloutDataset(rollouts.RolloutDataset):
 
     @staticmethod
     def get_frame_range(filename: str) -> tuple[int, int]:
-        """Return the frames [start, stop) that a file's name states.
+        """Return the frames [start, stop) that `filename` states.
 
         >>> RolloutDataset.get_frame_range("traj_100_200.pkl")
         (100, 200)
@@ -72,11 +72,11 @@ class RolloutDataset(rollouts.RolloutDataset):
 
     @staticmethod
     def assemble_obs_components(observation: Any) -> Any:
-        """Return an observation of several components [T, ...] as one float32 vector [T, D], in dm-tree's order."""
+        """Return an `observation` of several components [T, ...] as one float32 vector [T, D], in dm-tree's order."""
         return concatenate_components(observation)
 
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory of a folder, in either format.
+        """Return the trajectory of the folder `path`, in either format.
 
         Raises:
             FormatError: it is torn, half-written or damaged; names it.

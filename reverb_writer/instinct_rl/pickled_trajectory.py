@@ -26,8 +26,6 @@ from reverb_writer.files.trajectory_folder import MANIFEST, StoredTrajectory
 from reverb_writer.files.trajectory_folder import open_trajectory as open_stored_trajectory
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 
-__all__ = ["PickledTrajectory", "frame_range", "open_trajectory"]
-
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\..*)?")
 _LARGEST = 255
 
@@ -37,9 +35,6 @@ def frame_range(filename: str) -> tuple[int, int]:
 
     >>> frame_range("traj_100_200.pkl")
     (100, 200)
-
-    Raises:
-        FormatError: the name states none.
     """
     found = _FILE.fullmatch(filename)
     if not found:
@@ -48,7 +43,7 @@ def frame_range(filename: str) -> tuple[int, int]:
 
 
 def open_trajectory(path: Path) -> StoredTrajectory | PickledTrajectory:
-    """Open a trajectory of this project's format or of the original's.
+    """Open the trajectory in the folder `path`, of this project's format or of the original's.
 
     Raises:
         FormatError: it is torn, half-written or damaged; names it.
@@ -100,7 +95,7 @@ class PickledTrajectory:
 
     @staticmethod
     def is_at(path: Path) -> bool:
-        """Return whether a folder holds such a trajectory."""
+        """Return whether the folder `path` holds such a trajectory."""
         return not (path / MANIFEST).exists() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
 
     @property
@@ -109,7 +104,7 @@ class PickledTrajectory:
         return self.path.name
 
     def columns(self, part: Part) -> dict[str, Any]:
-        """Return the arrays of one file, [T, ...] by key, the components of observations put together.
+        """Return the arrays of one file, `part`: [T, ...] by key, the components of observations put together.
 
         Raises:
             FormatError: it is torn, or its arrays are not what its name says.
@@ -145,11 +140,7 @@ class PickledTrajectory:
             self.columns(part)
 
     def _assemble_components(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists.
-
-        Raises:
-            FormatError: it lists none, or one is missing.
-        """
+        """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists."""
         if "observations" in arrays:
             return arrays
         path = self.path.parent / "metadata.json"

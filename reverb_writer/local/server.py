@@ -15,13 +15,11 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.daemon_threads import DaemonThreads
+from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.machine_memory import machine_bytes
-from reverb_writer.local.service import Service
 from reverb_writer.local.store import Store
-from reverb_writer.protocol.table_specs import SPECS_CONFIG, SPECS_TABLE
+from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
-
-__all__ = ["LocalServer"]
 
 _HOST = "127.0.0.1"
 _SHARE = 4  # of the machine's memory, by default
@@ -46,8 +44,8 @@ class LocalServer:
     Args:
         tables: The tables to serve: at least one, no two of one name.
         port: 1 to 65535, or None for a free one.
-        max_bytes: Bound on the memory that items and chunks take, > 0; None for a quarter of the machine's. A write
-            that would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
+        max_bytes: Bound on the memory that items and chunks take, in bytes, > 0; None for a quarter of the machine's. A
+            write that would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
 
     Attributes:
         port: The port that it listens on.
@@ -65,7 +63,7 @@ class LocalServer:
         """Start to serve; when this returns, clients can connect."""
         check_tables(tables, SPECS_TABLE)
         wanted, bound = _checked(port, max_bytes)
-        self._serve(Store([*tables, SPECS_CONFIG], bound), wanted)
+        self._serve(Store([*tables, specs_config(tables)], bound), wanted)
 
     @classmethod
     def restore(
@@ -79,7 +77,7 @@ class LocalServer:
         Args:
             folder: That `save` has written.
             port: As for a new server.
-            max_bytes: Likewise.
+            max_bytes: As for a new server, in bytes.
 
         Raises:
             FormatError: There is nothing that was saved, it is damaged, or it takes more than `max_bytes`.
@@ -127,7 +125,7 @@ class LocalServer:
         """Wait until another thread has called `close()`, and return whether that came true.
 
         Args:
-            timeout_s: Seconds to wait at most; None for ever, which must be said as there is no default.
+            timeout_s: How many seconds to wait at most; None for ever, which must be said as there is no default.
         """
         return self._closed.wait(timeout_s)
 

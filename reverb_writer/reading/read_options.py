@@ -10,8 +10,6 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.errors import SpecError
 
-__all__ = ["MAX_CACHE_BYTES", "OnTimeout", "ReadOptions", "check_choice"]
-
 MAX_CACHE_BYTES = 256 << 20
 """Default memory limit of decoded chunks."""
 
@@ -24,7 +22,8 @@ class ReadOptions:
 
     Attributes:
         max_in_flight_batches: limit of batches fetched ahead, for each server, >= 1. What is ahead is older than what
-            could be sampled now, and counts as sampled for the rate limiter.
+            could be sampled now, and counts as sampled for the rate limiter. If servers are sampled as one, it is for
+            all together, and samples of twice as many batches may wait to be drawn.
         timeout_s: time-out of a batch, in seconds; None for the client's.
         connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
             learner that may wait an hour for its first batch should know within seconds that its server is not there.
@@ -39,12 +38,15 @@ class ReadOptions:
         skip_unsafe: skip and count samples that raise UnsafeDataError.
         reuse_buffers: overwrite the arrays of a batch when a later batch is asked for, instead of giving each batch its
             own. This saves the system from providing new memory for every batch of frames.
-        max_cache_bytes: memory limit of the cache of decoded chunks, for each server. A quarter more is used for row
-            ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
-        max_sample_bytes: limit of the decoded size of one sample.
+        max_cache_bytes: memory limit of the cache of decoded chunks, for each server, in bytes. A quarter more is used
+            for row ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
+        max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. A
             `ReplayDataset` calls it in the thread that fetches, so it runs while the learner trains (with `num_steps`,
             and a last, smaller batch, in the learner's). What it raises, `next` raises instead of that batch.
+
+    Raises:
+        SpecError: an option can never work; names it.
     """
 
     max_in_flight_batches: int = 2
@@ -60,11 +62,7 @@ class ReadOptions:
     transform: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check and convert the options.
-
-        Raises:
-            SpecError: an option can never work; names it.
-        """
+        """Check and convert the options."""
         check_choice("on_timeout", self.on_timeout, ("raise", "stop"))
         for name in ("timeout_s", "connect_timeout_s"):
             if getattr(self, name) is not None:
@@ -83,10 +81,6 @@ class ReadOptions:
 
 
 def check_choice(name: str, choice: object, choices: tuple[str, ...]) -> None:
-    """Check that an argument is one of some words.
-
-    Raises:
-        SpecError: it is not.
-    """
+    """Check that an argument is one of some words."""
     if choice not in choices:
         raise SpecError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")

@@ -18,22 +18,9 @@ from reverb_writer.array_api import Array, concatenated
 from reverb_writer.errors import SpecError
 from reverb_writer.rollouts.arrays import Arrays
 
-__all__ = ["ends_of", "statistics"]
-
 
 def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *, approximate: bool) -> dict[str, Array]:
-    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...].
-
-    Args:
-        arrays: the storage's arrays.
-        column: returns the column of a name, in the order of time.
-        last_values: [B, R], values of the observations after the newest row.
-        approximate: use the values of truncated rows themselves in place of those of their final observations, and also
-            in the last rows of windows if the value of what follows is not known.
-
-    Raises:
-        SpecError: such a value is needed and not known.
-    """
+    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...]."""
     xp, values = arrays.xp, column("values")
     dones, truncated, cuts = (column(name) != 0 for name in ("dones", "truncated", "cuts"))
     cuts[-1] = False  # `last_values` are what follows
@@ -61,11 +48,7 @@ def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *,
 def statistics(arrays: Arrays, rewards: Array, ends: Array, is_real: Array | None) -> tuple[float, float]:
     """Return the mean length of trajectories, those that are cut off included, and the mean reward, of real rows.
 
-    Args:
-        arrays: the storage's arrays.
-        rewards: [T, B, R].
-        ends: [T, B, 1], not 0 at the last row of a trajectory, and at rows that are not real.
-        is_real: [T, B, 1] bool, which rows count; None for all.
+    Rewards are [T, B, R]; ends [T, B, 1] are not 0 at the last row of a trajectory, and at rows that are not real.
     """
     if is_real is None:
         is_real = (ends == 0) | (ends != 0)

@@ -27,8 +27,6 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
 
-__all__ = ["Markers", "boundary_steps", "marker_leaves", "read_markers"]
-
 _REASONS = ("terminated", "truncated")
 
 Flags = npt.NDArray[np.bool_]
@@ -44,7 +42,10 @@ class Markers:
         done: bool, last row of a trajectory.
         terminated: bool, last row, in a terminal state: the value after it is 0.
         truncated: bool, last row, ended by a time limit or the like: the value after it is not 0.
-        traj_ids: integers; a change from one row to the next is a boundary.
+        traj_ids: integers [N]; a change from one row to the next is a boundary.
+
+    Raises:
+        StructureError: the shapes differ, or ids are not integers.
     """
 
     is_init: Flags | None = None
@@ -54,11 +55,7 @@ class Markers:
     traj_ids: npt.NDArray[np.integer[Any]] | None = None
 
     def __post_init__(self) -> None:
-        """Convert flags to bool, and check that all markers have one shape.
-
-        Raises:
-            StructureError: the shapes differ, or ids are not integers.
-        """
+        """Convert flags to bool, and check that all markers have one shape."""
         shapes = {}
         for name in (field.name for field in fields(self)):
             marker = getattr(self, name)

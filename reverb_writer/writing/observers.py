@@ -27,8 +27,6 @@ from reverb_writer.writing.window_targets import WindowTarget, table_names, wind
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver", "WindowObserver"]
-
 _LOG = logging.getLogger(__package__)
 
 
@@ -150,7 +148,11 @@ class EpisodeObserver(SingleObserver):
             self._skip(writer, step, end_of_episode)
 
     def write_episode(self, episode: Episode) -> None:
-        """Write a whole episode, or a chunk that was cut, as an item; see `SingleObserver.write_episode`."""
+        """Write `episode`, whole or a chunk that was cut, as an item; see `TrajectoryObserver.write_episode`.
+
+        Raises:
+            SpecError: it is longer than `max_sequence_length`. Nothing was written.
+        """
         if len(episode) + 1 > self._max_length and not self._bypass:
             raise SpecError(
                 f"the episode has {len(episode) + 1} steps, boundary step included, which is more than "
@@ -172,6 +174,8 @@ class EpisodeObserver(SingleObserver):
         last = layout.structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
         first = not writer.num_skipped
         writer.skip(last=bool(last))
+        if last:
+            self._change_shard()
         if first:
             text = (
                 f"the episode is longer than max_sequence_length={self._max_length} steps, boundary step included: it "

@@ -12,17 +12,6 @@ from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
 from reverb_writer.writing.priorities import EpisodeEnd, Priority
 
-__all__ = [
-    "NEVER",
-    "WindowTarget",
-    "can_align",
-    "chunk_length_for",
-    "chunk_length_of",
-    "episode_end",
-    "table_names",
-    "window_targets",
-]
-
 NEVER = 1 << 62
 """A step count that no episode comes to."""
 
@@ -38,6 +27,9 @@ class WindowTarget:
         spec: which windows.
         tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
         priority: of every item; a function of the window; or "max", the largest priority seen so far of the tables.
+
+    Raises:
+        SpecError: a name of a table is empty or stands twice, or the priority is not a finite number >= 0.
     """
 
     spec: WindowSpec
@@ -45,7 +37,6 @@ class WindowTarget:
     priority: Priority = 1.0
 
     def __post_init__(self) -> None:
-        """Check that no table is there twice, and that a constant priority is one."""
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
             raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")
@@ -54,11 +45,7 @@ class WindowTarget:
 
 
 def table_names(table: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one name, or several, as a tuple.
-
-    Raises:
-        SpecError: there are none.
-    """
+    """Return one name, or several, as a tuple."""
     names = (table,) if isinstance(table, str) else tuple(table)
     if not names:
         raise SpecError("`table` must be a name or several different ones, got none.")
@@ -73,11 +60,7 @@ def window_targets(
     priority: Priority,
     windows: Mapping[str, WindowSpec | WindowTarget] | None,
 ) -> list[WindowTarget]:
-    """Turn an observer's arguments into the kinds of windows it writes.
-
-    Raises:
-        SpecError: there are none, or a table without a length.
-    """
+    """Turn an observer's arguments into the kinds of windows it writes."""
     targets = []
     if table is not None or sequence_length is not None or not windows:
         if table is None or sequence_length is None:
@@ -98,7 +81,7 @@ def window_targets(
 
 
 def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
-    """Return the chunk length that suits windows of these kinds.
+    """Return the chunk length that suits windows of these kinds; `step_bytes` is the size of a step, uncompressed.
 
     A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
     costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
@@ -106,10 +89,6 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
     twice as long: their headers outweigh the steps that are sent for nothing.
     The figures are in `docs/decisions/chunk-length.md`.
-
-    Args:
-        specs: the kinds of windows.
-        step_bytes: size of one step, all leaves together, uncompressed.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]
@@ -128,11 +107,7 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
 
 
 def chunk_length_of(targets: Sequence[WindowTarget], chunk_length: int | None, step_bytes: float) -> int:
-    """Return the chunk length that was asked for, or what suits the targets' windows if that is None.
-
-    Raises:
-        SpecError: there are no targets, or it is not in 1..16383.
-    """
+    """Return the chunk length that was asked for, or what suits the targets' windows if that is None."""
     if not targets or not all(target.tables for target in targets):
         raise SpecError(f"`targets` must be at least one kind of window, each with a table, got {targets!r}.")
     if chunk_length is None:

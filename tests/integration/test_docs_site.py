@@ -6,7 +6,7 @@ import functools
 import http.server
 import importlib.util
 import os
-import shutil
+import re
 import subprocess
 import sys
 import threading
@@ -16,13 +16,13 @@ from typing import Any
 from urllib.parse import urldefrag, urljoin
 
 import pytest
+from docstrings import sections
 
 pytest.importorskip("sphinx")
 pytest.importorskip("furo")
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (390, 1280)
 SCREENSHOTS = os.environ.get("REVERB_WRITER_SCREENSHOTS")  # a folder that gets a picture of some pages
 SHOWN = ("index.html", "windows.html", "rate-limiters.html", "reference/observers.html", "tutorials/first-agent.html")
@@ -67,17 +67,6 @@ def address(site: Path) -> Iterator[str]:
         server.shutdown()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if BROWSER is None:
-        pytest.skip("there is no Chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 def pages_of(site: Path) -> list[str]:
     generated = {"genindex.html", "search.html", "py-modindex.html"}
     pages = (str(path.relative_to(site)) for path in site.rglob("*.html"))
@@ -102,6 +91,9 @@ def test_every_page_opens_fits_and_links_to_pages_that_are_there(site: Path, add
                 complaints.append(f"{name} at {width}: {overflow}")
             found = page.evaluate(LINKS)
             complaints.extend(f"{name}: no picture at {source}" for source in found["broken"])
+            own = ("http://127.0.0.1:", "http://localhost:")
+            plain = [link for link in found["links"] if link.startswith("http://") and not link.startswith(own)]
+            complaints.extend(f"{name}: no encrypted link: {link}" for link in plain)
             links[name] = {link for link in found["links"] if link.startswith(address)}
             anchors[address + name] = set(found["anchors"])
         context.close()
@@ -115,6 +107,20 @@ def test_every_page_opens_fits_and_links_to_pages_that_are_there(site: Path, add
                 complaints.append(f"{name}: no such place as {target}")
     assert len(anchors) > len(SHOWN)
     assert not complaints, "\n".join(complaints)
+
+
+def test_pages_say_what_the_arguments_of_constructors_are(site: Path) -> None:
+    missing = []
+    for source in (ROOT / "docs/reference").glob("*.md"):
+        page = (site / "reference" / f"{source.stem}.html").read_text("utf-8")
+        for package, name in re.findall(
+            r"^.. autoclass:: (reverb_writer[\w.]*)\.(\w+)", source.read_text("utf-8"), re.MULTILINE
+        ):
+            if package != "reverb_writer_server":
+                constructor = getattr(importlib.import_module(package), name).__init__
+                arguments = sections(constructor.__doc__ or "")
+                missing += [f"{name}({one})" for one in arguments if not re.search(rf">[*]*{one}</strong>", page)]
+    assert not missing
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

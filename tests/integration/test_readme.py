@@ -1,51 +1,63 @@
-"""The README's three programs run as they stand, in its order, on one machine; but for the port, which must be free."""
+"""README.md: its program runs as it stands, in a notebook too, and its figures are those of docs/figures.md."""
 
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from ports import free_port
-from server_process import HAS_REVERB, SERVER_PYTHON
 
-import reverb_writer as rw
-
-README = Path(__file__).parents[2] / "README.md"
-ENDS_WITHIN_S = 240
-PORT = "8000"
-NUM_BATCHES, BATCH_SIZE = 1_000, 256  # of the learner
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+NOTEBOOK = ROOT / "examples/first_steps.ipynb"
+MAX_LINES = 120
+ENDS_WITHIN_S = 100
 
 
-def programs() -> list[str]:
-    """Return the Python blocks of the README, in its order."""
-    return re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.DOTALL | re.MULTILINE)
+def program() -> str:
+    """Return the Python block of README."""
+    (found,) = re.findall(r"^```python\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+    return str(found)
 
 
-@pytest.mark.skipif(not HAS_REVERB, reason="the README's server is dm-reverb's")
-def test_server_actor_and_learner_run_as_they_stand_in_order() -> None:
+def test_program_runs_as_it_stands(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
-    port = free_port()
-    assert [program.count(PORT) for program in programs()] == [1, 1, 1]
-    server, actor, learner = (program.replace(PORT, str(port)) for program in programs())
-    with subprocess.Popen([SERVER_PYTHON, "-c", server], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == f"serving at localhost:{port}\n"
-            for program in (actor, learner):
-                done = subprocess.run(
-                    [sys.executable, "-c", program], capture_output=True, text=True, timeout=ENDS_WITHIN_S, check=False
-                )
-                assert done.returncode == 0, done.stderr
-            with rw.Client(f"localhost:{port}") as client:
-                assert client.server_info()["replay"].rate_limiter.num_samples >= NUM_BATCHES * BATCH_SIZE
-                samples = list(client.sample("replay", 20))
-            assert {sample.data["observation"].shape for sample in samples} == {(20, 4)}
-            assert {sample.info.priority for sample in samples} != {1.0}  # the learner has set them
-            assert process.poll() is None, "the server has ended by itself"
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(ENDS_WITHIN_S)
+    command = [sys.executable, "-c", program()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_WITHIN_S, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "(256, 7, 4) 1.0\n" * 10
+    assert done.stderr == ""
+
+
+def test_program_runs_in_a_notebook_which_shows_the_tables() -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("gymnasium")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells), "commit it without outputs"
+    *of_readme, shown, _ = (cell.source for cell in cells)
+    assert "\n\n".join(of_readme) + "\n" == program()
+    assert shown == "client"
+    with_outputs = nbclient.NotebookClient(notebook, timeout=ENDS_WITHIN_S, kernel_name="python3").execute()
+    *_, of_client, _ = (cell.outputs for cell in with_outputs.cells if cell.cell_type == "code")
+    (output,) = of_client
+    assert "<td>replay</td>" in output.data["text/html"]
+
+
+def test_figures_stand_on_their_page() -> None:
+    rows = re.findall(r"^\|(.*)\|$", README[README.index("## How fast") :].partition("\n## Where")[0], re.MULTILINE)
+    figures = (ROOT / "docs/figures.md").read_text("utf-8")
+    found = [number for row in rows[2:] for number in re.findall(r"\b[\d,]+\.?\d*x?\b", row.partition("|")[2])]
+    assert len(found) > len(rows)
+    assert not [number for number in found if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d.,]\d)", figures)]
+
+
+def test_readme_is_short_and_links_to_what_is_there() -> None:
+    assert len(README.splitlines()) <= MAX_LINES
+    targets = re.findall(r'\]\(([^)#:]+)\)|(?:src|srcset)="([^"]+)"', README)
+    assert len(targets) > 1
+    assert not [target for pair in targets for target in pair if target and not (ROOT / target).exists()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
 import signal
 import threading
 import time
@@ -22,7 +21,6 @@ import reverb_writer as rw
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 pytestmark = pytest.mark.timeout(300)
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PHONE = {"width": 360, "height": 740}
 CONFIGURATION = """
     [checkpoints]
@@ -144,17 +142,6 @@ def test_port_of_http_that_is_taken_is_refused(tmp_path: Path, served: ServicePr
 # The page.
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if BROWSER is None:
-        pytest.skip("there is no Chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
 def page(browser: Any, served: ServiceProcess) -> Iterator[Any]:
     """The status page on a phone; whatever it complains of or loads from elsewhere fails the test."""
@@ -235,6 +222,30 @@ def test_page_tells_that_reverb_does_not_answer_and_how_old_its_figures_are(brow
         assert seconds >= 6
         os.kill(server.child(), signal.SIGCONT)
         _shows(page, "#phase", "serving")
+        page.close()
+
+
+def test_page_tells_of_damaged_checkpoints_and_of_jobs_that_fail(browser: Any, tmp_path: Path) -> None:
+    text = f"""
+        [checkpoints]
+        directory = "{tmp_path / "checkpoints"}"
+        every_s = 0
+        hook = "false"
+        [tables.replay]
+    """
+    for _ in range(2):
+        with service(tmp_path, text) as server:
+            assert server.end() == 0
+    newest = max((tmp_path / "checkpoints/kept").iterdir())
+    tables = bytearray((newest / "tables.tfrecord").read_bytes())
+    tables[20] ^= 0xFF
+    (newest / "tables.tfrecord").write_bytes(tables)
+    with service(tmp_path, text) as server, rw.Client(server.address) as client:
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.http_port}/")
+        _shows(page, "#faults", f"Checkpoint {newest.name} is damaged. The log says why.")
+        client.checkpoint()
+        _shows(page, "#faults", "Job hook has failed once. The log says why.")
         page.close()
 
 

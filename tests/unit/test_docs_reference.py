@@ -1,16 +1,23 @@
-"""Every public name has an entry in a page of the reference, and an example that a test runs."""
+"""Every public name has an entry in a page of the reference, and an example that a test runs.
+
+Its docstrings say what each argument is, with the unit of times and sizes and the shape of arrays, and which errors it
+raises.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from docstrings import described, docstrings, parameters, raised, sections
 
+from reverb_writer.errors import SpecError
 from reverb_writer.lazy import module_of_names
 
 ROOT = Path(__file__).parents[2]
@@ -22,8 +29,8 @@ PACKAGES = (
     *(
         f"reverb_writer.{name}"
         for name in (
-            "environments", "episodes", "instinct_rl", "local", "returns", "rollouts", "slices", "tables", "testing",
-            "tf_agents", "windows",
+            "environments", "episodes", "instinct_rl", "local", "ray", "returns", "rollouts", "slices", "tables",
+            "testing", "tf_agents", "windows",
         )
     ),
 )  # fmt: skip
@@ -74,3 +81,56 @@ def test_every_public_name_has_an_entry_and_an_example(package: str, name: str) 
 def test_every_entry_is_of_a_public_name(entry: str) -> None:
     package, _, name = entry.rpartition(".")
     assert (package, name) in set(public_names())
+
+
+def public_callables() -> Iterator[Any]:
+    """Yield each public class, its public methods, and each public function, once, with the class or None."""
+    found: dict[Callable[..., Any], type | None] = {}
+    for package, name in public_names():
+        value = object_of(package, name)  # the server's are names: its module loads TensorFlow
+        if inspect.isfunction(value):
+            found.setdefault(value)
+        elif inspect.isclass(value) and not issubclass(value, BaseException):
+            found.setdefault(value)
+            members = (getattr(one, "__func__", one) for name, one in vars(value).items() if not name.startswith("_"))
+            found.update({one: value for one in members if inspect.isfunction(one) and one not in found})
+    for function, owner in found.items():
+        yield pytest.param(function, owner, id=f"{function.__module__}.{function.__qualname__}")
+
+
+def raisers(value: Any) -> list[Callable[..., Any]]:
+    """Return the functions whose errors the docstring of a public name lists."""
+    if not inspect.isclass(value):
+        return [value]
+    own = (vars(value).get(name) for name in ("__init__", "__post_init__"))
+    return [function for function in own if function and function.__code__.co_filename != "<string>"]
+
+
+@pytest.mark.parametrize(("value", "owner"), list(public_callables()))
+def test_docstrings_say_what_arguments_are_and_which_errors_are_raised(value: Any, owner: type | None) -> None:
+    said = {**(described(owner) if owner else {}), **described(value)}  # a method may use what its class has described
+    for parameter in parameters(value):
+        name, kind = parameter.name, str(parameter.annotation)
+        assert name in said, f"what is `{name}`?"
+        assert not name.endswith("_s") or "seconds" in said[name], f"`{name}` has no unit: {said[name]}"
+        assert not name.endswith("_bytes") or "bytes" in said[name], f"`{name}` has no unit: {said[name]}"
+        assert not re.search(r"\b(ND)?Array\b", kind) or "[" in said[name], f"`{name}` has no shape: {said[name]}"
+    text = "\n".join(docstrings(value))
+    assert not {error for error in raised(raisers(value)) if error not in text}, "an error is not listed"
+
+
+def test_what_lacks_a_description_is_found() -> None:
+    def function(length_bytes: int, timeout_s: float, table: str) -> None:  # noqa: D417  # which is what is found
+        """Wait for a `table`.
+
+        Args:
+            timeout_s: how long to wait,
+                at most.
+        """
+        raise SpecError(f"{length_bytes} {timeout_s} {table}")
+
+    function.__module__ = "reverb_writer"
+    assert sections(function.__doc__ or "") == {"timeout_s": "how long to wait, at most."}
+    assert described(function).keys() == {"timeout_s", "table"}
+    assert [parameter.name for parameter in parameters(function)] == ["length_bytes", "timeout_s", "table"]
+    assert raised([function]) == {"SpecError"}

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for name in ("scripts/release-notes", "reverb_writer/__init__.py"):
+    for name in ("scripts/release-notes", "scripts/absolute-links", "reverb_writer/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     version = reverb_writer.__version__
@@ -45,3 +45,15 @@ def test_version_without_notes_is_refused(copy: Path) -> None:
     done = notes(copy, reverb_writer.__version__)
     assert (done.returncode, done.stdout) == (1, "")
     assert "rename `Unreleased`" in done.stderr
+
+
+def test_links_of_readme_are_absolute_for_pypi(copy: Path) -> None:
+    readme = copy / "README.md"
+    readme.write_text('[a](docs/a.md#b) [c](#d) [e](https://e.org) <source srcset="docs/f.svg"> <img src="docs/g.svg">')
+    command = [sys.executable, str(copy / "scripts/absolute-links"), "https://host/o/r", "v1"]
+    subprocess.run(command, check=True, timeout=60)
+    assert readme.read_text() == (
+        "[a](https://host/o/r/blob/v1/docs/a.md#b) [c](#d) [e](https://e.org) "
+        '<source srcset="https://host/o/r/raw/v1/docs/f.svg?sanitize=true"> '
+        '<img src="https://host/o/r/raw/v1/docs/g.svg?sanitize=true">'
+    )

@@ -1,0 +1,79 @@
+"""What the docstrings of a public name say of its arguments and errors, and what its code takes and raises."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from typing import Any
+
+import reverb_writer as rw
+
+SECTION = re.compile(r"^(?:Args|Attributes):\n((?: .*\n|\n)*)", re.MULTILINE)
+ENTRY = re.compile(r"^    (?=\S)((?:\*{0,2}\w+(?:,\s+)?)+): ", re.MULTILINE)
+COLUMN = re.compile(r"^    (\w+) {2,}(?=\S)", re.MULTILINE)  # of the package `returns`, whose functions share arguments
+BESIDE = re.compile(r"`(?:rw\.)?(\w+)`")
+SHARED = "as in the package's docstring"
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return what a Google-style docstring says of each argument and attribute, by name."""
+    found: dict[str, str] = {}
+    for body in SECTION.findall(inspect.cleandoc(text) + "\n"):
+        _, *pieces = ENTRY.split(body)
+        for names, said in zip(pieces[::2], pieces[1::2], strict=True):
+            found.update(dict.fromkeys(re.findall(r"\w+", names), " ".join(said.split())))
+    return found
+
+
+def docstrings(value: Any) -> Iterator[str]:
+    """Yield the docstrings of a function, or of a class, its constructor and those of its bases, nearest first."""
+    for one in inspect.getmro(value) if inspect.isclass(value) else (value,):
+        if one.__module__.startswith("reverb_writer"):
+            yield one.__doc__ or ""
+            if inspect.isclass(one) and "__init__" in vars(one):
+                yield one.__init__.__doc__ or ""
+
+
+def described(value: Any) -> dict[str, str]:
+    """Return what is said of each argument: here, or in what the docstring names instead of repeating it."""
+    texts = list(docstrings(value))
+    found: dict[str, str] = {}
+    for name in BESIDE.findall("\n".join(texts)):
+        for text in docstrings(other) if inspect.isclass(other := getattr(rw, name, None)) else ():
+            found = {**sections(text), **found}
+    if any(SHARED in text for text in texts):
+        package = importlib.import_module(value.__module__.rpartition(".")[0]).__doc__ or ""
+        _, *pieces = COLUMN.split(package.partition("Arguments that the functions share:")[2])
+        found.update(zip(pieces[::2], pieces[1::2], strict=True))
+    for text in reversed(texts):
+        prose = " ".join(inspect.cleandoc(text).split())
+        found.update(dict.fromkeys(BESIDE.findall(prose), prose))
+    for text in reversed(texts):
+        found.update(sections(text))
+    return found
+
+
+def parameters(value: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return what a caller passes by name or in order; values of an enumeration take nothing."""
+    if inspect.isclass(value) and issubclass(value, Enum):
+        return []
+    various = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    found = inspect.signature(value).parameters.values()
+    return [one for one in found if one.name not in ("self", "cls") and one.kind not in various]
+
+
+def raised(functions: Iterable[Callable[..., Any]]) -> set[str]:
+    """Return the names of the public errors that the functions' own bodies raise."""
+    names = set()
+    for function in functions:
+        for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and isinstance(node.exc.func, ast.Name):
+                names.add(node.exc.func.id)
+    return {
+        name for name in names if inspect.isclass(error := getattr(rw, name, None)) and issubclass(error, Exception)
+    }
