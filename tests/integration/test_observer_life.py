@@ -136,7 +136,7 @@ def test_observer_that_waits_for_its_server_says_so_again_and_again(
 ) -> None:
     monkeypatch.setattr("reverb_writer.writing.session._LOG_EVERY_S", 0.3)
     with pytest.raises(rw.ServerUnavailableError):
-        rw.TrajectoryObserver("localhost:1", "a", 1, timeout_s=5)
+        rw.TrajectoryObserver("localhost:1", "a", 1, timeout_s=1.5)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) >= 3
     assert all("An observer waits for its server" in each and "localhost:1" in each for each in told)
