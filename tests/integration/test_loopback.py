@@ -44,6 +44,7 @@ def other_machine() -> Iterator[str]:
             ip("-n", name, *line)
         yield name
     finally:
+        ip("link", "delete", f"{name}a", check=False)  # at once; with the namespace alone it would go some time later
         ip("netns", "delete", name)
 
 
