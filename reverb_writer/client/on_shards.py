@@ -15,8 +15,6 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["answering", "on_each", "store_spec_on_all"]
-
 _LOG = logging.getLogger(__package__)
 _T = TypeVar("_T")
 

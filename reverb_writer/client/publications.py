@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Publications", "Seen"]
-
 
 @dataclass(frozen=True)
 class Seen:

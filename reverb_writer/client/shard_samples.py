@@ -17,8 +17,6 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 
-__all__ = ["infos_of", "sample_shards"]
-
 _OTHERS_S, _LOOK_S = 2.0, 0.05
 
 

@@ -36,8 +36,6 @@ from reverb_writer.table_info import TableInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["Resharded", "Resharding", "reshard"]
-
 Counts: TypeAlias = dict[str, int]
 
 _RUN = 256  # items at most that go to one server before the next one's turn, though they share chunks

@@ -18,8 +18,6 @@ from typing import Any
 from reverb_writer.errors import FormatError
 from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, read_records
 
-__all__ = ["LOCAL_FORMAT", "LOCAL_MANIFEST", "SavedReplay", "open_saved", "read_local_records"]
-
 LOCAL_FORMAT, LOCAL_MANIFEST = "reverb-writer local server", "manifest.json"
 
 _LENGTH = struct.Struct("<Q")

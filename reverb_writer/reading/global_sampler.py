@@ -33,8 +33,6 @@ from reverb_writer.reading.shard_stream import ShardStream
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = ["GlobalSampler"]
-
 _ASK_EVERY_S = 0.5  # for the sizes, while samples are read
 _LOOK_S = 0.05  # whether a shard that is waited for is to be left out
 _SILENCE_S, _PATIENCE_S = 2.0, 1.0

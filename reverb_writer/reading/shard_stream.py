@@ -29,8 +29,6 @@ from reverb_writer.transport.connection import Reply
 from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import parse_server_info
 
-__all__ = ["ShardStream"]
-
 
 class ShardStream:
     """The samples of a table on one shard. `pop` and what follows it are for one thread.

@@ -20,8 +20,6 @@ from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUn
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["ActorShard", "ShardChangedError", "ShardFound"]
-
 _LOG = logging.getLogger(__package__)
 _LOG_EVERY_S = 10.0
 _ANSWER_WITHIN_S = 2.0
