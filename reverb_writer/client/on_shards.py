@@ -64,6 +64,14 @@ def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[Serv
         time.sleep(_RETRY_S)
 
 
+def answers(shard: ServerConnection) -> bool:
+    """Return whether a server answers within two seconds."""
+    try:
+        return _try_info(shard, _ANSWER_WITHIN_S) is not None
+    except ServerUnavailableError:
+        return False
+
+
 def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
     return try_server_info(shard.channel, timeout_s)
 
