@@ -28,9 +28,6 @@ def reserve_placement(
         bundle: what each needs: "CPU" in processors, "memory" in bytes.
         spread: "strict" for a node each where there are as many, "best" for as many nodes as there are.
         timeout_s: how long to wait for the room.
-
-    Raises:
-        PlacementError: there is none; nothing is reserved.
     """
     from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415  # of the extra
 

@@ -61,17 +61,11 @@ class GlobalSampler:
         pause: Callable[[float | None], object],
         remember: Callable[[Sequence[int], ServerConnection], object],
     ) -> None:
-        """Prepare to sample; `start` begins.
+        """Prepare to sample; `start` begins. `infos` are of the shards that have answered, by name.
 
-        Args:
-            client: of the shards; not closed by this.
-            infos: tables of the shards that have answered, by name.
-            table: the table, as one of the shards has it.
-            batch_size: samples in a batch: so many shards are drawn at a time.
-            max_samples: how many samples may be held by the caller; twice as many may be in flight or wait here.
-            num_held: as that of `SampleFetcher`.
-            pause: likewise.
-            remember: gets the keys of samples, and the shard that they come from.
+        As many shards are drawn at a time as a batch has samples. The caller holds `max_samples` at most, and twice as
+        many may be in flight or wait here; `num_held` and `pause` are as those of `SampleFetcher`. `remember` gets the
+        keys of samples, and the shard that they come from.
         """
         self.removes_items = table.max_times_sampled > 0
         self.latest = client.shards[0]
