@@ -50,11 +50,7 @@ class ChildView:
 
 
 class ServerChild:
-    """Keeps a server running until it is told to stop. Thread-safe.
-
-    Attributes:
-        view: the child now; replaced as a whole.
-    """
+    """Keeps a server running until it is told to stop. Thread-safe."""
 
     def __init__(
         self,
@@ -81,7 +77,7 @@ class ServerChild:
         self._environment = environment or {}
         self._stop = threading.Event()
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
-        self.view = ChildView(port=port)
+        self.view = ChildView(port=port)  # the child now; replaced as a whole
         self._thread = start_thread(self._keep, "replay-server")
 
     def stop(self) -> None:

@@ -41,13 +41,7 @@ _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells th
 
 
 class GlobalSampler:
-    """Samples of one table on the shards of a client. It has the methods of a `SampleFetcher`, which see.
-
-    Attributes:
-        removes_items: whether sampling removes items from the table.
-        latest: the shard that the last samples came from.
-        num_dropped: samples dropped unread, for newer ones or because their shard has left the target.
-    """
+    """Samples of one table on the shards of a client. It has the methods of a `SampleFetcher`, which see."""
 
     def __init__(
         self,
@@ -67,9 +61,9 @@ class GlobalSampler:
         many may be in flight or wait here; `num_held` and `pause` are as those of `SampleFetcher`. `remember` gets the
         keys of samples, and the shard that they come from.
         """
-        self.removes_items = table.max_times_sampled > 0
-        self.latest = client.shards[0]
-        self.num_dropped = 0
+        self.removes_items = table.max_times_sampled > 0  # whether sampling removes items from the table
+        self.latest = client.shards[0]  # the shard that the last samples came from
+        self.num_dropped = 0  # samples dropped unread, for newer ones or because their shard has left the target
         self._drops_stale = not self.removes_items and table.sampler_exponent is not None
         self._on_loss = client.connections.refresh_soon
         self._client, self._table, self._batch_size, self._max_samples = client, table, batch_size, max_samples

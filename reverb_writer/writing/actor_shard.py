@@ -39,22 +39,17 @@ class ShardFound(NamedTuple):
 
 
 class ActorShard:
-    """The shard of one actor. Not thread-safe.
-
-    Attributes:
-        actor_id: what tells its order of the shards.
-        current: the shard that it writes to.
-    """
+    """The shard of one actor. Not thread-safe."""
 
     def __init__(self, client: Client, actor_id: str, patience_s: float, tables: Sequence[str]) -> None:
         """Begin with the actor's own shard; nothing is asked yet."""
-        self.actor_id = actor_id
+        self.actor_id = actor_id  # what tells its order of the shards
         self._client, self._patience_s, self._tables = client, patience_s, tables
         self._shards: Sequence[ServerConnection] = ()
         self._ranked: list[ServerConnection] = []
         self._ask_at = 0.0
         self._search: Outcome[ShardFound | None] | None = None
-        self.current = self._order()[0]
+        self.current = self._order()[0]  # the shard that it writes to
 
     @property
     def has_choice(self) -> bool:
