@@ -124,13 +124,12 @@ class Fetchers:
             return ThreadFetcher(server, info, tables[0], batch_size, options, wake=wake, **how, **more)
 
         self._make = make
-        # whether there is one for all servers
+        # Whether there is one fetcher for all servers. `all` grows when the client's target gets more of them.
         self.together = client.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
         if self.together:
             make_sampler = functools.partial(
                 GlobalSampler, client, infos, tables[0], batch_size=batch_size, remember=remember
             )
-            # the fetchers; more are appended when the client's target changes
             self.all = [self._make(self._shards[0], None, make_sampler=make_sampler)]
         else:
             self.all = [self._make(shard, infos.get(shard.name)) for shard in self._shards]
