@@ -134,7 +134,7 @@ class EpisodeData:
         return self.is_terminated or self.is_truncated
 
     def start_timer(self, duration_s: float = 0.0) -> None:
-        """Restart the timer, with the duration so far."""
+        """Restart the timer, with `duration_s`, the seconds so far."""
         self._last_step_time = time.perf_counter()
         self._start_time = self._last_step_time - duration_s
 
@@ -181,7 +181,7 @@ class EpisodeData:
         )
 
     def get_infos(self, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None) -> Any:
-        """Return one info, or a list of several: the objects that were given, not copies."""
+        """Return one info, or a list of several, by `indices`: the objects that were given, not copies."""
         return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
     def get_actions(
@@ -206,7 +206,7 @@ class EpisodeData:
     def get_extra_model_outputs(
         self, key: str, indices: Indices = None, *, neg_index_as_lookback: bool = False, fill: Any = None
     ) -> Any:
-        """Return one of the extra model outputs with a name, or several; see `InfiniteLookbackBuffer.get`.
+        """Return one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.get`.
 
         Raises:
             UnknownKeyError: there is no such name.
@@ -230,7 +230,7 @@ class EpisodeData:
     def set_extra_model_outputs(
         self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
     ) -> None:
-        """Overwrite one of the extra model outputs with a name, or several; see `InfiniteLookbackBuffer.set`.
+        """Overwrite one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.set`.
 
         A new name without `at_indices` adds a column without look-back.
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from docstrings import described, docstrings, parameters, raised, sections
+from docstrings import described, docstrings, methods, parameters, raised, sections
 
 from reverb_writer.errors import SpecError
 from reverb_writer.lazy import module_of_names
@@ -92,8 +92,7 @@ def public_callables() -> Iterator[Any]:
             found.setdefault(value)
         elif inspect.isclass(value) and not issubclass(value, BaseException):
             found.setdefault(value)
-            members = (getattr(one, "__func__", one) for name, one in vars(value).items() if not name.startswith("_"))
-            found.update({one: value for one in members if inspect.isfunction(one) and one not in found})
+            found.update({method: value for method in methods(value).values() if method not in found})
     for function, owner in found.items():
         yield pytest.param(function, owner, id=f"{function.__module__}.{function.__qualname__}")
 

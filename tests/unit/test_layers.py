@@ -38,6 +38,7 @@ CLIENT = [
     "nests",
     "deadline",
     "background",
+    "progress",
     "flags",
     "schedules",
     "closing",
