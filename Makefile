@@ -4,6 +4,7 @@
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
 #   .venv-client     any CPython: the client alone, editable, where dm-reverb cannot be installed
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
+#   .venv-ray        CPython 3.11: the client beside Ray; its shards run on the servers of .venv
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
 #   .venv-docs       any CPython: what builds the documentation and the distributions
 #   .venv-frameworks CPython 3.11: the client beside PyTorch, JAX, Minari, and the peers of the returns
@@ -26,6 +27,7 @@ TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group te
 	--group $(PEERS):conformance
 FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group test --group $(PEERS):frameworks
 RLLIB := --editable . --group $(PEERS):rllib
+RAY := --editable '.[ray]' --group test
 DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
 	--group test
 CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test
@@ -77,7 +79,7 @@ format: .venv/.made  ## let ruff format and mend what it can
 fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
 	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py
 	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
-	REVERB_WRITER_CHECKPOINT_MIB=2000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
+	REVERB_WRITER_CHECKPOINT_MIB=2000 REVERB_WRITER_CHECKPOINT_ITEMS=1000000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
 
 .PHONY: bench
 bench: .venv-tf-agents/.made  ## measure ours and the peers in turn
@@ -88,6 +90,10 @@ rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which i
 	.venv-rllib/bin/pytest tests/rllib
 	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py -k rllib
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
+
+.PHONY: ray
+ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this machine, lost and restored
+	REVERB_WRITER_SERVER_PYTHON=$(CURDIR)/.venv/bin/python .venv-ray/bin/pytest tests/ray_shards
 
 .PHONY: newest
 newest: .venv-newest/.made  ## the client's tests on the newest CPython here, on the server in pure Python
@@ -162,6 +168,10 @@ lock:  ## write constraints/ anew from what the registry has today
 	rm -rf .venv-lock
 	scripts/lock-images '$(PYTHON311)' '$(PYTHON_NEWEST)'
 
+.PHONY: pin
+pin:  ## write the digests of the base images, as the registry has them today, into Dockerfiles and docker-compose.yml
+	scripts/pin-bases docker/*.Dockerfile docker-compose.yml
+
 .PHONY: audit
 audit:  ## compare the packages of the images with known vulnerabilities
 	scripts/audit '$(PYTHON_ANY)'
@@ -189,6 +199,11 @@ clean:  ## remove environments, caches and builds
 .venv-rllib/.made: $(PROJECTS)
 	$(require-311)
 	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RLLIB)
+	@touch $@
+
+.venv-ray/.made: $(PROJECTS)
+	$(require-311)
+	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RAY)
 	@touch $@
 
 .venv-newest/.made: $(PROJECTS)

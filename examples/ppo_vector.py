@@ -9,15 +9,14 @@ makes transitions of them, so it need not know how the environments reset.
 
 from __future__ import annotations
 
-import argparse
 import collections
-import contextlib
 from collections.abc import Generator
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -108,24 +107,5 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         envs.close()
 
 
-def main() -> None:
-    """Learn, and print the progress."""
-    parser = argparse.ArgumentParser(description="Learn CartPole-v1 by PPO, with vector environments.")
-    parser.add_argument(
-        "--server", metavar="ADDRESS", help="of a server with the queue; without it, one in this process"
-    )
-    parser.add_argument("--steps", type=int, default=200_000)
-    parser.add_argument("--goal", type=float, default=300.0, help="mean length of episodes at which to stop")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        address = arguments.server or stack.enter_context(rw.LocalServer([TABLE])).address
-        for step, length in learn(address, arguments.steps, arguments.seed):
-            print(f"{step:6} steps: {length:5.0f}", end="\r", flush=True)
-            if length >= arguments.goal:
-                break
-    print()
-
-
 if __name__ == "__main__":
-    main()
+    run(learn, TABLE, "CartPole-v1 by PPO, with vector environments", num_steps=200_000, goal=300.0)

@@ -6,9 +6,7 @@ python examples/sac.py --server HOST:PORT    # table `replay`
 
 from __future__ import annotations
 
-import argparse
 import collections
-import contextlib
 import copy
 from collections.abc import Generator
 from typing import Any
@@ -16,6 +14,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from command_line import run
 from torch import nn
 
 import reverb_writer as rw
@@ -115,24 +114,5 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         env.close()
 
 
-def main() -> None:
-    """Learn, and print the progress."""
-    parser = argparse.ArgumentParser(description="Learn Pendulum-v1 by SAC.")
-    parser.add_argument(
-        "--server", metavar="ADDRESS", help="of a server with the table; without it, one in this process"
-    )
-    parser.add_argument("--steps", type=int, default=15_000)
-    parser.add_argument("--goal", type=float, default=-200.0, help="mean return of five episodes at which to stop")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    with contextlib.ExitStack() as stack:
-        address = arguments.server or stack.enter_context(rw.LocalServer([TABLE])).address
-        for step, mean in learn(address, arguments.steps, arguments.seed):
-            print(f"{step:6} steps: {mean:6.0f}", end="\r", flush=True)
-            if mean >= arguments.goal:
-                break
-    print()
-
-
 if __name__ == "__main__":
-    main()
+    run(learn, TABLE, "Pendulum-v1 by SAC", num_steps=15_000, goal=-200.0, measure="return")

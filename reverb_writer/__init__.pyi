@@ -5,7 +5,13 @@ from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
 from reverb_writer import slices as slices
 from reverb_writer.client.client import Client as Client
-from reverb_writer.client.client import Sample as Sample
+from reverb_writer.client.server_connection import Sample as Sample
+from reverb_writer.client.shard_choice import choose_shard as choose_shard
+from reverb_writer.client.targets import Shard as Shard
+from reverb_writer.client.targets import Target as Target
+from reverb_writer.client.targets import TargetDns as TargetDns
+from reverb_writer.client.targets import TargetFile as TargetFile
+from reverb_writer.client.targets import TargetSource as TargetSource
 from reverb_writer.client.variables import Variables as Variables
 from reverb_writer.episodes import Episode as Episode
 from reverb_writer.episodes import EpisodeBatch as EpisodeBatch
@@ -22,6 +28,7 @@ from reverb_writer.errors import SpecError as SpecError
 from reverb_writer.errors import StructureError as StructureError
 from reverb_writer.errors import UnknownKeyError as UnknownKeyError
 from reverb_writer.errors import UnsafeDataError as UnsafeDataError
+from reverb_writer.files.resharding import reshard as reshard
 from reverb_writer.local.server import LocalServer as LocalServer
 from reverb_writer.reading.batches import Batch as Batch
 from reverb_writer.reading.mixed_dataset import MixedDataset as MixedDataset
@@ -46,11 +53,11 @@ from reverb_writer.transport.channel import TLS as TLS
 from reverb_writer.windows import EndOfEpisode as EndOfEpisode
 from reverb_writer.windows import WindowSpec as WindowSpec
 from reverb_writer.writing.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
+from reverb_writer.writing.observer_stats import ObserverStats as ObserverStats
 from reverb_writer.writing.observers import EpisodeObserver as EpisodeObserver
 from reverb_writer.writing.observers import SequenceObserver as SequenceObserver
 from reverb_writer.writing.observers import TrajectoryObserver as TrajectoryObserver
 from reverb_writer.writing.sequence_writer import SequenceWriter as SequenceWriter
-from reverb_writer.writing.session import ObserverStats as ObserverStats
 from reverb_writer.writing.vector import VectorObserver as VectorObserver
 from reverb_writer.writing.vector import VectorSequenceObserver as VectorSequenceObserver
 from reverb_writer.writing.window_targets import WindowTarget as WindowTarget

@@ -1,15 +1,16 @@
-"""Checks of numbers that callers pass: any integer or real type becomes a plain one, anything else is an error."""
+"""Checks of arguments that callers pass. Any integer or real type becomes a plain one, anything else is an error."""
 
 from __future__ import annotations
 
 import math
 import operator
+import re
 import threading
 from typing import Any
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["check_fraction", "check_priority", "check_timeout", "integer", "number"]
+_ADDRESS = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 
 
 def integer(name: str, value: object, *, minimum: int, maximum: int | None = None, hint: str = "") -> int:
@@ -21,9 +22,6 @@ def integer(name: str, value: object, *, minimum: int, maximum: int | None = Non
         minimum: The smallest number allowed.
         maximum: The largest number allowed; None for no bound.
         hint: What to do about it, appended to the message.
-
-    Raises:
-        SpecError: It is not an integer, or out of range.
 
     >>> integer("stride_length", 0, minimum=1)
     Traceback (most recent call last):
@@ -51,9 +49,6 @@ def number(name: str, value: object) -> float:
         name: The argument's name, for the message.
         value: An int, a float or anything with `__float__`; not a bool, a string, NaN or infinity.
 
-    Raises:
-        SpecError: It is not a finite number.
-
     >>> number("exponent", float("nan"))
     Traceback (most recent call last):
     reverb_writer.errors.SpecError: `exponent` must be a finite number, got nan.
@@ -67,11 +62,19 @@ def number(name: str, value: object) -> float:
     return number
 
 
-def check_fraction(name: str, value: object) -> float:
-    """Return `value` as a float in [0, 1].
+def check_address(address: object) -> str:
+    """Return the address of a server.
 
     Raises:
-        SpecError: It is not a number, or out of range.
+        SpecError: it cannot be one.
+    """
+    if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
+    return address
+
+
+def check_fraction(name: str, value: object) -> float:
+    """Return `value` as a float in [0, 1].
 
     >>> check_fraction("gamma", 1.5)
     Traceback (most recent call last):
@@ -84,11 +87,7 @@ def check_fraction(name: str, value: object) -> float:
 
 
 def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
-    """Return a time-out as a float; infinity as the longest time that locks can wait, some 292 years.
-
-    Raises:
-        SpecError: it is not a number > 0.
-    """
+    """Return a time-out as a float; infinity as the longest time that locks can wait, some 292 years."""
     try:
         seconds = float(timeout_s)
     except (TypeError, ValueError):
@@ -99,11 +98,7 @@ def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
 
 
 def check_wait(timeout_s: object) -> float:
-    """Return a `timeout_s` that may be 0, for no wait.
-
-    Raises:
-        SpecError: it is no number >= 0.
-    """
+    """Return a `timeout_s` that may be 0, for no wait."""
     seconds = number("timeout_s", timeout_s)
     if seconds < 0:
         raise SpecError(f"`timeout_s` must be >= 0 seconds, got {seconds:g}.")
@@ -111,19 +106,12 @@ def check_wait(timeout_s: object) -> float:
 
 
 def check_key(key: object) -> int:
-    """Return the key of an item as an integer.
-
-    Raises:
-        SpecError: it cannot be one.
-    """
+    """Return the key of an item as an integer."""
     return integer("key", key, minimum=0, maximum=(1 << 64) - 1)
 
 
 def check_priority(priority: Any) -> float:
     """Return a priority as a float.
-
-    Raises:
-        SpecError: it is not a number, or NaN, infinite or negative.
 
     >>> check_priority(-1)
     Traceback (most recent call last):

@@ -11,18 +11,6 @@ import numpy as np
 from reverb_writer.errors import StructureError
 from reverb_writer.extras import needs
 
-__all__ = [
-    "Array",
-    "any_true",
-    "array_like",
-    "array_namespace",
-    "as_array",
-    "as_bool",
-    "as_float",
-    "concatenated",
-    "with_axes",
-]
-
 Array = Any
 """An array of NumPy, or of another library that array-api-compat knows."""
 

@@ -6,6 +6,7 @@ that lock later hang for ever. Other threads get no signals. So what takes locks
 threads and `concurrent.futures.Future`, is kept out of the main thread:
 
     in_background(work) -> a thread that is idle, or a new one -> Outcome, which has no lock
+    uninterrupted(work)    in the main thread, the same, and wait for the result; elsewhere, do it here
 
 A thread that has had nothing to do for a second ends.
 """
@@ -21,16 +22,60 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from reverb_writer.flags import Flag
-
-__all__ = ["LateThread", "Outcome", "in_background", "may_be_interrupted", "start_thread"]
+from reverb_writer.errors import ReplayTimeoutError
 
 _IDLE_S = 1.0
+
+SHORT_S = 5.0
+"""How long to wait for what gRPC does without waiting for a server, and for its word after a deadline of its own."""
 
 _T = TypeVar("_T")
 _Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None]]"
 
 _idle: collections.deque[_Jobs] = collections.deque()  # of the threads that wait for work
+
+
+class Flag:
+    """As `threading.Event`, but without a lock: the main thread may be interrupted in any of its methods.
+
+    `threading.Event` has its lock taken by a function of Python's. When `KeyboardInterrupt` comes at its end, the lock
+    stays taken, and every thread that sets, clears or awaits the event hangs for ever.
+    """
+
+    def __init__(self) -> None:
+        """Start unset."""
+        self._is_set = False
+        self._waiters: collections.deque[queue.SimpleQueue[None]] = collections.deque()
+
+    def is_set(self) -> bool:
+        """Return whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, and wake all that wait."""
+        self._is_set = True
+        for waiter in self._waiters.copy():
+            waiter.put(None)
+
+    def clear(self) -> None:
+        """Take it back."""
+        self._is_set = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is set, `timeout_s` seconds at most, None for ever; return whether it is."""
+        if self._is_set:
+            return True
+        waiter: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._waiters.append(waiter)
+        try:
+            if self._is_set:
+                return True
+            waiter.get(timeout=None if timeout_s is None else min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
+        except queue.Empty:
+            return self._is_set
+        finally:
+            self._waiters.remove(waiter)
+        return True
 
 
 class Outcome(Generic[_T]):
@@ -95,6 +140,23 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
             return outcome
     jobs.put(lambda: outcome.settle(work))
     return outcome
+
+
+def uninterrupted(work: Callable[[], _T], timeout_s: float | None = SHORT_S) -> _T:
+    """Do something and return its result; in the main thread, have another thread do it.
+
+    Who is interrupted meanwhile does not get the result: the work goes on to its end.
+
+    Raises:
+        ReplayTimeoutError: it does not come to an end in time.
+        BaseException: whatever the work raises.
+    """
+    if not may_be_interrupted():
+        return work()
+    outcome = in_background(work)
+    if not outcome.wait(timeout_s):
+        raise ReplayTimeoutError(f"gRPC did not answer within {timeout_s:.1f} s; it should have by itself.")
+    return outcome.result()
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ClosedAtExit"]
-
 
 class ClosedAtExit:
     """A context manager that closes itself at the end of its block; subclasses define `close`."""
@@ -18,9 +16,7 @@ class ClosedAtExit:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
-        """Return the object itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()

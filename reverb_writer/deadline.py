@@ -6,8 +6,6 @@ import time
 
 from reverb_writer.errors import ReplayTimeoutError
 
-__all__ = ["Deadline"]
-
 
 class Deadline:
     """The end of a call's time. Thread-safe.

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from reverb_writer.errors import MissingExtraError
 
-__all__ = ["needs"]
-
 
 @contextlib.contextmanager
 def needs(what: str, install: str) -> Iterator[None]:
@@ -17,9 +15,6 @@ def needs(what: str, install: str) -> Iterator[None]:
     Args:
         what: the feature that needs it, for the error.
         install: the argument of `pip install`, such as "reverb-writer[torch]".
-
-    Raises:
-        MissingExtraError: a module is missing; names it.
     """
     try:
         yield

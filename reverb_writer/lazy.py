@@ -12,8 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["lazy_names", "module_of_names"]
-
 
 def module_of_names(stub: Path) -> dict[str, str]:
     """Return the full name of the module that each public name of a stub is imported from.
@@ -32,12 +30,7 @@ def module_of_names(stub: Path) -> dict[str, str]:
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package with a stub.
-
-    Args:
-        package: its `__name__`.
-        file: its `__file__`.
-    """
+    """Return the `__getattr__`, the `__dir__` and the `__all__` of a package with a stub."""
     module_of = module_of_names(Path(file).with_suffix(".pyi"))
 
     def load(name: str) -> Any:

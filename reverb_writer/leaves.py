@@ -9,7 +9,8 @@ Callers differ in which conversions of dtype they accept, so that is an argument
     LOSSLESS     if values change by rounding to a float at most     likewise                    accumulators, spaces
     LOSSY        any number                                          likewise                    accumulators, spaces
 
-Strings fit leaves of strings, whose dtype is `object`, and nothing else does.
+Strings fit leaves of strings, whose dtype is `object`, and nothing else does. What does not fit raises
+StructureError, which says what it is and what is expected.
 """
 
 from __future__ import annotations
@@ -22,19 +23,6 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.errors import StructureError
-
-__all__ = [
-    "Fit",
-    "as_array",
-    "as_bytes",
-    "convert",
-    "fit",
-    "host_array",
-    "mismatch",
-    "padded_rows",
-    "stored_dtype",
-    "zeros",
-]
 
 Array = npt.NDArray[Any]
 Shape = tuple[int, ...]
@@ -109,9 +97,6 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
         where: begins the message.
         action: ends the message.
         copy: whether the array must not share memory with the value.
-
-    Raises:
-        StructureError: it is none of these.
     """
     # NumPy's fixed-width strings drop NUL characters at the end.
     array = (
@@ -125,11 +110,7 @@ def as_array(value: Any, where: str, action: str, *, copy: bool = False) -> Arra
 
 
 def as_bytes(strings: Array, where: str, like: str) -> Any:
-    """Return strings as Reverb stores them: an object array of `bytes`, or `bytes` if the array has no dimensions.
-
-    Raises:
-        StructureError: one is not a string, or cannot be encoded as UTF-8.
-    """
+    """Return strings as Reverb stores them: an object array of `bytes`, or `bytes` if the array has no dimensions."""
     result = np.empty(strings.shape, object)
     for index in np.ndindex(strings.shape):
         string = strings[index]
@@ -153,9 +134,6 @@ def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, p
         like: why it must fit, such as `as in the first step`.
         policy: which conversions of dtype are accepted.
         advice: what to do about a number that the dtype cannot hold.
-
-    Raises:
-        StructureError: it does not fit; says what it is and what is expected.
     """
     array = np.array(value, object) if isinstance(value, str | bytes) else np.asarray(value)
     if array.shape == shape:
@@ -170,14 +148,7 @@ def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, p
 
 
 def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice: str = "") -> Array | None:
-    """Return an array in this dtype, or None if the policy does not accept the array's dtype.
-
-    Args:
-        array: of any shape.
-        dtype: of the leaf.
-        where: begins the message.
-        policy: which conversions are accepted.
-        advice: what to do about a number that the dtype cannot hold.
+    """Return an array in this dtype, or None if the policy does not accept its dtype; arguments as of `fit`.
 
     Raises:
         StructureError: a number that the dtype cannot hold; only with `LOSSLESS`.

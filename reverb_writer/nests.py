@@ -21,23 +21,6 @@ import tree
 
 from reverb_writer.errors import StructureError
 
-__all__ = [
-    "check_same_leaves",
-    "common_length",
-    "flattener",
-    "join_path",
-    "join_paths",
-    "map_present",
-    "named_leaves",
-    "named_tuple",
-    "packer",
-    "rows",
-    "shapes_text",
-    "structure_of",
-    "write_row",
-]
-
-
 _MAX_PARTS = 8
 """Parts of a list or a tuple that `shapes_text` shows; of a longer one, only the first."""
 
@@ -78,9 +61,6 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
         expected: names of the leaves that it must have.
         like: what has those.
         action: a sentence on what to do, if there is more to say than the names.
-
-    Raises:
-        StructureError: names the leaves that are missing and those that are unexpected.
 
     >>> check_same_leaves("step 3", ("a", "b"), ("b", "c"), "the spec")
     Traceback (most recent call last):

@@ -8,8 +8,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["progress"]
-
 _QUIET_S = 1.0
 
 

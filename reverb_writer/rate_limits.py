@@ -21,22 +21,6 @@ from typing import Any, Literal, TypeAlias
 from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = [
-    "Side",
-    "Standstill",
-    "StandstillDetector",
-    "explain_inserts",
-    "explain_samples",
-    "explain_side",
-    "figures",
-    "insert_room",
-    "inserts_progress",
-    "keeps_ratio",
-    "rates",
-    "reached_ratio",
-    "sample_room",
-]
-
 Side: TypeAlias = Literal["inserts", "samples"]
 _WAITING: dict[Side, str] = {"inserts": "waiting_for_sampling", "samples": "waiting_for_inserts"}
 _QUEUED: dict[Side, str] = {
@@ -292,7 +276,6 @@ class Standstill:
     remedy: str
 
     def __str__(self) -> str:
-        """Say all of it."""
         what = f"table `{self.table}`: {self.side} have stood still for {self.seconds:.0f} s or more."
         return f"{what} {self.why} {self.remedy}"
 

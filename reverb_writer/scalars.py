@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Scalars"]
-
 
 class Scalars:
     """The base class of dataclasses of counters."""

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from reverb_writer.arguments import integer, number
 
-__all__ = ["LinearSchedule"]
-
 
 @dataclass(frozen=True)
 class LinearSchedule:
@@ -31,7 +29,6 @@ class LinearSchedule:
     num_steps: int
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         number("start", self.start)
         number("end", self.end)
         integer("num_steps", self.num_steps, minimum=1)

@@ -17,8 +17,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, as_array, fit, stored_dtype, zeros
 from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
 
-__all__ = ["BOUNDARY_MARKS", "FIRST", "LAST", "MID", "StepStructure", "Trajectory", "step_bytes"]
-
 FIRST, MID, LAST = 0, 1, 2
 """Step types, as in dm_env and TF-Agents."""
 
@@ -103,10 +101,6 @@ class StepStructure:
 
     def flatten(self, step: Any, index: int) -> Sequence[Any]:
         """Return the leaves of a step, checked.
-
-        Args:
-            step: the step.
-            index: its number, for the message.
 
         Returns:
             Arrays, or scalars that NumPy assigns to one, with the expected dtypes and shapes, in the order of `paths`.

@@ -23,7 +23,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
+from reverb_writer.client.shared_clients import as_client
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
 from reverb_writer.windows import EndOfEpisode
@@ -229,9 +230,6 @@ class ReverbAddEpisodeObserver(_ReverbObserver, EpisodeObserver):
 
 def _end_of_episode_mode(mode: EndOfEpisode | str | None, *, pad: bool, tile: bool) -> EndOfEpisode:
     """Return the mode that TF-Agents' two booleans mean.
-
-    Raises:
-        SpecError: tile without pad, or a mode and booleans.
 
     >>> _end_of_episode_mode(None, pad=True, tile=True)
     <EndOfEpisode.TILE: 'tile'>

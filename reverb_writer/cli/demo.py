@@ -9,8 +9,6 @@ from pathlib import Path
 
 import click
 
-__all__ = ["command"]
-
 _PACKAGE = Path(__file__).parents[1]
 # A wheel holds the scripts beside the package's modules; a working copy has them in `examples`.
 _FOLDERS = (_PACKAGE / "demo", _PACKAGE.parent / "examples")

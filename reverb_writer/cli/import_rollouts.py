@@ -13,8 +13,7 @@ import click
 from reverb_writer.cli.server_options import connection_options, new_client, report_errors
 from reverb_writer.cli.transfer import follow
 from reverb_writer.client.client import Client
-from reverb_writer.files.importing import import_trajectories
-from reverb_writer.files.journal import Journal
+from reverb_writer.files.importing import Journal, import_trajectories
 from reverb_writer.files.trajectory_folder import list_trajectories, open_trajectory
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observers import EpisodeObserver, TrajectoryObserver

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer.tables import SelectorName
+from reverb_writer.tables import Prioritized, SelectorName, TableConfig
 
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client
-
-__all__ = ["connection_options", "new_client", "report_errors", "sampler_options", "security_options", "timeout_option"]
 
 _PEM = click.Path(exists=True, dir_okay=False)
 
@@ -73,6 +71,15 @@ def sampler_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _with(_SAMPLER, command)
 
 
+def table_configs(names: Sequence[str], max_size: int, sampler: Any, exponent: float | None) -> list[TableConfig]:
+    """Return the tables that options name, each of that size; `sampler_options` gives the sampler and its exponent."""
+    if sampler == "prioritized":
+        sampler = Prioritized(1.0 if exponent is None else exponent)
+    elif exponent is not None:
+        raise click.UsageError("--sampler-exponent belongs to --sampler prioritized.")
+    return [TableConfig(name, max_size, sampler or "uniform") for name in names]
+
+
 def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         command = option(command)
@@ -80,7 +87,13 @@ def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) ->
 
 
 def new_client(
-    address: str, timeout: float, token: str | None, tls: bool, ca: str | None, cert: str | None, key: str | None
+    address: str | list[str],
+    timeout: float,
+    token: str | None,
+    tls: bool,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
 ) -> Client:
     """Return the client that the options describe."""
     from reverb_writer.client.client import Client  # noqa: PLC0415  # loads gRPC, which other commands do not need

@@ -1,4 +1,4 @@
-"""`reverb-writer status`: the tables of a server, and which inserts or samples are blocked."""
+"""`reverb-writer status`: the tables of a server or several, and which inserts or samples are blocked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from reverb_writer.cli.server_options import new_client, report_errors, security_options, timeout_option
 from reverb_writer.client.client import Client
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.client.on_shards import on_each
 from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
 from reverb_writer.table_info import ServerInfo, TableInfo
@@ -29,17 +29,11 @@ HEALTHY, BLOCKED, UNREACHABLE, CANNOT_ASK = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class ServerState:
-    """The state of a server at two moments.
+    """The state of a server at two moments."""
 
-    Attributes:
-        before: the earlier state.
-        now: the later state.
-        standstills: the sides, inserts or samples, that were blocked in between.
-    """
-
-    before: ServerInfo
-    now: ServerInfo
-    standstills: list[Standstill]
+    before: ServerInfo  # the earlier state
+    now: ServerInfo  # the later state
+    standstills: list[Standstill]  # the sides, inserts or samples, that were blocked in between
 
     def rates(self, name: str) -> tuple[float, float]:
         """Return inserts and samples per second."""
@@ -50,17 +44,15 @@ class ServerState:
 
 @dataclass(frozen=True)
 class NoAnswer:
-    """A request that the server did not answer.
+    """A request that the server did not answer."""
 
-    Attributes:
-        reason: why, a sentence.
-    """
-
-    reason: str
+    reason: str  # why, a sentence
 
     def __str__(self) -> str:
-        """Return the line to print."""
         return f"unreachable: {self.reason}"
+
+
+_States: TypeAlias = dict[str, ServerState | NoAnswer]  # of each server, by address
 
 
 class _Status(click.Command):
@@ -76,7 +68,7 @@ class _Status(click.Command):
 
 
 @click.command("status", cls=_Status)
-@click.argument("address")
+@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per state.")
 @click.option("--why", is_flag=True, help="Show for each side how many inserts or samples are possible, or why none.")
@@ -86,9 +78,12 @@ class _Status(click.Command):
 @timeout_option(5.0, "Time-out of the server's answer, in seconds.")
 @security_options
 def command(
-    address: str, watch: bool, as_json: bool, why: bool, interval: float, timeout: float, **security: Any
+    addresses: tuple[str, ...], watch: bool, as_json: bool, why: bool, interval: float, timeout: float, **security: Any
 ) -> None:
     """Show the tables of the server at ADDRESS (host:port), and which inserts or samples are blocked.
+
+    Of several servers that are one replay each is shown, and those that are blocked or unreachable are named at the
+    end. An ADDRESS may also be a file or a name of them, `file:PATH` or `shards:dns:HOST:PORT`.
 
     With --watch a missing answer is shown and the server is asked again; the exit code is that of the last state.
 
@@ -96,53 +91,61 @@ def command(
     Exit codes:
       0    healthy
       1    a side of a table is blocked
-      2    unreachable: no server answers
+      2    unreachable: a server does not answer
       3    not asked: wrong arguments, certificates or token
     """  # noqa: D301  # \b is click's mark for lines to keep
     code = HEALTHY
     show = _json_lines if as_json else _screen
     with (
         report_errors(CANNOT_ASK),
-        new_client(address, timeout, **security) as client,
-        show(address, why=why, watch=watch) as tell,
+        new_client(addresses[0] if len(addresses) == 1 else list(addresses), timeout, **security) as client,
+        show(why=why, watch=watch) as tell,
         contextlib.suppress(KeyboardInterrupt),
     ):
-        for state in _states(client, interval, endless=watch):
-            code = UNREACHABLE if isinstance(state, NoAnswer) else BLOCKED if state.standstills else HEALTHY
-            tell(state)
+        for states in _states(client, interval, endless=watch):
+            code = max(_code(state) for state in states.values())
+            tell(states)
     raise SystemExit(code)
 
 
-def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[ServerState | NoAnswer]:
-    """Yield the state after each interval: once, or if `endless` until an interrupt. A missing answer is skipped."""
-    watch = StandstillDetector()
-    before: ServerInfo | None = None
+def _code(state: ServerState | NoAnswer) -> int:
+    return UNREACHABLE if isinstance(state, NoAnswer) else BLOCKED if state.standstills else HEALTHY
+
+
+def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_States]:
+    """Yield the states after each interval: once, or if `endless` until an interrupt; at once if no server answers."""
+    watches: dict[str, StandstillDetector] = {}
+    before: dict[str, ServerInfo] = {}
     while True:
-        try:
-            now = _tables_of_users(client)
-        except (ServerUnavailableError, ReplayTimeoutError) as error:
-            yield NoAnswer(str(error))
+        states: _States = {}
+        answers, failed = on_each(client.shards, lambda shard: _tables_of_users(shard.request_info()))
+        for shard in client.shards:
+            if shard in failed:
+                states[shard.address] = NoAnswer(str(failed[shard]))
+                continue
+            now = answers[shard]
+            standstills = watches.setdefault(shard.address, StandstillDetector()).update(now)
+            states[shard.address] = ServerState(before.get(shard.address, now), now, standstills)
+        if before or not answers:
+            yield states
             if not endless:
                 return
-        else:
-            standstills = watch.update(now)
-            if before is not None:
-                yield ServerState(before, now, standstills)
-                if not endless:
-                    return
-            before = now
+        before = {shard.address: info for shard, info in answers.items()} or before
         time.sleep(interval_s)
 
 
-def _tables_of_users(client: Client) -> ServerInfo:
+def _tables_of_users(info: ServerInfo) -> ServerInfo:
     """Return the server's tables without the internal one."""
-    info = client.request_info()
     return replace(info, tables={name: table for name, table in info.tables.items() if name != SPECS_TABLE})
 
 
 @contextlib.contextmanager
-def _json_lines(address: str, *, why: bool, watch: bool) -> Iterator[Any]:  # noqa: ARG001  # as _screen
-    def tell(state: ServerState | NoAnswer) -> None:
+def _json_lines(*, why: bool, watch: bool) -> Iterator[Any]:  # noqa: ARG001  # as _screen
+    def tell(states: _States) -> None:
+        for address, state in states.items():
+            tell_one(address, state)
+
+    def tell_one(address: str, state: ServerState | NoAnswer) -> None:
         if isinstance(state, NoAnswer):
             click.echo(json.dumps({"address": address, "health": "unreachable", "reason": state.reason}))
             return
@@ -166,31 +169,50 @@ def _json_lines(address: str, *, why: bool, watch: bool) -> Iterator[Any]:  # no
 
 
 @contextlib.contextmanager
-def _screen(address: str, *, why: bool, watch: bool) -> Iterator[Any]:
+def _screen(*, why: bool, watch: bool) -> Iterator[Any]:
     console = Console()
     if not watch or not console.is_terminal:
 
-        def tell(state: ServerState | NoAnswer) -> None:
-            if isinstance(state, NoAnswer):
-                click.echo(str(state), err=True)
-            else:
-                console.print(_page(address, state, why=why))
+        def tell(states: _States) -> None:
+            for address, state in states.items():
+                if isinstance(state, NoAnswer):
+                    click.echo(f"{state}" if len(states) == 1 else f"{address}: {state}", err=True)
+                else:
+                    console.print(_page(address, state, why=why))
+            for line in _summary(states):
+                console.print(line)
 
         yield tell
         return
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda state: live.update(_page(address, state, why=why), refresh=True)
+
+        def show(states: _States) -> None:
+            pages = [_page(address, state, why=why) for address, state in states.items()]
+            live.update(Group(*pages, *_summary(states)), refresh=True)
+
+        yield show
+
+
+def _summary(states: _States) -> Iterator[Text]:
+    """Name those of several servers that are blocked, or do not answer."""
+    if len(states) == 1:
+        return
+    yield Text()
+    for address, state in states.items():
+        if isinstance(state, NoAnswer):
+            yield Text(f"shard {address} is unreachable", style="bold red")
+        else:
+            for one in state.standstills:
+                yield Text(f"shard {address} blocks: table `{one.table}`, {one.side}", style="bold red")
+    if not any(map(_code, states.values())):
+        yield Text(f"healthy: none of {len(states)} shards is blocked", style="green")
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures of all tables, a row each; a list of figures per table if rows are too wide for the terminal.
+    """The figures of all tables, a row each; a list of figures per table if rows are too wide for the terminal."""
 
-    Attributes:
-        state: the state to show.
-    """
-
-    state: ServerState
+    state: ServerState  # the state to show
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         rows = [self._row(table) for table in self.state.now.tables.values()]

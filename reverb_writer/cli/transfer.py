@@ -13,28 +13,18 @@ import click
 
 from reverb_writer.progress import progress
 
-__all__ = ["Tally", "follow"]
-
 _DONE, _INCOMPLETE, _INTERRUPTED = 0, 3, 130  # 1 is an error, 2 is click's code for wrong arguments
 
 
 @dataclass
 class Tally:
-    """The result of a transfer.
+    """The result of a transfer."""
 
-    Attributes:
-        num_done: number of trajectories or items transferred.
-        num_steps: number of their steps.
-        num_left_out: number of those that could not be read.
-        was_stopped: whether Ctrl-C or SIGTERM ended the transfer early.
-        seconds: its duration.
-    """
-
-    num_done: int = 0
-    num_steps: int = 0
-    num_left_out: int = 0
-    was_stopped: bool = False
-    seconds: float = 0.0
+    num_done: int = 0  # number of trajectories or items transferred
+    num_steps: int = 0  # number of their steps
+    num_left_out: int = 0  # number of those that could not be read
+    was_stopped: bool = False  # whether Ctrl-C or SIGTERM ended the transfer early
+    seconds: float = 0.0  # its duration
 
     @property
     def exit_code(self) -> int:

@@ -1,10 +1,10 @@
 """The client of a replay server, or of several with the same tables.
 
 Each server is a `ServerConnection`. Samples come from the servers in turn, inserts go to one server after the other,
-and every other call goes to all servers at once.
+and every other call goes to all servers at once. Servers that the target says are lost are left out.
 
-`as_client` reads every `client` argument. Objects that are given the same address and time-out share one connection
-per process; a `Client` that a caller makes is a connection of its own.
+`shared_clients.as_client` reads every `client` argument. Objects that are given the same address and time-out share one
+connection per process; a `Client` that a caller makes is a connection of its own.
 """
 
 from __future__ import annotations
@@ -12,16 +12,20 @@ from __future__ import annotations
 import functools
 import html
 import itertools
-import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.background import in_background
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
+from reverb_writer.client.on_shards import store_spec_on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
+from reverb_writer.client.shard_choice import choose_shard, default_actor_id
+from reverb_writer.client.shard_connections import ShardConnections, first_target
+from reverb_writer.client.shard_samples import sample_shards
+from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
@@ -30,10 +34,9 @@ from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["Client", "Sample", "as_client"]
-
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
+_LEAST_S = 0.05
 
 
 class Client(ClosedAtExit):
@@ -42,7 +45,7 @@ class Client(ClosedAtExit):
     Thread-safe. Not usable in a forked child: make one there. A context manager.
 
     Attributes:
-        shards: the servers.
+        connections: to the servers; shared by clients that `as_client` makes.
         timeout_s: time-out of a call that gives none of its own, seconds.
 
     Example:
@@ -55,7 +58,7 @@ class Client(ClosedAtExit):
 
     def __init__(
         self,
-        address: str | Sequence[str],
+        address: str | Sequence[str] | TargetSource,
         tls: TLS | bool | None = None,
         token: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -66,7 +69,9 @@ class Client(ClosedAtExit):
         """Prepare the connections; they are made when they are first needed.
 
         Args:
-            address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables.
+            address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables. Servers
+                that come and go: a `Target`, "file:PATH" as `TargetFile`, "shards:dns:HOST:PORT" as `TargetDns`, or any
+                `TargetSource`, which is waited for.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
             timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.
@@ -75,34 +80,53 @@ class Client(ClosedAtExit):
 
         Raises:
             SpecError: an argument can never work.
-            ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`.
+            ServerUnavailableError, ReplayTimeoutError: a server does not answer within `connect_timeout_s`, or the
+                source tells no target within that time or `timeout_s`.
         """
-        timeout_s = check_timeout(timeout_s)
-        addresses: list[Any] = list(address) if isinstance(address, list | tuple) else [address]
-        names = list(map(str, addresses))
-        if not names or len(set(names)) < len(names):
-            raise SpecError(f"`address` must be one server or different ones, got {', '.join(names) or 'none'}.")
-        shards = [
-            ServerConnection(Channel(one, tls=tls, token=token, use_proxy=use_proxy), timeout_s) for one in addresses
-        ]
-        self._use(shards, (addresses, tls, token, timeout_s, use_proxy, connect_timeout_s))
+        source, timeout_s = source_of(address), check_timeout(timeout_s)
+        first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
+        began_at = time.monotonic()
+        self._connect((source, tls, token, timeout_s, use_proxy, connect_timeout_s), first_target(source, first_s))
         if connect_timeout_s is not None:
             try:
-                self.server_info(check_timeout(connect_timeout_s, "connect_timeout_s"))
+                self.server_info(max(first_s - (time.monotonic() - began_at), _LEAST_S))
             except BaseException:
                 self.close()
                 raise
 
+    def _connect(self, arguments: tuple[Any, ...], target: Target) -> None:
+        (source, tls, token, timeout_s, use_proxy, _) = arguments
+
+        def connect(shard: Shard) -> ServerConnection:
+            channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
+            return ServerConnection(shard, channel, timeout_s)
+
+        self._use(ShardConnections(source, target, connect), arguments)
+
     def _use(
-        self, shards: Sequence[ServerConnection], arguments: tuple[Any, ...], release: Callable[[], None] | None = None
+        self, connections: ShardConnections, arguments: tuple[Any, ...], release: Callable[[], None] | None = None
     ) -> None:
-        self.shards = tuple(shards)
-        self.timeout_s = shards[0].timeout_s
+        self.connections = connections
+        self.timeout_s = arguments[3]
         self._arguments = arguments
-        self._release = release  # called by `close` for connections that are shared; None to close them
+        self._release = connections.close if release is None else release
         self._end = threading.Lock()  # taken by the first `close`, and never released
-        self._turns = itertools.cycle(self.shards)
-        self._lock = threading.Lock()
+        self._turns = itertools.count()
+
+    @property
+    def target(self) -> Target:
+        """The servers as the source has told last."""
+        return self.connections.target
+
+    @property
+    def may_have_several(self) -> bool:
+        """Whether the client has several servers, or may have several later."""
+        return len(self.shards) > 1 or not isinstance(self.connections.source, Target)
+
+    @property
+    def shards(self) -> tuple[ServerConnection, ...]:
+        """The connections to the servers of the target, in its order."""
+        return self.connections.shards
 
     def check_usable(self) -> None:
         """Raise if the client is closed, or belongs to a parent process.
@@ -118,9 +142,11 @@ class Client(ClosedAtExit):
     def each(self) -> list[Client]:
         """Return a client for each server, over this one's connections: close this one instead."""
         clients = []
-        for shard, address in zip(self.shards, self._arguments[0], strict=True):
+        for shard in self.shards:
             client = object.__new__(Client)
-            client._use((shard,), ([address], *self._arguments[1:]))
+            alone = Target(0, (shard.shard,))
+            connections = ShardConnections(alone, alone, lambda _, shard=shard: shard)  # type: ignore[misc]
+            client._use(connections, (alone, *self._arguments[1:]))
             clients.append(client)
         return clients
 
@@ -140,9 +166,11 @@ class Client(ClosedAtExit):
         return bool(self._arguments[1]) or self._arguments[2] is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to make a client of the same servers in another process; certificates are read there again."""
-        (*given, use_proxy, connect_s) = self._arguments
-        return functools.partial(Client, use_proxy=use_proxy, connect_timeout_s=connect_s), tuple(given)
+        """Return how to make a client of the same servers in another process; certificates are read there again.
+
+        It begins with the target of this client, so that it can be made while the source is gone.
+        """
+        return _remade, (self._arguments, self.target)
 
     def server_info(self, timeout_s: float | None = None) -> dict[str, TableInfo]:
         """Return the server's tables by name.
@@ -201,7 +229,8 @@ class Client(ClosedAtExit):
         Raises:
             SpecError: `priorities` is empty, or a priority is invalid.
             StructureError: an unknown table, no leaf, a leaf without steps, one that does not match a table's
-                signature, or a table that was first written with another spec. Nothing changed.
+                signature, a table that was first written with another spec, or an item larger than its
+                `max_item_bytes`. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
             ServerUnavailableError: not confirmed in time, because there is no connection to the server.
@@ -212,6 +241,9 @@ class Client(ClosedAtExit):
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
 
+        Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
+        turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
+        within two seconds of the first one are left out; so are those that hand out nothing now, unless none does.
         From a table with `max_times_sampled` only items that are ready are requested: one that came late would be lost.
 
         Args:
@@ -227,12 +259,13 @@ class Client(ClosedAtExit):
             UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
         num_samples = integer("num_samples", num_samples, minimum=1)
-        order = [self._next() for _ in self.shards]
-        counts = [len(range(turn, num_samples, len(order))) for turn in range(len(order))]
         deadline = self._deadline(timeout_s)
-        streams = [shard.sample(table, n, deadline) for shard, n in zip(order, counts, strict=True) if n]
-        for turn in range(num_samples):
-            yield next(streams[turn % len(streams)])
+        self.check_usable()
+        (first, *others) = shards = self.in_state("up", "draining")
+        if others:
+            yield from sample_shards(shards, next(self._turns), table, num_samples, deadline)
+        else:
+            yield from first.sample(table, num_samples, deadline)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
         """Return the nest of `ArraySpec` that the items of `table` have; None if it is not known.
@@ -246,7 +279,7 @@ class Client(ClosedAtExit):
         """Store the step spec of a table that is going to be written; a spec that is stored already must be the same.
 
         It stays until `reset`. Nothing is stored on a server without a table for specs, nor a nest that Reverb cannot
-        describe.
+        describe. Of several servers all get it; one that is down gets it when a writer first writes to it.
 
         Args:
             table: its name, or several; all are compared before any is stored.
@@ -256,7 +289,9 @@ class Client(ClosedAtExit):
         Raises:
             StructureError: the table was first written with another structure; names the leaf.
         """
-        self._only().store_spec([table] if isinstance(table, str) else table, spec, self._deadline(timeout_s))
+        self.check_usable()
+        tables, shards = [table] if isinstance(table, str) else table, self.in_state("up", "draining")
+        store_spec_on_all(shards, tables, spec, self._deadline(timeout_s))
 
     def mutate_priorities(
         self,
@@ -289,13 +324,20 @@ class Client(ClosedAtExit):
         """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
         return "\n".join(self._all(lambda shard, deadline: shard.checkpoint(deadline), timeout_s))
 
-    def open_stream(self, **options: Any) -> InsertStream:
+    def open_stream(self, *, actor_id: str | None = None, **options: Any) -> InsertStream:
         """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
 
+        It goes to one server for good. Observers go to another one when theirs is lost; a program that writes by
+        streams opens another stream, between episodes.
+
         Args:
+            actor_id: of several servers, tells which one, see `choose_shard`; None for an id that no other writer has.
             **options: bounds and policies, see `InsertStream`.
         """
-        return InsertStream(self._only().channel, **options)
+        self.check_usable()
+        shards = {shard.name: shard for shard in self.in_state("up")}
+        chosen = shards[choose_shard(actor_id or default_actor_id(), shards)]
+        return InsertStream(chosen.channel, **options)
 
     def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child.
@@ -304,19 +346,16 @@ class Client(ClosedAtExit):
         """
         if not self._end.acquire(blocking=False):
             return
-        if self._release is not None:
-            self._release()
-        else:
-            for shard in self.shards:
-                shard.close()
+        self._release()
 
     def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
         self.check_usable()
         deadline = self._deadline(timeout_s)
-        if len(self.shards) == 1:
-            return [verb(self.shards[0], deadline)]
-        answers = [in_background(functools.partial(verb, shard, deadline)) for shard in self.shards]
+        shards = self.in_state("up", "draining")
+        if len(shards) == 1:
+            return [verb(shards[0], deadline)]
+        answers = [in_background(functools.partial(verb, shard, deadline)) for shard in shards]
         for answer in answers:  # all of them, before one of them raises
             answer.wait()
         return [answer.result() for answer in answers]
@@ -326,8 +365,12 @@ class Client(ClosedAtExit):
 
     def _next(self) -> ServerConnection:
         self.check_usable()
-        with self._lock:
-            return next(self._turns)
+        shards = self.in_state("up")
+        return shards[next(self._turns) % len(shards)]
+
+    def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
+        """Return the servers in one of these states; all if none is."""
+        return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 
     def _only(self) -> ServerConnection:
         self.check_usable()
@@ -336,64 +379,7 @@ class Client(ClosedAtExit):
         return self.shards[0]
 
 
-def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
-    """Return a client for a `client` argument, and whether it was made here, for the caller to close.
-
-    Thread-safe. Clients made here for the same addresses and time-out share connections, closed with the last of them.
-
-    Args:
-        client: a `Client`, an address or several, or anything with a `server_address`, such as `reverb.Client`.
-        timeout_s: for a client made here; None for the default.
-    """
-    if isinstance(client, Client):
-        return client, False
-    address = client if isinstance(client, str | list | tuple) else getattr(client, "server_address", None)
-    if not isinstance(address, str | list | tuple):
-        raise SpecError(f"`client` must be a Client, an address or a reverb.Client, got {type(client).__name__}.")
-    addresses = [address] if isinstance(address, str) else list(address)
-    timeout_s = Client.DEFAULT_TIMEOUT_S if timeout_s is None else check_timeout(timeout_s)
-    # A child that was forked must not use what the parent has.
-    key = (os.getpid(), timeout_s, *map(str, addresses))
-    with _sharing_lock:
-        while True:
-            shared = _shared.get(key)
-            if shared is None:
-                shared = _shared[key] = _Shared(Client(addresses, timeout_s=timeout_s))
-            shared.num_users += 1
-            if _shared.get(key) is shared:  # else the garbage collector has just closed its last user
-                break
-    mine: Client = object.__new__(Client)
-    mine._use(shared.client.shards, shared.client._arguments, functools.partial(_release, key, shared))  # noqa: SLF001
-    return mine, True
-
-
-@dataclass(eq=False)
-class _Shared:
-    """Connections that several users share."""
-
-    client: Client
-    num_users: int = 0
-
-
-_shared: dict[tuple[Any, ...], _Shared] = {}
-_sharing_lock = threading.RLock()  # reentrant, for the garbage collector may close a client in any thread
-
-
-def _release(key: tuple[Any, ...], shared: _Shared) -> None:
-    """Close the connections if no one else uses them."""
-    with _sharing_lock:
-        shared.num_users -= 1
-        is_last = not shared.num_users
-        if is_last:
-            del _shared[key]
-    if is_last:
-        shared.client.close()
-
-
-def _after_fork() -> None:
-    global _sharing_lock  # noqa: PLW0603  # another thread of the parent may have held it
-    _sharing_lock = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+def _remade(arguments: tuple[Any, ...], target: Target) -> Client:
+    client: Client = object.__new__(Client)
+    client._connect(arguments, target)  # noqa: SLF001
+    return client

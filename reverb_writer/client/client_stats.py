@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from reverb_writer.scalars import Scalars
 from reverb_writer.table_info import TableInfo
 
-__all__ = ["ClientStats", "TableStats", "tables_html"]
-
 _COLUMNS = ("table", "items", "max_size", "inserts", "samples", "sampler", "remover")
 
 

@@ -17,8 +17,6 @@ from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_fetcher import SampleFetcher
 
-__all__ = ["CACHE_BYTES", "draw", "make_assembler"]
-
 CACHE_BYTES = 64 << 20
 """Memory limit of a table's decoded chunks; one larger sample may exceed it."""
 

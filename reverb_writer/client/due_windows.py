@@ -5,8 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-__all__ = ["add", "send_due"]
-
 
 class Sender(Protocol):
     """An object that holds complete windows for a while, to send many together."""

@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 
 from reverb_writer.background import in_background
 
-__all__ = ["current", "forget", "note"]
-
 _FIRST = 1.0
 _ASK_EVERY_S = 1.0
 
@@ -48,10 +46,7 @@ def forget(address: str, table: str) -> None:
 def current(address: str, tables: Sequence[str], ask: Callable[[Sequence[str]], None]) -> float:
     """Return the largest priority noted of any of some tables. Never waits.
 
-    Args:
-        address: of the server.
-        tables: their names.
-        ask: reads what the server stores, and notes it; called in a thread of its own, once a second for a table.
+    `ask` reads what a server stores, and notes it: in a thread of its own, once a second for a table.
     """
     now = time.monotonic()
     with _lock:

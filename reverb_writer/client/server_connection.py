@@ -13,8 +13,10 @@ import tree
 from reverb_writer.arguments import check_priority, check_timeout
 from reverb_writer.client import largest_priorities
 from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
+from reverb_writer.client.item_limits import check_columns, item_limits
 from reverb_writer.client.single_item import column, one_item
 from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
+from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo
@@ -29,8 +31,6 @@ from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info, try_server_info
-
-__all__ = ["Sample", "ServerConnection"]
 
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
@@ -51,10 +51,17 @@ class Sample(NamedTuple):
 
 
 class ServerConnection:
-    """One of the servers of a `Client`, which documents the verbs. Thread-safe."""
+    """One of the servers of a `Client`, which documents the verbs. Thread-safe.
 
-    def __init__(self, channel: Channel, timeout_s: float) -> None:
-        """Take a connection, which is this object's alone from now on, and the time-out of calls that give none."""
+    Attributes:
+        shard: what the client's target says of the server.
+        channel: the connection; it stays when the server has another address.
+        timeout_s: time-out of calls that give none, seconds.
+    """
+
+    def __init__(self, shard: Shard, channel: Channel, timeout_s: float) -> None:
+        """Take a connection, which is this object's alone from now on."""
+        self.shard = shard
         self.channel = channel
         self.timeout_s = timeout_s
         self._lock = threading.Lock()
@@ -66,6 +73,17 @@ class ServerConnection:
     def address(self) -> str:
         """The server's address, as given."""
         return self.channel.address
+
+    @property
+    def name(self) -> str:
+        """The shard's name, which stays when its address changes."""
+        return self.shard.name
+
+    def follow(self, shard: Shard) -> None:
+        """Take what the newest target says; connect to another address if it says so."""
+        if shard.address != self.shard.address:
+            self.channel.redirect(shard.address)
+        self.shard = shard
 
     def request_info(self, timeout_s: float | None = None) -> ServerInfo:
         """Return the tables together with the identity of the server's process."""
@@ -99,6 +117,7 @@ class ServerConnection:
         info = self.request_info(deadline.left_s())
         check_tables_exist(checked, info, self.address)
         _check_signatures(info, checked, paths, columns, is_scalar)
+        check_columns(item_limits(info, checked), paths, columns)
         request = one_item(columns, is_scalar, checked)
         if spec is not None:
             self._store_spec(info, list(checked), spec, deadline)
@@ -180,13 +199,21 @@ class ServerConnection:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
 
-    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+    def missing_specs(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> list[str]:
+        """Return the tables whose spec is not kept here, but could be; a spec that is kept must be the same."""
         tables = [table for table in tables if keeps_spec(info, table)]
         stored = self._stored_specs(info, tables, deadline)
-        for table, found in stored.items():  # all, before anything is kept
+        for table, found in stored.items():
             check_same(table, found, spec)
-        if missing := [table for table in tables if table not in stored]:
-            store_specs(self.channel, info, missing, spec, deadline)
+        return [table for table in tables if table not in stored]
+
+    def keep_specs(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+        """Keep the spec of tables that have none."""
+        if tables:
+            store_specs(self.channel, info, tables, spec, deadline)
+
+    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+        self.keep_specs(info, self.missing_specs(info, tables, spec, deadline), spec, deadline)
 
     def _spec_of(self, info: ServerInfo, table: str, deadline: Deadline) -> Any:
         """Return a table's signature or spec; None if there is neither."""

@@ -13,8 +13,6 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.transport.in_flight import InsertRequest
 
-__all__ = ["column", "one_item"]
-
 
 def column(path: str, leaf: Any) -> Any:
     """Return a leaf as a column [T, ...], checked."""

@@ -42,8 +42,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info
 
-__all__ = ["keeps_spec", "largest_priority", "spec_of", "store_specs", "stored_specs"]
-
 _LOG = logging.getLogger(__package__)
 
 _MAX_ROUNDS = 200
@@ -90,12 +88,7 @@ def stored_specs(
 ) -> dict[str, Any]:
     """Sample specs until those of the tables are found or all were seen: the server chooses which one it sends.
 
-    Args:
-        channel: the connection.
-        info: the server's tables.
-        tables: whose specs are wanted.
-        deadline: of all of it.
-        are_there: whether they were stored after `info`; others may have been stored then, too.
+    `are_there`: specs of these tables were stored after `info`; others may have been stored then, too.
 
     Returns:
         The stored specs that can be read, by table.

@@ -8,16 +8,22 @@ The first column of an item holds the nest's structure, so an actor needs no con
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.background import Outcome, in_background
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.on_shards import answering, on_each
+from reverb_writer.client.publications import Publications
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shard_choice import default_actor_id, rank_shards
+from reverb_writer.client.shared_clients import as_client
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
@@ -28,20 +34,36 @@ from reverb_writer.protocol.table_specs import decode_spec, encode_spec
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["MAX_BYTES", "Variables"]
-
-_Stored: TypeAlias = tuple[int, int]  # what changes with every publication: the server's process, number of inserts
-
+_LOG = logging.getLogger(__package__)
+_RETRY_S = 0.05
+_ANSWER_WITHIN_S = 2.0  # each of several servers
 _REMEDY = "Nothing was published yet: start the learner, or raise `timeout_s`."
 
 MAX_BYTES = 1_000_000_000
 """Size of the largest nest that can be published, in bytes."""
 
 
+class _Read(NamedTuple):
+    """What was read from a server."""
+
+    version: int
+    nest: Any
+
+
+class _News(NamedTuple):
+    """What a question has told."""
+
+    known: Publications
+    read: _Read | None  # if it is newer
+
+
 class Variables(ClosedAtExit):
     """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
 
     The table must have `max_size` 1, and its items may be sampled any number of times: `TableConfig(name, max_size=1)`.
+
+    Of several servers all get each version; one that does not answer is left out, which is logged once, and gets the
+    next. A reader takes the version of the largest number, from whichever server has it: numbers must grow, then.
 
     Attributes:
         version: number of the version that `publish`, `latest` or `poll` has last written or returned; 0 before the
@@ -58,7 +80,6 @@ class Variables(ClosedAtExit):
     """
 
     def __repr__(self) -> str:
-        """Return server and table."""
         return f"<Variables of {self._table} at {self._client.address}>"
 
     def __init__(
@@ -73,14 +94,14 @@ class Variables(ClosedAtExit):
         """Find the table.
 
         Args:
-            client: a `Client` of one server, an address, or a `reverb.Client`.
+            client: a `Client`, an address or several, a target, or a `reverb.Client`.
             table: its name.
             timeout_s: how long a call waits at most, seconds; None for the client's.
             interval_s: how often `poll` asks the server, seconds, >= 0.
             connect_timeout_s: time-out of the constructor, which waits for the server, seconds; None for `timeout_s`.
 
         Raises:
-            SpecError: several servers, of which only one would get the weights, or a number that is invalid.
+            SpecError: a number is invalid.
             StructureError: there is no such table, or it holds more than one item.
             ServerUnavailableError: no server answers within the time-out.
         """
@@ -93,16 +114,17 @@ class Variables(ClosedAtExit):
         self._table = table
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
-        self._news: Outcome[tuple[_Stored, int, Any] | None] | None = None  # the request of `poll` that is in flight
-        self._seen: _Stored | None = None
+        self._news: Outcome[_News] | None = None  # the request of `poll` that is in flight
+        self._known = Publications({})
+        self._reader = default_actor_id()  # readers spread over the servers
+        self._left_out: set[str] = set()
         self.version = 0
         self._lock = threading.Lock()
         try:
-            _check_one_server(self._client)
-            info = self._client.request_info(connect_timeout_s or self._timeout_s)
-            check_tables_exist([table], info, self._client.address)
-            _check_table(info.tables[table])
-            self._num_published = info.tables[table].rate_limiter.num_inserts
+            tables = self._tables(connect_timeout_s or self._timeout_s)
+            for found in tables.values():
+                _check_table(found)
+            self._num_published = max(found.rate_limiter.num_inserts for found in tables.values())
         except BaseException:
             self.close()
             raise
@@ -134,9 +156,23 @@ class Variables(ClosedAtExit):
         if version is None:
             version = max(self._num_published, self.version) + 1
         structure = np.array([encode_spec(spec), str(version).encode()], object)
-        self._client.insert([structure, *(leaf[None] for leaf in leaves)], {self._table: 1.0}, self._timeout_s)
+        self._insert([structure, *(leaf[None] for leaf in leaves)])
         self.version = version
         return version
+
+    def _insert(self, data: list[Any]) -> None:
+        """Insert an item on all servers that answer; raise if none has taken it."""
+        deadline = Deadline(self._timeout_s)
+        shards = self._shards()
+        there = [*answering(shards, deadline.left_s())] if len(shards) > 1 else shards
+        done, failed = on_each(there, lambda shard: shard.insert(data, {self._table: 1.0}, deadline))
+        if not done:
+            raise next(iter(failed.values()))
+        left_out = {shard.name for shard in shards if shard not in done}
+        if new := left_out - self._left_out:
+            text = "Weights do not reach %s. Readers take them from the other servers; these get the next version."
+            _LOG.warning(text, ", ".join(sorted(new)))
+        self._left_out = left_out
 
     def latest(self, timeout_s: float | None = None) -> Any:
         """Return the newest version; wait for the first one.
@@ -151,12 +187,34 @@ class Variables(ClosedAtExit):
             ReplayTimeoutError: nothing was published in time.
             FormatError: what is in the table was not written by `publish`.
         """
-        timeout_s = self._timeout_s if timeout_s is None else check_timeout(timeout_s)
-        stored, version, nest = self._newest(timeout_s)
+        deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
+        with logged(
+            lambda: f"table `{self._table}`: nothing was published yet, waiting for it at {self._client.address}"
+        ):
+            shards, tables = self._published(deadline)
+            read, failed = on_each(shards, lambda shard: self._read(shard, deadline))
+        if not read:
+            raise next(iter(failed.values()))
+        newest = max(read.values(), key=lambda one: one.version)
         with self._lock:
-            self._seen, self.version = stored, version
+            self._known = self._known.updated(tables).passed(*(shard.name for shard in read if shard.name in tables))
+            self.version = newest.version
             self._news = None  # its answer may be older
-        return nest
+        return newest.nest
+
+    def _published(self, deadline: Deadline) -> tuple[list[ServerConnection], dict[str, tuple[int, int]]]:
+        """Return the servers that have a version, as soon as one of several has; and what they count."""
+        while True:
+            infos = self._infos(deadline.left_s())
+            shards = [shard for shard, info in infos.items() if info.tables[self._table].current_size]
+            if shards or len(self._shards()) == 1:
+                return shards or [*infos], self._counts(infos)
+            try:
+                time.sleep(min(_RETRY_S, deadline.left_s()))
+                deadline.left_s()
+            except ReplayTimeoutError:
+                text = f"table `{self._table}` is empty at {self._client.address} after {deadline.timeout_s:.1f} s."
+                raise ReplayTimeoutError(f"{text} {_REMEDY}") from None
 
     def poll(self, default: Any = None) -> Any:
         """Return the newest version if it is newer than what `latest` or `poll` has returned, else `default`.
@@ -174,36 +232,61 @@ class Variables(ClosedAtExit):
                 if now >= self._ask_at:
                     self._client.check_usable()
                     self._ask_at = now + self._interval_s
-                    self._news = in_background(functools.partial(self._newer, self._seen))
+                    self._news = in_background(functools.partial(self._newer, self._known, self.version))
                 return default
             if not self._news.done():
                 return default
             news, self._news = self._news, None
             try:
-                found = news.result()
+                self._known, read = news.result()
             except (ReplayTimeoutError, ServerUnavailableError):
                 return default
-            if found is None:
+            if read is None:
                 return default
-            self._seen, self.version, nest = found
-            return nest
+            self.version = read.version
+            return read.nest
 
-    def _newer(self, seen: _Stored | None) -> tuple[_Stored, int, Any] | None:
-        """Return the newest version, unless it is the one that was seen or there is none."""
-        info = try_server_info(self._client.shards[0].channel, self._timeout_s)
-        stored = None if info is None else self._stored_in(info)
-        return None if stored is None or stored == seen or not stored[1] else self._newest(self._timeout_s)
+    def _newer(self, known: Publications, version: int) -> _News:
+        """Return what the servers tell now, and a version that is newer than what was read, if there is one."""
+        shards = {shard.name: shard for shard in self._shards()}
+        timeout_s = self._timeout_s if len(shards) == 1 else min(self._timeout_s, _ANSWER_WITHIN_S)
+        infos, _ = on_each([*shards.values()], lambda shard: try_server_info(shard.channel, timeout_s))
+        there = {shard: info for shard, info in infos.items() if info is not None}
+        known = known.updated(self._counts(there))
+        name = known.newest(rank_shards(self._reader, [shard.name for shard in there]))
+        if name is None:
+            return _News(known, None)
+        read = self._read(shards[name], Deadline(self._timeout_s))
+        if len(shards) == 1 or read.version > version:
+            return _News(known.taken(name), read)
+        return _News(known.passed(name), None)
 
-    def _newest(self, timeout_s: float) -> tuple[_Stored, int, Any]:
-        """Return what tells it from earlier ones at least, its version's number, and the nest."""
-        deadline = Deadline(timeout_s)
+    def _shards(self) -> list[ServerConnection]:
         self._client.check_usable()
-        (shard,) = self._client.shards
-        stored = self._stored_in(shard.request_info(deadline.left_s()))
-        with logged(
-            lambda: f"table `{self._table}`: nothing was published yet, waiting for it at {self._client.address}"
-        ):
-            (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
+        return [shard for shard in self._client.shards if shard.shard.state != "lost"] or [*self._client.shards]
+
+    def _infos(self, timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+        """Return what the servers that answer tell; all of them must have the table."""
+        infos = answering(self._shards(), timeout_s)
+        for shard, info in infos.items():
+            check_tables_exist([self._table], info, shard.address)
+        return infos
+
+    def _tables(self, timeout_s: float) -> dict[str, TableInfo]:
+        return {shard.name: info.tables[self._table] for shard, info in self._infos(timeout_s).items()}
+
+    def _counts(self, infos: Mapping[ServerConnection, ServerInfo]) -> dict[str, tuple[int, int]]:
+        """Return by server what changes with every `publish`, and with its restart."""
+        for shard, info in infos.items():
+            check_tables_exist([self._table], info, shard.address)
+        return {
+            shard.name: (info.state_id, info.tables[self._table].rate_limiter.num_inserts)
+            for shard, info in infos.items()
+        }
+
+    def _read(self, shard: ServerConnection, deadline: Deadline) -> _Read:
+        """Return the version that a server has."""
+        (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
         structure, *leaves = tree.flatten(sample.data)
         if (
             structure.shape != (2,)
@@ -216,25 +299,12 @@ class Variables(ClosedAtExit):
         spec = decode_spec(structure[0])
         if len(tree.flatten(spec)) != len(leaves):
             raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
-        return stored, int(structure[1]), tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
-
-    def _stored_in(self, info: ServerInfo) -> _Stored:
-        """Return what changes with every `publish`, and with a restart of the server."""
-        check_tables_exist([self._table], info, self._client.address)
-        return info.state_id, info.tables[self._table].rate_limiter.num_inserts
+        return _Read(int(structure[1]), tree.unflatten_as(spec, [leaf[0] for leaf in leaves]))
 
     def close(self) -> None:
         """Close the client, if it is this object's own. Idempotent."""
         if self._owns_client:
             self._client.close()
-
-
-def _check_one_server(client: Client) -> None:
-    if len(client.shards) > 1:
-        raise SpecError(
-            f"`client` must be of one server, got one of {client.address}. Weights are kept in one place: name the "
-            "server that has them."
-        )
 
 
 def _check_table(table: TableInfo) -> None:

@@ -7,10 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from reverb_writer.background import in_background
-from reverb_writer.flags import Flag
-
-__all__ = ["LOG_EVERY_S", "logged"]
+from reverb_writer.background import Flag, in_background
 
 _LOG = logging.getLogger(__package__)
 

@@ -18,19 +18,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.decoding.chunk_layout_cache import MAX_LAYOUT_BYTES, ChunkLayoutCache
 from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
 from reverb_writer.decoding.chunk_schema import DtypesAndShapes
-from reverb_writer.decoding.column_builder import ColumnBuilder
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.encoded_chunk import MAX_LAYOUT_BYTES, ChunkLayoutCache, EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
-from reverb_writer.decoding.row_ranges import JoinedRanges
-from reverb_writer.decoding.sample_rows import SampleRows
-from reverb_writer.decoding.samples import BatchInfo, Column
+from reverb_writer.decoding.sample_rows import JoinedRanges, SampleRows
+from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
-
-__all__ = ["MAX_SAMPLE_BYTES", "BatchAssembler"]
 
 MAX_SAMPLE_BYTES = 1 << 30
 """Default of the largest decoded size of a sample."""
@@ -140,9 +135,6 @@ class BatchAssembler:
         """Return the rows of all samples added since the last `take`, without copying them.
 
         They are valid until samples are added. Call `begin_next` when they are not needed any more.
-
-        Raises:
-            StructureError: samples differ in dtype or shape, or the columns of a sample in length.
         """
         cache = self._current
         if cache and all(builder.largest_array is None for builder in self._builders):

@@ -21,8 +21,6 @@ from reverb_writer.decoding.chunk_schema import ChunkSchema, DtypesAndShapes
 from reverb_writer.decoding.encoded_chunk import EncodedChunk
 from reverb_writer.errors import FormatError
 
-__all__ = ["ChunkRing", "row_bytes"]
-
 Array = npt.NDArray[Any]
 
 _EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied
@@ -30,17 +28,11 @@ _MAX_ROWS = 1 << 27  # if rows have no bytes
 
 
 class _StoredChunk(NamedTuple):
-    """A chunk in the ring.
+    """A chunk in the ring."""
 
-    Attributes:
-        key: of the chunk.
-        row: its first row, counted since the ring was reset; row r is in row r % capacity of the arrays.
-        num_bytes: decoded size.
-    """
-
-    key: int
-    row: int
-    num_bytes: int
+    key: int  # of the chunk
+    row: int  # its first row, counted since the ring was reset; row r is in row r % capacity of the arrays
+    num_bytes: int  # decoded size
 
 
 class ChunkRing:
@@ -54,11 +46,9 @@ class ChunkRing:
     """
 
     def __init__(self, dtypes_and_shapes: DtypesAndShapes, max_bytes: int) -> None:
-        """Create an empty ring.
+        """Create an empty ring for columns of these dtypes and shapes, without the time dimension.
 
-        Args:
-            dtypes_and_shapes: of the columns, without the time dimension.
-            max_bytes: memory limit; `reset` may exceed it for the chunks of one sample.
+        `max_bytes` is the memory limit; `reset` may exceed it for the chunks of one sample.
         """
         self._dtypes_and_shapes = list(dtypes_and_shapes)
         self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
@@ -98,11 +88,7 @@ class ChunkRing:
         self.num_bytes = 0
 
     def put(self, key: int, chunk: EncodedChunk) -> bool:
-        """Decode a chunk into the ring, if there is room for it.
-
-        Args:
-            key: of a chunk that is not in the ring.
-            chunk: one that `accepts` and `fits` allow.
+        """Decode a chunk that `accepts` and `fits` allow, and which is not in the ring, if there is room for it.
 
         Returns:
             Whether there was room. If not, nothing has changed: call `evict_for`, then `put` again.

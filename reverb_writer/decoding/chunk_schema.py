@@ -13,8 +13,6 @@ from reverb_writer.errors import FormatError
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.chunk_layout import ExpectedTensor
 
-__all__ = ["ChunkSchema", "DtypesAndShapes", "EncodedHeader", "schema_of"]
-
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 EncodedHeader = tuple[int, bytes]
 """A tensor's dtype, a `messages.DataType`, and its shape, an encoded TensorShapeProto."""
@@ -39,11 +37,7 @@ class ChunkSchema:
     """
 
     def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
-        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors.
-
-        Raises:
-            FormatError: a tensor has no rows.
-        """
+        """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
         self._encoded_headers = encoded_headers
         self._selections: dict[Sequence[int], ChunkSchema] = {}
         self.headers = [tensors.parse_header(*header) for header in encoded_headers]

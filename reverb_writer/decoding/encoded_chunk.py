@@ -1,28 +1,98 @@
-"""The encoded chunks of a sample: checked when they are asked for, and decoded into the arrays that will hold them."""
+"""The encoded chunks of a sample: checked when they are asked for, and decoded into the arrays that will hold them.
+
+A chunk that is missing or damaged raises FormatError, a tensor that must not be decoded UnsafeDataError.
+"""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError
 
-from reverb_writer.decoding.chunk_layout_cache import ChunkLayout, ChunkLayoutCache, ChunkTensors
 from reverb_writer.decoding.chunk_schema import ChunkSchema, schema_of
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.chunk_layout import find_contents, find_tensors_field
+from reverb_writer.protocol.chunk_layout import ExpectedTensor, find_contents, find_tensors_field
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
 
-__all__ = ["EncodedChunk", "EncodedChunks"]
+ChunkTensors = tuple[int, Sequence[int]]
+"""The key of a chunk, and the indices of some of its tensors."""
+
+MAX_LAYOUT_BYTES = 16 << 20
+_MAX_SCHEMAS = 16
+_LAYOUT_BYTES, _CONTENT_BYTES = 450, 130
+
 
 Array = npt.NDArray[Any]
-
 _CHUNK_KEY = b"\x08"  # tag: field 1, a varint
+
+
+class ChunkLayout(NamedTuple):
+    """Where the contents of some tensors of a chunk are.
+
+    A server sends a chunk with each of its items, and always the same bytes. If the bytes do differ, the contents are
+    refused, or decoded with the schema of the earlier ones: never more of them than that schema has rows.
+    """
+
+    prefix: bytes  # the chunk's first bytes, which hold its key
+    size: int  # of the encoded chunk in bytes
+    schema: ChunkSchema  # of the tensors
+    contents: tuple[tuple[int, int], ...]  # offsets at which the content of each tensor begins and ends
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the memory that a layout takes, roughly."""
+        return _LAYOUT_BYTES + _CONTENT_BYTES * len(self.contents)
+
+
+class ChunkLayoutCache:
+    """Layouts of chunks that were seen, and the last 16 schemas, of at most 2 MB each. Not thread-safe."""
+
+    def __init__(self, max_layout_bytes: int = MAX_LAYOUT_BYTES) -> None:
+        """Create an empty cache; `max_layout_bytes` is the memory limit of the layouts."""
+        self._max_layout_bytes = max_layout_bytes
+        self._schemas: dict[bytes, ChunkSchema] = {}  # of all tensors of a chunk, by the chunk's trailer
+        self._expected: dict[ChunkSchema, list[ExpectedTensor]] = {}
+        self._layouts: collections.OrderedDict[ChunkTensors, ChunkLayout] = collections.OrderedDict()
+        self._layout_bytes = 0
+
+    def schema(self, trailer: bytes) -> ChunkSchema | None:
+        """Return the schema of the last chunk that had these bytes after its tensors."""
+        return self._schemas.get(trailer)
+
+    def add_schema(self, trailer: bytes, schema: ChunkSchema) -> None:
+        """Keep the schema of a chunk that has these bytes after its tensors."""
+        if len(self._schemas) >= _MAX_SCHEMAS:
+            self._schemas.clear()
+        self._schemas[trailer] = schema
+
+    def expected_tensors(self, schema: ChunkSchema) -> list[ExpectedTensor]:
+        """Return `schema.expected_tensors()`, kept for the schemas used last: chunks of two lengths may alternate."""
+        found = self._expected.get(schema)
+        if found is None:
+            if len(self._expected) >= _MAX_SCHEMAS:
+                self._expected.clear()
+            found = self._expected[schema] = schema.expected_tensors()
+        return found
+
+    def layout(self, of: ChunkTensors) -> ChunkLayout | None:
+        """Return where these tensors of a chunk were when it was last seen."""
+        return self._layouts.get(of)
+
+    def add_layout(self, of: ChunkTensors, layout: ChunkLayout) -> None:
+        """Keep where these tensors of a chunk are; evict the oldest layouts if there is no room."""
+        replaced = self._layouts.pop(of, None)
+        self._layout_bytes += layout.num_bytes - (replaced.num_bytes if replaced else 0)
+        self._layouts[of] = layout
+        while self._layout_bytes > self._max_layout_bytes:
+            _, oldest = self._layouts.popitem(last=False)
+            self._layout_bytes -= oldest.num_bytes
 
 
 class EncodedChunk:
@@ -64,17 +134,7 @@ class EncodedChunk:
 
     @classmethod
     def parse(cls, chunk: Any, indices: Sequence[int], max_bytes: int) -> EncodedChunk:
-        """Return some tensors of a chunk, checked.
-
-        Args:
-            chunk: a message of `reverb_writer.sampled.Chunk`.
-            indices: of the tensors.
-            max_bytes: limit of each tensor's decoded size.
-
-        Raises:
-            FormatError: the chunk has no such tensor, or it is damaged.
-            UnsafeDataError: a tensor must not be decoded.
-        """
+        """Return some tensors of a `reverb_writer.sampled.Chunk`, checked; `max_bytes` limits each decoded tensor."""
         tensors = chunk.data.tensors
         if max(indices) >= len(tensors):
             raise FormatError(f"an item names tensor {max(indices)} of a chunk of {len(tensors)}.")
@@ -129,12 +189,9 @@ class EncodedChunks:
     """The chunks of a sample, by key. Not thread-safe."""
 
     def __init__(self, encoded: Sequence[bytes], max_bytes: int, layouts: ChunkLayoutCache | None = None) -> None:
-        """Keep the chunks; they are parsed when they are asked for.
+        """Keep ChunkData messages, to be parsed when they are asked for; `layouts` are of earlier samples' chunks.
 
-        Args:
-            encoded: one ChunkData for each chunk.
-            max_bytes: limit of the decoded size of all tensors together that `get` returns.
-            layouts: of the chunks of earlier samples; those of this sample are added.
+        `max_bytes` limits the decoded size of all tensors together that `get` returns.
         """
         self._encoded_field = encoded
         self._parsed: dict[int, Any] = {}
@@ -148,10 +205,6 @@ class EncodedChunks:
 
     def get(self, key: int, indices: Sequence[int]) -> EncodedChunk:
         """Return some tensors of a chunk, to be decoded.
-
-        Args:
-            key: of the chunk.
-            indices: of the tensors.
 
         Raises:
             FormatError: the sample lacks the chunk, or the chunk is damaged.

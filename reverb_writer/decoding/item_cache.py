@@ -10,8 +10,6 @@ from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 
-__all__ = ["ItemCache", "Partition", "RowRanges"]
-
 RowRanges = tuple[tuple[int, ...], ...]
 """Row ranges of an item in each partition's ring: of range after range, the first row and the number of rows."""
 
@@ -19,21 +17,13 @@ _ENTRY_BYTES, _INT_BYTES = 200, 40
 
 
 class Partition(NamedTuple):
-    """Columns that are cached in one ring.
+    """Columns that are cached in one ring."""
 
-    Attributes:
-        group: index of the columns' group in the layout, whose slices they have.
-        columns: indices of the columns in the item.
-        tensors: for each column, the index of its tensor in the chunks.
-        ring: their decoded chunks.
-        max_rows: how many rows a sample may have.
-    """
-
-    group: int
-    columns: tuple[int, ...]
-    tensors: tuple[int, ...]
-    ring: ChunkRing
-    max_rows: int
+    group: int  # index of the columns' group in the layout, whose slices they have
+    columns: tuple[int, ...]  # indices of the columns in the item
+    tensors: tuple[int, ...]  # for each column, the index of its tensor in the chunks
+    ring: ChunkRing  # their decoded chunks
+    max_rows: int  # how many rows a sample may have
 
 
 class ItemCache:
@@ -65,10 +55,7 @@ class ItemCache:
         self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
-        """Return the row ranges of an item.
-
-        Args:
-            slices_of: the item's slices, by group.
+        """Return the row ranges of an item, which has these slices, by group.
 
         Returns:
             None if a ring lacks one of its chunks, or the chunk lacks rows, or the item has too many rows.
@@ -98,16 +85,8 @@ class ItemCache:
     ) -> list[dict[int, EncodedChunk]] | None:
         """Return the chunks of an item that are not in each partition's ring.
 
-        Args:
-            slices_of: the item's slices, by group.
-            chunks: those of its sample.
-
         Returns:
             For each partition, chunks by key. None if the dtypes or shapes of a chunk are not those of the ring.
-
-        Raises:
-            FormatError: a slice has rows that its chunk does not have.
-            UnsafeDataError: see `EncodedChunks.get`.
         """
         missing = []
         for partition in self.partitions:
@@ -147,9 +126,6 @@ class ItemCache:
 
         Returns:
             Indices of partitions, each with the item's chunks.
-
-        Raises:
-            FormatError, UnsafeDataError: see `EncodedChunks.get`.
         """
         found = []
         for number, partition in enumerate(self.partitions):

@@ -13,25 +13,21 @@ import numpy.typing as npt
 
 from reverb_writer.nests import shapes_text
 
-__all__ = ["BatchInfo", "Column", "SampleInfo", "Samples", "split_samples"]
-
 Array = npt.NDArray[Any]
+
+
+_MAX_GROWTH = 8  # limit of the first allocation, in times the rows at hand: the other samples may be shorter
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of n samples.
+    """One column of n samples."""
 
-    Attributes:
-        rows: [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
-            [lengths[i], ...], one for each sample, if samples differ in dtype or in the shape of a row.
-        lengths: [n] number of rows of each sample.
-        is_scalar: whether each sample has one row, which readers get without the time dimension.
-    """
-
+    # [sum(lengths), ...], the rows of all samples, concatenated; owned by the caller. A list of arrays
+    # [lengths[i], ...], one for each sample, if samples differ in dtype or in the shape of a row.
     rows: Array | list[Array]
-    lengths: npt.NDArray[np.int64]
-    is_scalar: bool
+    lengths: npt.NDArray[np.int64]  # [n] number of rows of each sample
+    is_scalar: bool  # whether each sample has one row, which readers get without the time dimension
 
     def split(self) -> list[Array]:
         """Return each sample's rows as a view [T, ...], or [...] if the column is scalar."""
@@ -71,8 +67,9 @@ class BatchInfo:
     Attributes:
         keys: [B] uint64, of the items, for `update_priorities`.
         priorities: [B] float64, of the items when they were sampled.
-        probabilities: [B] float64, with which the items were chosen.
-        table_sizes: [B] int64, number of items in the table when each item was sampled.
+        probabilities: [B] float64, with which the items were chosen; of all items of several servers that are sampled
+            as one.
+        table_sizes: [B] int64, number of items in the table when each item was sampled; likewise.
         times_sampled: [B] int32, how often each item has been sampled, this time included.
         lengths: [B] int64, rows of each sample; of its longest leaf if its leaves differ.
         received_at: `time.monotonic()` when the first of the samples arrived.
@@ -99,19 +96,17 @@ class BatchInfo:
     members: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        """Return the number of samples, B."""
         return len(self.keys)
 
     def __repr__(self) -> str:
-        """Return dtypes and shapes."""
         return shapes_text(self)
 
     def importance_weights(self, exponent: float = 1.0) -> npt.NDArray[np.float64]:
         """Return [B] weights that make up for sampling by priority, the largest of them 1.
 
-        They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table on
-        one server only, and do not make up for this: servers with fewer items give as many batches as others. In a
-        mixed batch, those of each dataset are divided by their own largest.
+        They are (table size x probability) ** -exponent, divided by the largest. They compare samples of one table, on
+        one server or on several that are sampled as one. In a mixed batch, those of each dataset are divided by their
+        own largest.
 
         Args:
             exponent: beta, 0 for none of it to 1 for all. A `LinearSchedule` gives one that grows.
@@ -168,3 +163,67 @@ def split_samples(columns: Sequence[Column], info: BatchInfo) -> Iterator[tuple[
     """Yield each sample's columns, [T, ...] or [...] if the column is scalar, and its information."""
     leaves = map(list, zip(*[column.split() for column in columns], strict=True))
     yield from zip(leaves, info.split(), strict=True)
+
+
+class ColumnBuilder:
+    """Concatenates the rows of samples; in several arrays only if samples differ in dtype or in the shape of a row."""
+
+    def __init__(self, buffer: Array | None = None) -> None:
+        """Start without rows; `buffer` is overwritten with them if their dtype, shape and number fit."""
+        self._buffer = buffer
+        self._arrays: list[Array] = []  # of different dtypes or shapes of rows
+        self._num_rows: list[int] = []  # used of each array
+        self._lengths: list[npt.NDArray[np.int64]] = []
+
+    @property
+    def largest_array(self) -> Array | None:
+        """Return the largest array, which can be the buffer of another builder."""
+        return max(self._arrays, key=lambda array: array.nbytes, default=None)
+
+    def append_rows(
+        self, source: Array, rows: npt.NDArray[np.intp], lengths: npt.NDArray[np.int64], batch_size: int
+    ) -> None:
+        """Append copies of rows.
+
+        Args:
+            source: [capacity, ...] rows of decoded chunks.
+            rows: [sum(lengths)] indices into `source`, those of several samples, concatenated.
+            lengths: [n] number of rows of each of these samples.
+            batch_size: how many samples the whole column probably has.
+        """
+        self._lengths.append(lengths)
+        if not self._arrays or (self._arrays[-1].dtype, self._arrays[-1].shape[1:]) != (source.dtype, source.shape[1:]):
+            likely = min(len(rows) * batch_size // len(lengths), _MAX_GROWTH * len(rows))
+            self._arrays.append(self._allocate(source, max(len(rows), likely)))
+            self._num_rows.append(0)
+        start = self._num_rows[-1]
+        stop = self._num_rows[-1] = start + len(rows)
+        if stop > len(self._arrays[-1]):
+            larger = self._allocate(source, max(stop, 2 * len(self._arrays[-1])))
+            larger[:start] = self._arrays[-1][:start]
+            self._arrays[-1] = larger
+        source.take(rows, axis=0, mode="clip", out=self._arrays[-1][start:stop])
+
+    def build(self, is_scalar: bool) -> Column:
+        """Return all rows as a column."""
+        arrays = [array[:num_rows] for array, num_rows in zip(self._arrays, self._num_rows, strict=True)]
+        lengths = np.concatenate(self._lengths)
+        if len(arrays) == 1:
+            return Column(arrays[0], lengths, is_scalar)
+        # Every array begins with the first row of a sample.
+        rows: list[Array] = []
+        remaining = iter(lengths.tolist())
+        for array in arrays:
+            at = 0
+            while at < len(array):
+                length = next(remaining)
+                rows.append(array[at : at + length])
+                at += length
+        return Column(rows, lengths, is_scalar)
+
+    def _allocate(self, source: Array, num_rows: int) -> Array:
+        buffer, self._buffer = self._buffer, None
+        wanted = (source.dtype, source.shape[1:])
+        if buffer is not None and (buffer.dtype, buffer.shape[1:]) == wanted and len(buffer) >= num_rows:
+            return buffer
+        return np.empty((num_rows, *source.shape[1:]), source.dtype)

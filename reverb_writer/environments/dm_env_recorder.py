@@ -7,10 +7,8 @@ from typing import Any
 
 import dm_env
 
-from reverb_writer.environments.policy_extras import PolicyExtras
+from reverb_writer.environments.recorded_steps import PolicyExtras
 from reverb_writer.environments.time_steps import TimeStepRecorder
-
-__all__ = ["RecordedEnvironment"]
 
 
 class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
@@ -64,7 +62,6 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
             self._env.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other attribute of the wrapped environment."""
         if name.startswith("_"):  # `__init__` may not have run, as in a copy
             raise AttributeError(name)
         return getattr(self._env, name)

@@ -25,37 +25,56 @@ Source: RLDS (reward and discount beside the action that led to them, a last ste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tree
 
-__all__ = ["FALSE", "TRUE", "ZERO", "recorded_step"]
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.leaves import host_array
 
 FALSE, TRUE = np.False_, np.True_
 ZERO = np.float32(0)
 
 
-def recorded_step(
-    observation: Any,
-    action: Any,
-    reward: Any,
-    discount: Any,
-    *,
-    is_first: Any = FALSE,
-    is_last: Any = FALSE,
-    terminated: Any = FALSE,
-    truncated: Any = FALSE,
-    **others: Any,
-) -> dict[str, Any]:
+_NO_FLAGS = dict.fromkeys(("is_first", "is_last", "terminated", "truncated"), FALSE)
+
+
+def recorded_step(observation: Any, action: Any, reward: Any, discount: Any, **others: Any) -> dict[str, Any]:
     """Return a step with these fields and `others`; of several environments if all leaves are [N, ...]."""
-    return {
-        "observation": observation,
-        "action": action,
-        "reward": reward,
-        "discount": discount,
-        "is_first": is_first,
-        "is_last": is_last,
-        "terminated": terminated,
-        "truncated": truncated,
-        **others,
-    }
+    own = {"observation": observation, "action": action, "reward": reward, "discount": discount}
+    return {**own, **_NO_FLAGS, **others}
+
+
+class PolicyExtras:
+    """Copies what a function returns before each step, and has zeros of the same shapes for an episode's last step."""
+
+    def __init__(self, read: Callable[[], Any], num_envs: int | None = None) -> None:
+        """Take a function that returns a nest, with leaves [N, ...] for `num_envs` = N environments."""
+        if not callable(read):
+            raise SpecError(
+                f"`extras` must be a function without arguments that returns a nest, got {type(read).__name__}."
+            )
+        self._read, self._num_envs = read, num_envs
+        self.zeros: Any = None
+
+    def read(self, resetting: Any = None) -> Any:
+        """Return what belongs to the action that is about to be taken, as arrays of its own.
+
+        For the environments, [N] bool, that this step is `resetting`, the row is zeros: their action has no effect.
+        """
+        nest = tree.map_structure(lambda leaf: host_array(leaf).copy(), self._read())
+        if self._num_envs is not None:
+            for path, leaf in tree.flatten_with_path(nest):
+                if leaf.shape[:1] != (self._num_envs,):
+                    raise StructureError(
+                        f"`extras`, leaf `{'/'.join(map(str, path))}` has shape {leaf.shape}, expected "
+                        f"({self._num_envs}, ...): one row an environment."
+                    )
+        if self.zeros is None:
+            self.zeros = tree.map_structure(np.zeros_like, nest)
+        if resetting is not None and resetting.any():
+            for leaf in tree.flatten(nest):
+                leaf[resetting] = 0
+        return nest

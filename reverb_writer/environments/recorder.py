@@ -11,11 +11,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import Autoreset
 
-from reverb_writer.environments.policy_extras import PolicyExtras
-from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, recorded_step
+from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, PolicyExtras, recorded_step
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
-
-__all__ = ["Recorder"]
 
 _ONE = np.float32(1)
 

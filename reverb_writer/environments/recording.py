@@ -9,8 +9,6 @@ from typing import Any
 from reverb_writer.environments.n_step_transform import NStepTransform
 from reverb_writer.errors import SpecError
 
-__all__ = ["record"]
-
 
 def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[], Any] | None = None) -> Any:
     """Return an environment that passes its steps to an observer, and otherwise behaves like the given one.

@@ -26,8 +26,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.leaves import Fit, fit, zeros
 from reverb_writer.protocol.signatures import ArraySpec
 
-__all__ = ["encoder", "space_spec", "zero_element"]
-
 _REASONS = {
     "Graph": "its nodes and edges differ in number from step to step",
     "Sequence": "its length differs from step to step",
@@ -37,11 +35,7 @@ _WRITABLE = {"Text", "Box", "Discrete", "MultiBinary", "MultiDiscrete"}
 
 
 def space_of(env: Any, name: str) -> Space[Any]:
-    """Return a space of an environment.
-
-    Raises:
-        SpecError: it has none of that name.
-    """
+    """Return a space of an environment."""
     space = getattr(env, name, None)
     if not isinstance(space, Space):
         has = "none" if space is None else f"a {type(space).__name__}"
@@ -50,15 +44,7 @@ def space_of(env: Any, name: str) -> Space[Any]:
 
 
 def space_spec(space: Space[Any], name: str) -> Any:
-    """Return the dtypes and shapes of a space's elements in a step, as a nest of `ArraySpec`.
-
-    Args:
-        space: of one environment.
-        name: of the leaf, for messages, such as `observation`.
-
-    Raises:
-        SpecError: it cannot be written; names the part of the space that is the cause, and the reason.
-    """
+    """Return the dtypes and shapes of a space's elements in a step, a nest of `ArraySpec`; messages say `name`."""
     kinds, parts = kinds_of(space), parts_of(space)
     if parts is not None and kinds & {"Dict", "Tuple"}:
         if isinstance(parts, dict):

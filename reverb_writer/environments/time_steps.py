@@ -11,8 +11,6 @@ import tree
 from reverb_writer.environments.recorded_steps import FALSE, TRUE, recorded_step
 from reverb_writer.errors import StructureError
 
-__all__ = ["TimeStepRecorder"]
-
 
 class TimeStepRecorder:
     """Pass dm_env time steps and actions to an observer, as Acme's actors pass them to an adder.
@@ -39,6 +37,9 @@ class TimeStepRecorder:
         self._ends: tuple[Any, Any] | None = None
         self._num_steps = 0
         self._is_open = False
+
+    def __repr__(self) -> str:
+        return f"<TimeStepRecorder to {self._observer!r}: step {self._num_steps} of an episode>"
 
     def observe_first(self, timestep: Any) -> None:
         """Begin an episode. An episode that was not over is recorded as truncated, with its last observation.

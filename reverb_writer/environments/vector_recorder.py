@@ -6,7 +6,7 @@
     same step    in `infos["final_obs"]`                 by itself, at once
     disabled     returned by the `step` that ends it     by itself, at once
 
-See `reverb_writer.episodes.autoreset` for the modes.
+See `reverb_writer.episodes.episode_batch` for the modes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,10 @@ import tree
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from reverb_writer.environments.policy_extras import PolicyExtras
-from reverb_writer.environments.recorded_steps import recorded_step
+from reverb_writer.environments.recorded_steps import PolicyExtras, recorded_step
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
-from reverb_writer.episodes.autoreset import AutoresetMode, final_observation
+from reverb_writer.episodes.episode_batch import AutoresetMode, final_observation
 from reverb_writer.nests import write_row
-
-__all__ = ["VectorRecorder"]
 
 
 class VectorRecorder(VectorWrapper):

@@ -12,15 +12,13 @@ episode_steps     the steps that observers write of an episode, and back
 episode_state     an episode as JSON
 column_state      a column of an episode as JSON
 json_encoding     nests of arrays and plain data as JSON
-autoreset         when vector environments reset, and where terminal observations are
-episode_batch     the episodes of environments that step together
+episode_batch     the episodes of environments that step together, in each autoreset mode
 """
 
 from __future__ import annotations
 
-from reverb_writer.episodes.autoreset import AutoresetMode
 from reverb_writer.episodes.episode import Episode
-from reverb_writer.episodes.episode_batch import EpisodeBatch
+from reverb_writer.episodes.episode_batch import AutoresetMode, EpisodeBatch
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 
 __all__ = ["AutoresetMode", "Episode", "EpisodeBatch", "InfiniteLookbackBuffer"]

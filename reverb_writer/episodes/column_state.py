@@ -18,9 +18,6 @@ from reverb_writer.extras import needs
 if TYPE_CHECKING:
     from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["broken_state", "column_state", "restore_column"]
-
-
 Restored = TypeVar("Restored", bound="InfiniteLookbackBuffer")
 
 _SPACES = {
@@ -45,11 +42,7 @@ def broken_state(of: str) -> Iterator[None]:
 
 
 def column_state(buffer: InfiniteLookbackBuffer, name: str) -> dict[str, Any]:
-    """Return the state of a buffer; the name is for messages.
-
-    Raises:
-        StructureError: a row, or the space, cannot be put into it.
-    """
+    """Return the state of a buffer; the name is for messages."""
     rows = buffer.rows.arrays
     data = None if rows is None else list(rows[0]) if buffer.is_untyped else buffer.rows.pack(rows)
     return {
@@ -62,11 +55,7 @@ def column_state(buffer: InfiniteLookbackBuffer, name: str) -> dict[str, Any]:
 
 
 def restore_column(buffer: Restored, state: Mapping[str, Any]) -> Restored:
-    """Give an empty buffer a state, and return it.
-
-    Raises:
-        FormatError: the state is of rows of another kind, typed or untyped, or its space is unknown.
-    """
+    """Give an empty buffer a state, and return it."""
     data, untyped = decoded(state["data"]), buffer.is_untyped
     if state.get("untyped", untyped) != untyped:
         raise FormatError(f"a state of {'typed' if untyped else 'untyped'} rows, expected the other kind.")

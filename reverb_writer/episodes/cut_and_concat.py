@@ -13,8 +13,6 @@ from reverb_writer.episodes.growing_columns import Block
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["concat", "cut", "cut_out"]
-
 Rows = npt.NDArray[np.integer[Any]]
 Chunk = TypeVar("Chunk", bound=EpisodeData)
 
@@ -37,11 +35,7 @@ def cut(episode: Chunk, lookback: int) -> Chunk:
 
 
 def cut_out(episode: Chunk, wanted: slice) -> Chunk:
-    """Return the steps of a slice, with as much look-back as the episode has.
-
-    Raises:
-        SpecError: the step of the slice is not positive.
-    """
+    """Return the steps of a slice, with as much look-back as the episode has."""
     if wanted.step is not None and wanted.step < 1:
         raise SpecError(f"the step of an episode's slice must be >= 1, got {wanted.step}.")
     start, stop, step = wanted.indices(len(episode))
@@ -60,12 +54,7 @@ def cut_out(episode: Chunk, wanted: slice) -> Chunk:
 
 
 def concat(episode: EpisodeData, other: EpisodeData) -> None:
-    """Add the steps of the next chunk, in place.
-
-    Raises:
-        SpecError: it does not continue this episode.
-        StructureError: its steps differ in structure.
-    """
+    """Add the steps of the next chunk, in place."""
     other.validate()
     for name, own, following in (("id_", episode.id_, other.id_), ("t_started", episode.t, other.t_started)):
         if own != following:

@@ -19,8 +19,6 @@ from reverb_writer.errors import ClosedError, IncompleteError, SpecError, Struct
 from reverb_writer.extras import needs
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["Episode"]
-
 _CHECK_EVERY = 50
 
 

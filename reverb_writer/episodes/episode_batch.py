@@ -1,12 +1,24 @@
 """The episodes of environments that step together, as `gymnasium.vector` has them.
 
-What an environment returns at the end of an episode depends on the autoreset mode, which
-`reverb_writer.episodes.autoreset` draws. A terminal observation belongs to the last step of its episode, the one after
-it to the reset of the next episode.
+What an environment returns at the end of an episode depends on the autoreset mode. `o5` is the terminal observation of
+an episode, `o0` the first one of the next:
+
+    mode       call   observation  terminated  infos
+    ---------  -----  -----------  ----------  -------------
+    NEXT_STEP  step   o5           True
+               step   o0           False                      the action of this step has no effect
+    SAME_STEP  step   o0           True        final_obs: o5
+    DISABLED   step   o5           True
+               reset  o0                                      in the environments of the mask
+
+A terminal observation belongs to the last step of its episode, the one after it to the reset of the next episode.
+
+Source: Gymnasium 1.x, `gymnasium.vector.AutoresetMode` and `vector/sync_vector_env.py`.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +27,71 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.episodes.autoreset import AutoresetMode, env_infos, final_infos, final_observation
 from reverb_writer.episodes.episode import Episode
 from reverb_writer.episodes.space_structure import parts_of
-from reverb_writer.errors import StructureError
+from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["EpisodeBatch"]
+_FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # the second one until Gymnasium 1.0
+
+
+class AutoresetMode(enum.Enum):
+    """When a vector environment resets an environment whose episode is over; the values are Gymnasium's."""
+
+    NEXT_STEP = "NextStep"
+    SAME_STEP = "SameStep"
+    DISABLED = "Disabled"
+
+    @classmethod
+    def parse(cls, mode: Any) -> AutoresetMode:
+        """Return the member for `mode`: one of ours, one of Gymnasium's, or its name there, such as "SameStep".
+
+        Raises:
+            SpecError: there is no such mode.
+        """
+        try:
+            return cls(getattr(mode, "value", mode))
+        except ValueError:
+            names = ", ".join(repr(member.value) for member in cls)
+            raise SpecError(
+                f"`autoreset_mode` must be one of {names}, got {mode!r}. If the environment does not tell it, set "
+                '`env.metadata["autoreset_mode"]`.'
+            ) from None
+
+
+def final_observation(infos: Mapping[str, Any] | None, env_id: int) -> Any:
+    """Return the terminal observation of an environment that was reset in the same step."""
+    infos = infos or {}
+    found = [infos[key][env_id] for key in _FINAL_OBSERVATIONS if infos.get(key) is not None]
+    if not found or found[0] is None:
+        raise StructureError(
+            f"environment {env_id}: its episode is over, and `infos` have no `final_obs` for it, only {sorted(infos)}: "
+            "its terminal observation would be lost. Pass the infos of the step, or use another `autoreset_mode`."
+        )
+    return found[0]
+
+
+def final_infos(infos: Mapping[str, Any] | None, env_id: int) -> dict[str, Any]:
+    """Return the infos that belong to the terminal observation of an environment."""
+    final = (infos or {}).get("final_info", {})
+    return env_infos(final, env_id) if isinstance(final, Mapping) else dict(final[env_id] or {})
+
+
+def env_infos(infos: Mapping[str, Any] | None, env_id: int) -> dict[str, Any]:
+    """Return the infos of one environment: those that its mask `_key` says it has; all where there is no mask.
+
+    >>> infos = {"lives": [3, 2], "_lives": [True, False]}
+    >>> env_infos(infos, 0), env_infos(infos, 1)
+    ({'lives': 3}, {})
+    """
+    infos = infos or {}
+    own = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if key in (*_FINAL_OBSERVATIONS, "final_info") or (key.startswith("_") and key[1:] in infos):
+            continue
+        if mask is None or mask[env_id]:
+            own[key] = env_infos(values, env_id) if isinstance(values, Mapping) else values[env_id]
+    return own
 
 
 class EpisodeBatch:
@@ -82,11 +153,9 @@ class EpisodeBatch:
         )
 
     def __repr__(self) -> str:
-        """Return how many environments there are, and how long their episodes are now."""
         return f"<EpisodeBatch of {len(self)} environments: {[len(episode) for episode in self.episodes]} steps>"
 
     def __len__(self) -> int:
-        """Return N."""
         return self._num_envs
 
     def add_env_reset(

@@ -10,8 +10,6 @@ from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.json_encoding import decoded, encoded
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 
-__all__ = ["restore", "state_of"]
-
 Restored = TypeVar("Restored", bound=EpisodeData)
 
 _PLAIN = (
@@ -28,11 +26,7 @@ _COLUMNS = ("observations", "infos", "actions", "rewards")
 
 
 def state_of(episode: EpisodeData) -> dict[str, Any]:
-    """Return the state of an episode.
-
-    Raises:
-        StructureError: a part cannot be stored as JSON.
-    """
+    """Return the state of an episode."""
     state = {name: encoded(getattr(episode, name), name) for name in _PLAIN}
     state |= {name: column_state(getattr(episode, name), name) for name in _COLUMNS}
     state["extra_model_outputs"] = {
@@ -45,11 +39,7 @@ def state_of(episode: EpisodeData) -> dict[str, Any]:
 
 
 def restore(episode: Restored, state: Mapping[str, Any]) -> Restored:
-    """Set the state of an episode.
-
-    Raises:
-        FormatError: this is not a state of an episode.
-    """
+    """Set the state of an episode."""
     with broken_state("an episode"):
         for name in _PLAIN:
             setattr(episode, name, decoded(state[name]))

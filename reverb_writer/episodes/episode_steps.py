@@ -33,8 +33,6 @@ from reverb_writer.nests import join_paths, named_leaves, packer
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["columns", "of", "windows"]
-
 Array = npt.NDArray[Any]
 
 
@@ -44,11 +42,7 @@ _STEP_KEYS = dict.fromkeys(
 
 
 def of(episode: EpisodeData) -> dict[str, Any]:
-    """Return the T + 1 steps of an episode as a nest with leaves [T + 1, ...], copied.
-
-    Raises:
-        IncompleteError: the episode has no step.
-    """
+    """Return the T + 1 steps of an episode as a nest with leaves [T + 1, ...], copied."""
     num = len(episode)
     if not num:
         raise IncompleteError("an episode without a step has nothing to write. Add a step first.")
@@ -85,9 +79,6 @@ def columns(data: Any, like: Any = None) -> dict[str, Any]:
 
     Steps are a nest in the layout above, RLDS steps or a trajectory of TF-Agents, whose end
     `reverb_writer.slices.read_markers` finds; or a list or tuple of columns, in the structure of `like`.
-
-    Raises:
-        StructureError: observations, actions or rewards are missing, or there are fewer than two rows.
     """
     if isinstance(data, list | tuple) and not hasattr(data, "_fields"):
         data = _structured(data, _STEP_KEYS if like is None else like)

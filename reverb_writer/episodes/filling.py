@@ -12,8 +12,6 @@ import tree
 from reverb_writer.episodes.space_structure import SpaceLeaf
 from reverb_writer.errors import SpecError
 
-__all__ = ["cast", "holding", "per_leaf", "place"]
-
 Array = npt.NDArray[Any]
 
 _FLOAT32 = np.dtype(np.float32)
@@ -35,11 +33,7 @@ def place(leaf: Array, where: slice | Array, fill: Any, dtype: np.dtype[Any], nu
 
 
 def holding(fill: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.dtype[Any]:
-    """Return the dtype if it can hold the fill value, else a dtype that can hold both.
-
-    Raises:
-        SpecError: the fill value is neither a number nor of this shape.
-    """
+    """Return the dtype if it can hold the fill value, else a dtype that can hold both."""
     kind = dtype.kind
     if kind == "O" or (kind == "f" and type(fill) in _NUMBERS):
         return dtype
@@ -57,9 +51,6 @@ def cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]
     """Return the fill value in the dtype of a space's leaf, and that dtype; float32 for one-hot vectors.
 
     It is cast as RLlib does: 0.5 is 0 in a Discrete space; for one-hot vectors, 0 is a vector of zeros.
-
-    Raises:
-        SpecError: the value is beyond the limits of the dtype, or has another shape.
     """
     dtype, shape = part.dtype, part.shape
     if one_hot and part.sizes is not None:
@@ -75,11 +66,7 @@ def cast(fill: Any, part: SpaceLeaf, one_hot: bool) -> tuple[Any, np.dtype[Any]]
 
 
 def per_leaf(fill: Any, num_leaves: int) -> Sequence[Any]:
-    """Return a fill value for each leaf: the leaves of a row, or the same number for all.
-
-    Raises:
-        SpecError: the row has another structure.
-    """
+    """Return a fill value for each leaf: the leaves of a row, or the same number for all."""
     if num_leaves == 1 or not tree.is_nested(fill):
         return [fill] * num_leaves
     values: list[Any] = tree.flatten(fill)

@@ -18,8 +18,6 @@ from reverb_writer.errors import StructureError
 from reverb_writer.leaves import Fit, as_array, convert, mismatch
 from reverb_writer.nests import check_same_leaves, common_length, flattener, named_leaves, packer, structure_of
 
-__all__ = ["Block", "Columns", "as_objects", "batched", "listed", "stacked"]
-
 _CAPACITY = 64
 
 _PYTHON_DTYPES = frozenset(map(np.dtype, (bool, np.int64, np.float64)))
@@ -35,17 +33,11 @@ _NUMBERS: tuple[type[Any], ...] = (bool, int, float, *(np.dtype(code).type for c
 
 
 class Block(NamedTuple):
-    """Checked rows of one structure.
+    """Checked rows of one structure."""
 
-    Attributes:
-        example: a nest of their structure; its leaves have no meaning.
-        paths: name of each leaf; empty for an array without a nest.
-        leaves: [m, ...] each, owned.
-    """
-
-    example: Any
-    paths: tuple[str, ...]
-    leaves: list[Array]
+    example: Any  # a nest of their structure; its leaves have no meaning
+    paths: tuple[str, ...]  # name of each leaf; empty for an array without a nest
+    leaves: list[Array]  # [m, ...] each, owned
 
     @property
     def num_rows(self) -> int:
@@ -54,11 +46,7 @@ class Block(NamedTuple):
 
 
 def stacked(items: Sequence[Any], what: str) -> Block:
-    """Return a block of items, each a nest without time; dtypes are those of `np.stack`.
-
-    Raises:
-        StructureError: items differ in structure or shape, or a leaf is not an array, number or string.
-    """
+    """Return a block of items, each a nest without time; dtypes are those of `np.stack`."""
     paths, first = _leaves(items[0], what)
     columns: list[list[Array]] = [[leaf] for leaf in first]
     for index, item in enumerate(items[1:], 1):
@@ -71,11 +59,7 @@ def stacked(items: Sequence[Any], what: str) -> Block:
 
 
 def batched(nest: Any, what: str) -> Block:
-    """Return a block of a nest with leaves [m, ...], copied.
-
-    Raises:
-        StructureError: there is no leaf, or their first dimensions differ.
-    """
+    """Return a block of a nest with leaves [m, ...], copied."""
     paths, leaves = _leaves(nest, what, copy=True)
     common_length(leaves, what)
     return Block(nest, paths, leaves)
@@ -173,11 +157,7 @@ class Columns:
         return True
 
     def check(self, block: Block, what: str) -> Block:
-        """Return the block, if its rows can be added.
-
-        Raises:
-            StructureError: its rows have other leaves, or other shapes.
-        """
+        """Return the block, if its rows can be added."""
         if self._paths is not None:
             check_same_leaves(what, block.paths, self._paths, "the first row")
             for path, array, leaf in zip(self._paths, self._arrays, block.leaves, strict=True):

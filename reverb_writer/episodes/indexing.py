@@ -16,22 +16,34 @@ Source: RLlib 2.35 `InfiniteLookbackBuffer.get`, without its faults; see docs/co
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["Span", "position", "span"]
-
+Indices = int | slice | Sequence[int] | None
 
 Span = tuple[int, slice, int, int]
 """What a slice reads, in its order: number of fill values, rows, number of rows, number of fill values after them."""
 
 
+class GetKeywords(TypedDict, total=False):
+    """The keyword arguments of `InfiniteLookbackBuffer.get`, for those who pass them on."""
+
+    neg_index_as_lookback: bool
+    fill: Any
+    one_hot_discrete: bool
+
+
+class SetKeywords(TypedDict, total=False):
+    """The keyword arguments of `InfiniteLookbackBuffer.set`, for those who pass them on."""
+
+    at_indices: Indices
+    neg_index_as_lookback: bool
+
+
 def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:
     """Return the position of an index; it may be outside the data.
-
-    Raises:
-        SpecError: the index is not an integer.
 
     >>> position(-1, 5, 2), position(-1, 5, 2, neg_index_as_lookback=True)
     (4, 1)
@@ -54,9 +66,6 @@ def span(  # noqa: C901  # a function for each bound would cost more than what i
     left or both are right of the data; its users rely on this.
 
     Without a start or stop, the slice reads the data without its look-back, in the direction of the step.
-
-    Raises:
-        SpecError: a bound is not an integer, or the step is 0.
 
     >>> span(slice(-4, 6), 5, 2, neg_index_as_lookback=True, fill=True)
     (2, slice(0, 5, None), 5, 3)

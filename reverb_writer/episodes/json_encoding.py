@@ -26,8 +26,6 @@ import numpy as np
 
 from reverb_writer.errors import FormatError, StructureError
 
-__all__ = ["decoded", "encoded"]
-
 
 def encoded(value: Any, path: str = "") -> Any:
     """Return a value as JSON.

@@ -12,11 +12,9 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import filling
 from reverb_writer.episodes.column_state import broken_state, column_state, restore_column
 from reverb_writer.episodes.growing_columns import Block, Columns, as_objects, batched, listed, stacked
-from reverb_writer.episodes.indexing import position, span
+from reverb_writer.episodes.indexing import Indices, position, span
 from reverb_writer.episodes.space_structure import Parts, check
 from reverb_writer.errors import ClosedError, OutOfRangeError, SpecError, StructureError
-
-__all__ = ["InfiniteLookbackBuffer"]
 
 Array = npt.NDArray[Any]
 
@@ -160,7 +158,7 @@ class InfiniteLookbackBuffer:
 
     def get(
         self,
-        indices: int | slice | Sequence[int] | None = None,
+        indices: Indices = None,
         *,
         neg_index_as_lookback: bool = False,
         fill: Any = None,
@@ -230,7 +228,7 @@ class InfiniteLookbackBuffer:
         self,
         new_data: Any,
         *,
-        at_indices: int | slice | Sequence[int] | None = None,
+        at_indices: Indices = None,
         neg_index_as_lookback: bool = False,
     ) -> None:
         """Overwrite a row, or several.

@@ -14,8 +14,6 @@ import numpy.typing as npt
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves
 
-__all__ = ["Parts", "SpaceLeaf", "check", "kinds_of", "parts_of", "struct_of"]
-
 Array = npt.NDArray[Any]
 
 
@@ -54,9 +52,6 @@ class SpaceLeaf:
 
         Returns:
             float32 [m, n], or [m, sum(nvec)]: the vectors of all components, one after the other.
-
-        Raises:
-            StructureError: a value is not in the space.
         """
         sizes = self.sizes
         if sizes is None:
@@ -108,10 +103,6 @@ def kinds_of(space: Any) -> set[str]:
 
 
 def check(space: Any, item: Any, what: str) -> None:
-    """Check that a space contains an item, which `what` names.
-
-    Raises:
-        StructureError: it does not.
-    """
+    """Check that a space contains an item, which `what` names."""
     if space is not None and not space.contains(item):
         raise StructureError(f"{what} {item!r} is not in its space {space}.")

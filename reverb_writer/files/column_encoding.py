@@ -12,8 +12,6 @@ from reverb_writer.errors import FormatError, SpecError
 from reverb_writer.files import npz
 from reverb_writer.files.manifest import Encoding, Leaf
 
-__all__ = ["choose_encodings", "decode", "encode"]
-
 Array = npt.NDArray[Any]
 
 _LARGEST = 255
@@ -26,11 +24,7 @@ def choose_encodings(
     shapes: Sequence[tuple[int, ...]],
     asked: Mapping[str, str | Encoding],
 ) -> list[Leaf]:
-    """Return the leaves, each with the encoding that was asked for, or else the default of its dtype and shape.
-
-    Raises:
-        SpecError: an encoding is unknown, names no leaf, or cannot store its leaf.
-    """
+    """Return the leaves, each with the encoding that was asked for, or else the default of its dtype and shape."""
     unknown = set(asked) - set(names)
     if unknown:
         raise SpecError(f"`encodings` names {', '.join(sorted(unknown))}; the leaves are {', '.join(names)}.")
@@ -69,11 +63,7 @@ def encode(leaves: Sequence[Leaf], columns: Sequence[Array]) -> bytes:
 
 
 def decode(leaves: Sequence[Leaf], data: Array, num_steps: int) -> list[Array]:
-    """Return the columns that a file holds, each [num_steps, ...]; they may be views of `data`.
-
-    Raises:
-        FormatError: the file has other contents than the leaves say.
-    """
+    """Return the columns that a file holds, each [num_steps, ...]; they may be views of `data`."""
     layout: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     for leaf in leaves:
         shape = (num_steps, *leaf.shape)

@@ -12,8 +12,6 @@ import tree
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.protocol.signatures import ArraySpec
 
-__all__ = ["Cursor"]
-
 Array = npt.NDArray[Any]
 
 
@@ -25,12 +23,7 @@ class Cursor:
     """
 
     def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
-        """Open a trajectory at transition `start`.
-
-        Raises:
-            FormatError: its file is damaged.
-            StructureError: its steps lack a field that transitions need.
-        """
+        """Open a trajectory at transition `start`."""
         self.trajectory, self._fields = trajectory, fields
         self._parts = list(trajectory.manifest.parts)
         self._num_transitions: int = trajectory.manifest.num_transitions
@@ -57,12 +50,9 @@ class Cursor:
         )
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int) -> int:
-        """Copy the next transitions into the columns of one environment and return how many, >= 1.
+        """Copy the next transitions into column `env` of a `TransitionBatch`'s leaves, [T, N, ...], from row `at` on.
 
-        Args:
-            targets: the leaves of a `TransitionBatch`, [T, N, ...]; rows from `at` on are filled.
-            at: the first row.
-            env: the column.
+        Returns how many, >= 1.
         """
         part = self._parts[0]
         is_first, mask = (target for target in targets[-2:] if target is not None)  # which are always there

@@ -10,14 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.files.manifest import End, Leaf, Manifest
-from reverb_writer.files.nest_json import decode_nest
+from reverb_writer.files.manifest import End, Leaf, Manifest, decode_nest
 from reverb_writer.files.trajectory_folder import TrajectoryFolder
 from reverb_writer.nests import packer
 from reverb_writer.slices.markers import read_markers
 from reverb_writer.steps import BOUNDARY_MARKS
-
-__all__ = ["EpisodeFiles", "Layout", "Outcome"]
 
 Array = npt.NDArray[Any]
 
@@ -32,17 +29,11 @@ class Outcome(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """What all steps of a writer have in common.
+    """What all steps of a writer have in common."""
 
-    Attributes:
-        structure: the nest, as JSON.
-        leaves: the leaves, by number.
-        part_length: steps in a file.
-    """
-
-    structure: Any
-    leaves: Sequence[Leaf]
-    part_length: int
+    structure: Any  # the nest, as JSON
+    leaves: Sequence[Leaf]  # the leaves, by number
+    part_length: int  # steps in a file
 
 
 class EpisodeFiles:

@@ -19,13 +19,12 @@ import math
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
-from reverb_writer.client.client import Client, Sample
+from reverb_writer.client.client import Client
+from reverb_writer.client.server_connection import Sample
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory, list_trajectories
 from reverb_writer.table_info import TableInfo, check_tables_exist
-
-__all__ = ["Exported", "export_items", "exported_keys", "takes_items_out"]
 
 _BATCH = 256
 _RANDOM = ("uniform", "prioritized")

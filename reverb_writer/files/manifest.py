@@ -13,32 +13,115 @@ Leaves are stored by name, `observation/rgb.npy` in the `.npz`, in one of these 
     strings             all bytes one after the other, uint8 [bytes], and beside them their lengths, `NAME.lengths`
 
 A reader checks the manifest by its own CRC-32, and each file by its size and CRC-32.
+
+The structure of a step is a nest in JSON:
+
+    in the manifest                                              the nest
+    ---------------                                              --------
+    3                                                            leaf number 3, in dm-tree's order
+    {"dict": {"observation": 0, "reward": 1}}                    {"observation": ..., "reward": ...}
+    {"list": [0, 1]}, {"tuple": [0, 1]}                          [..., ...], (..., ...)
+    {"named_tuple": "Point", "fields": {"x": 0, "y": 1}}         Point(x=..., y=...)
+
+A named tuple is read as a new class of that name and those fields, a `Trajectory` as `reverb_writer.Trajectory`.
+Reading imports and runs nothing.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import tree
 
-from reverb_writer.errors import FormatError, ReverbWriterError
-from reverb_writer.files.nest_json import decode_nest
+from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
+from reverb_writer.nests import join_path, named_tuple
 from reverb_writer.protocol.messages import DataType
 from reverb_writer.protocol.tensors import dtype_of
+from reverb_writer.steps import Trajectory
 
-__all__ = ["FORMAT", "VERSION", "Encoding", "End", "Leaf", "Manifest", "Part"]
+_MAX_DEPTH = 32
+
 
 FORMAT = "reverb-writer trajectory"
 VERSION = 1
-
 _DTYPES = {name: np.dtype(name) for name in ("bool", "float16", "float32", "float64", "complex64", "complex128")}
 _DTYPES |= {f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _DTYPES["object"] = np.dtype(object)
+
+
+def encode_nest(nest: Any) -> Any:
+    """Return a nest as JSON, with each leaf replaced by its number.
+
+    >>> encode_nest({"reward": None, "observation": (None, None)})
+    {'dict': {'observation': {'tuple': [0, 1]}, 'reward': 2}}
+    """
+    return _encode(nest, itertools.count(), ())
+
+
+def _encode(nest: Any, numbers: Iterator[int], path: tuple[Any, ...]) -> Any:
+    if len(path) > _MAX_DEPTH:
+        raise StructureError(f"a step nested more than {_MAX_DEPTH} deep cannot be stored. Make the step flatter.")
+    if isinstance(nest, Mapping):
+        for key in nest:
+            if not isinstance(key, str):
+                raise StructureError(
+                    f"leaf `{join_path((*path, key))}`: key {key!r} of type {type(key).__name__}, expected str."
+                )
+        return {"dict": {key: _encode(nest[key], numbers, (*path, key)) for key in sorted(nest)}}
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        fields = {key: _encode(value, numbers, (*path, key)) for key, value in zip(nest._fields, nest, strict=True)}
+        return {"named_tuple": type(nest).__name__, "fields": fields}
+    if isinstance(nest, list | tuple):
+        kind = "list" if isinstance(nest, list) else "tuple"
+        return {kind: [_encode(value, numbers, (*path, index)) for index, value in enumerate(nest)]}
+    if hasattr(nest, "__attrs_attrs__"):
+        raise StructureError(
+            f"{type(nest).__name__} is an attrs class, which cannot be read back from a file. Use a named tuple."
+        )
+    return next(numbers)
+
+
+def decode_nest(value: Any) -> Any:
+    """Return the nest that JSON describes, with numbers for leaves.
+
+    >>> decode_nest({"named_tuple": "Point", "fields": {"x": 0, "y": 1}})
+    Point(x=0, y=1)
+    """
+    try:
+        nest = _decode(value, 0)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise FormatError(f"`structure` describes no nest: {error}") from error
+    if tree.flatten(nest) != list(range(len(tree.flatten(nest)))):
+        raise FormatError("`structure` describes no nest: its leaves are not numbered in dm-tree's order.")
+    return nest
+
+
+def _decode(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"the structure is nested more than {_MAX_DEPTH} deep.")
+    if type(value) is int:
+        return value
+    kind = next(iter(value), None) if isinstance(value, dict) else None
+    if kind == "dict":
+        return {str(key): _decode(part, depth + 1) for key, part in value["dict"].items()}
+    if kind in ("list", "tuple"):
+        parts = [_decode(part, depth + 1) for part in value[kind]]
+        return parts if kind == "list" else tuple(parts)
+    if kind == "named_tuple" and isinstance(value.get("fields"), dict):
+        fields = value["fields"]
+        return _class_of(str(value[kind]), tuple(fields))(*(_decode(part, depth + 1) for part in fields.values()))
+    raise ValueError(f"expected a leaf's number, dict, list, tuple or named tuple, got {str(value)[:80]!r}.")
+
+
+def _class_of(name: str, fields: tuple[str, ...]) -> Any:
+    return Trajectory if fields == Trajectory._fields else named_tuple(name, fields)
 
 
 class Encoding(enum.Enum):
@@ -129,11 +212,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
-        """Read a manifest; `structure` becomes a nest with numbers for leaves.
-
-        Raises:
-            FormatError: it is torn, was changed, or has an unknown version.
-        """
+        """Read a manifest; `structure` becomes a nest with numbers for leaves."""
         try:
             values = json.loads(text)
             crc32 = values.pop("crc32")

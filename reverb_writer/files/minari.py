@@ -25,8 +25,6 @@ from reverb_writer.files.transition_fields import TransitionFields
 from reverb_writer.leaves import padded_rows
 from reverb_writer.progress import progress
 
-__all__ = ["from_minari", "to_minari"]
-
 
 def from_minari(dataset: Any, writer: RolloutWriter) -> int:
     """Write the episodes of a Minari data set as trajectories, and return how many.

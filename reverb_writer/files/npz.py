@@ -26,8 +26,6 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError
 
-__all__ = ["Member", "read", "write"]
-
 Array = npt.NDArray[Any]
 
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
@@ -40,17 +38,11 @@ _STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 
 
 class Member(NamedTuple):
-    """An array in a file.
+    """An array in a file."""
 
-    Attributes:
-        name: without `.npy`; may have slashes.
-        array: not an object array.
-        deflate: whether it is compressed.
-    """
-
-    name: str
-    array: Array
-    deflate: bool = False
+    name: str  # without `.npy`; may have slashes
+    array: Array  # not an object array
+    deflate: bool = False  # whether it is compressed
 
 
 def write(members: Iterable[Member]) -> bytes:
@@ -73,14 +65,9 @@ def write(members: Iterable[Member]) -> bytes:
 
 
 def read(data: Array, layout: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]]) -> list[Array]:
-    """Return the arrays of an `.npz` file that `write` made.
+    """Return the arrays of an `.npz` file that `write` made; stored ones are views of `data`.
 
-    Args:
-        data: the file, uint8, its checksum checked. Stored arrays are views of it.
-        layout: name, dtype and shape of each member.
-
-    Raises:
-        FormatError: the file has other contents.
+    The layout has name, dtype and shape of each member. The checksum of `data`, uint8, was checked.
     """
     try:
         members = dict(_walk(data.data))

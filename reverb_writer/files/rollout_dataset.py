@@ -28,8 +28,6 @@ from reverb_writer.files.trajectory_pool import TrajectoryPool
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
 
-__all__ = ["RolloutDataset"]
-
 
 class RolloutDataset(RolloutFileBase):
     """Deliver the transitions of a directory's trajectories, for `num_envs` environments at a time.

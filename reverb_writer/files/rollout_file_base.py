@@ -14,8 +14,6 @@ import tree
 
 from reverb_writer.arguments import integer
 
-__all__ = ["RolloutFileBase"]
-
 
 class RolloutFileBase:
     """Trajectories from files as if `num_envs` environments stepped through them.
@@ -44,7 +42,6 @@ class RolloutFileBase:
         self._is_initialized = False
 
     def __repr__(self) -> str:
-        """Return class, directory and number of environments."""
         return f"<{type(self).__name__} of {self.data_dir}: {self.num_envs} environments>"
 
     def reset(self, env_ids: Any = None) -> None:

@@ -11,8 +11,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.files.manifest import End
 from reverb_writer.files.rollout_writer import RolloutWriter
 
-__all__ = ["RolloutTee"]
-
 
 class RolloutTee:
     """Pass steps to an observer and to a writer, so that they can be imported again later.
@@ -47,6 +45,9 @@ class RolloutTee:
             )
         self.observer = observer
         self.writer = writer
+
+    def __repr__(self) -> str:
+        return f"<RolloutTee of {self.observer!r} and {self.writer!r}>"
 
     def __call__(self, step: Any, *, end_of_episode: Any = None, terminated: Any = None, truncated: Any = None) -> None:
         """Write a step to both.
@@ -95,7 +96,6 @@ class RolloutTee:
         return getattr(self.observer, name)
 
     def __enter__(self) -> RolloutTee:
-        """Return the tee itself."""
         return self
 
     def __exit__(

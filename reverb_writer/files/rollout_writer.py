@@ -19,13 +19,10 @@ from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.column_encoding import choose_encodings
 from reverb_writer.files.episode_files import EpisodeFiles, Layout, Outcome
-from reverb_writer.files.manifest import Encoding, End
-from reverb_writer.files.nest_json import encode_nest
+from reverb_writer.files.manifest import Encoding, End, encode_nest
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.tensors import dtype_number
 from reverb_writer.steps import StepStructure, step_bytes
-
-__all__ = ["PlannedStep", "RolloutWriter"]
 
 _PART_BYTES = 4 << 20
 _BUFFER_BYTES = 256 << 20  # of all environments together
@@ -33,17 +30,11 @@ _MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024
 
 
 class PlannedStep(NamedTuple):
-    """A step that was checked and not written yet.
+    """A step that was checked and not written yet."""
 
-    Attributes:
-        leaves: [...], or [N, ...] with `num_envs`.
-        outcomes: how the episodes end that end with this step, by environment.
-        final: leaves [N, ...] of a boundary step that follows where an episode ends, or None.
-    """
-
-    leaves: Sequence[Any]
-    outcomes: Mapping[int, Outcome]
-    final: Sequence[Any] | None
+    leaves: Sequence[Any]  # [...], or [N, ...] with `num_envs`
+    outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
+    final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
 
 
 class RolloutWriter(ClosedAtExit):
@@ -110,7 +101,6 @@ class RolloutWriter(ClosedAtExit):
             self._start(StepStructure(spec, batch_size=self.num_envs, is_spec=True), spec)
 
     def __repr__(self) -> str:
-        """Return the directory and the counts."""
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
 
     @property

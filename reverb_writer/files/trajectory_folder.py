@@ -19,16 +19,6 @@ from reverb_writer.files import column_encoding as codec
 from reverb_writer.files.manifest import Leaf, Manifest, Part
 from reverb_writer.nests import packer, rows
 
-__all__ = [
-    "MANIFEST",
-    "PARTIAL",
-    "PREFIX",
-    "StoredTrajectory",
-    "TrajectoryFolder",
-    "list_trajectories",
-    "open_trajectory",
-]
-
 Array = npt.NDArray[Any]
 
 MANIFEST = "manifest.json"
@@ -103,7 +93,6 @@ class StoredTrajectory:
                     raise FormatError(f"`{part.file}` has {size} bytes, expected {part.size}.")
 
     def __repr__(self) -> str:
-        """Return the folder and the number of steps."""
         return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
 
     @property

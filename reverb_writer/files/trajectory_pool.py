@@ -13,8 +13,6 @@ import numpy as np
 
 from reverb_writer.errors import FormatError, ReplayTimeoutError, UnsafeDataError
 
-__all__ = ["TrajectoryPool"]
-
 _LOG = logging.getLogger(__package__)
 
 
@@ -40,15 +38,8 @@ class TrajectoryPool:
     ) -> None:
         """Make a pool; `reset` looks for trajectories.
 
-        Args:
-            find: returns their folders, oldest first.
-            open_trajectory: opens one, or raises FormatError.
-            loops: how often each is returned; < 1 for ever.
-            shuffle: whether to shuffle them, in a new order for each loop.
-            keep_latest: N, to return only the newest N, and to wait for as many; 0 for all.
-            rng: for the order.
-            wait_timeout_s: how long to wait for trajectories, seconds.
-            poll_interval_s: time between two searches, seconds.
+        `find` returns their folders, oldest first; `open_trajectory` opens one, or raises FormatError. The other
+        arguments are those of `RolloutDataset`.
         """
         self._find, self._open = find, open_trajectory
         self._loops, self._shuffle, self._keep_latest = loops, shuffle, keep_latest
@@ -64,11 +55,7 @@ class TrajectoryPool:
         self._shard = (index, num_shards)
 
     def reset(self) -> None:
-        """Start the first loop.
-
-        Raises:
-            ReplayTimeoutError: fewer trajectories than needed were found within the time-out.
-        """
+        """Start the first loop."""
         self.num_loops = 0
         self._start_loop()
 
@@ -76,10 +63,6 @@ class TrajectoryPool:
         """Return the next trajectory, or None if all loops have ended.
 
         A damaged one is skipped and named in the log.
-
-        Raises:
-            FormatError: none of them can be read.
-            ReplayTimeoutError: the directory has none any more.
         """
         while True:
             while self._unused:

@@ -25,8 +25,6 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
 from reverb_writer.slices.markers import read_markers
 
-__all__ = ["FIELDS", "TransitionBatch", "TransitionFields", "concatenate_components"]
-
 Flags = npt.NDArray[np.bool_]
 
 _NAMES: dict[str, Sequence[str]] = {
@@ -80,16 +78,7 @@ class TransitionFields:
     """The names under which steps have the fields of transitions. Immutable."""
 
     def __init__(self, names: Mapping[str, str] | None = None, *, concatenate: bool = False) -> None:
-        """Use the usual names, and the given ones instead of them.
-
-        Args:
-            names: name of the leaf or nest by field, if it is not one of the usual names.
-            concatenate: whether to make one vector of an observation of several components, see
-                `concatenate_components`.
-
-        Raises:
-            SpecError: there is no such field.
-        """
+        """Use the usual names, and the given ones instead of them."""
         unknown = set(names or {}) - set(FIELDS)
         if unknown:
             raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(FIELDS)}.")
@@ -99,11 +88,7 @@ class TransitionFields:
         self._concatenate = concatenate
 
     def observations(self, steps: Any) -> tuple[Any, Any]:
-        """Return `observation` and `privileged_observation` of steps [T, ...].
-
-        Raises:
-            StructureError: there is no observation.
-        """
+        """Return `observation` and `privileged_observation` of steps [T, ...]."""
         return self._observation(self._get(steps, "observation")), self._observation(
             self._find(steps, "privileged_observation")
         )
@@ -113,9 +98,6 @@ class TransitionFields:
 
         Returns:
             `observation`, `privileged_observation`, `action`, `reward`, `done` and `timeout`; a reward [T, 1] is [T].
-
-        Raises:
-            StructureError: the steps lack a field; names those that they have.
         """
         observation, privileged = self.observations(steps)
         reward = _flat(self._get(steps, "reward"))

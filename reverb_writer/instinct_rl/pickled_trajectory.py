@@ -26,8 +26,6 @@ from reverb_writer.files.trajectory_folder import MANIFEST, StoredTrajectory
 from reverb_writer.files.trajectory_folder import open_trajectory as open_stored_trajectory
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 
-__all__ = ["PickledTrajectory", "frame_range", "open_trajectory"]
-
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\..*)?")
 _LARGEST = 255
 
@@ -37,9 +35,6 @@ def frame_range(filename: str) -> tuple[int, int]:
 
     >>> frame_range("traj_100_200.pkl")
     (100, 200)
-
-    Raises:
-        FormatError: the name states none.
     """
     found = _FILE.fullmatch(filename)
     if not found:
@@ -98,6 +93,9 @@ class PickledTrajectory:
             parts=parts,
         )
 
+    def __repr__(self) -> str:
+        return f"<PickledTrajectory in {self.path}: {self.manifest.num_steps} steps>"
+
     @staticmethod
     def is_at(path: Path) -> bool:
         """Return whether the folder `path` holds such a trajectory."""
@@ -145,11 +143,7 @@ class PickledTrajectory:
             self.columns(part)
 
     def _assemble_components(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists.
-
-        Raises:
-            FormatError: it lists none, or one is missing.
-        """
+        """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists."""
         if "observations" in arrays:
             return arrays
         path = self.path.parent / "metadata.json"

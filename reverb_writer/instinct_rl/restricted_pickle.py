@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError, UnsafeDataError
 
-__all__ = ["load_arrays"]
-
 _OPCODES = {
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2"),
     *(

@@ -14,8 +14,6 @@ from collections.abc import Iterable
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["Chunk", "ChunkStore"]
-
 _SAMPLED_CHUNK = b"\x12"  # field 2 of a SampleEntry, by which a chunk goes out
 _CHUNK_BYTES = 400  # what the objects that belong to a chunk take beside its data, roughly
 
@@ -29,15 +27,17 @@ class Chunk:
         num_tensors: which tensor an item means must be below.
         encoded: its ChunkData as a field of a SampleEntry.
         num_references: how many items and streams need it.
+        row_bytes: of each tensor the bytes of a row, or of each row; None until `item_size` needs them.
     """
 
-    __slots__ = ("encoded", "episode_id", "key", "num_references", "num_tensors")
+    __slots__ = ("encoded", "episode_id", "key", "num_references", "num_tensors", "row_bytes")
 
     def __init__(self, key: int, episode_id: int, num_tensors: int, data: bytes) -> None:
         """Take a ChunkData; nothing refers to it yet."""
         self.key, self.episode_id, self.num_tensors = key, episode_id, num_tensors
         self.encoded = b"".join((_SAMPLED_CHUNK, varint(len(data)), data))
         self.num_references = 0
+        self.row_bytes: list[int | list[int]] | None = None
 
     @property
     def data(self) -> bytes:

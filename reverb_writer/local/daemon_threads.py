@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-__all__ = ["DaemonThreads"]
-
 _Task = Callable[[], None]
 
 

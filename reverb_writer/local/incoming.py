@@ -16,12 +16,11 @@ from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
 from reverb_writer.local.chunk_store import Chunk
+from reverb_writer.local.item_size import check_item_size
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import Item
 from reverb_writer.protocol import messages, trajectory_parsing
-
-__all__ = ["Incoming", "chunks_named", "read_chunk"]
 
 _MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is read
 
@@ -43,7 +42,8 @@ class Incoming:
         """Carry out an InsertStreamRequest; wait while too many items of earlier ones wait for a rate limiter.
 
         Raises:
-            Refusal: the request is damaged, names a table or chunks that are not there, or exceeds the memory.
+            Refusal: the request is damaged, names a table or chunks that are not there, or exceeds the memory; or an
+                item exceeds the `max_item_bytes` of its table.
         """
         self._room.wait()
         try:
@@ -112,6 +112,8 @@ class Incoming:
             if tensor >= chunk.num_tensors:
                 text = f"item {read.key} names tensor {tensor} of chunk {chunk.key}, which has {chunk.num_tensors}."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
+        if table.config.max_item_bytes:
+            check_item_size(read, self._kept, table.config.max_item_bytes)
         return Item(read.key, read.table, read.priority, chunks, read.flat_trajectory)
 
     def _insert(self, items: Sequence[Item]) -> list[int]:

@@ -6,8 +6,6 @@ import ctypes
 import os
 import sys
 
-__all__ = ["machine_bytes"]
-
 _UNKNOWN = 8 << 30
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import enum
 
-__all__ = ["Refusal", "Status"]
-
 
 class Status(enum.Enum):
     """gRPC's status codes, as far as the server uses them, by their names."""

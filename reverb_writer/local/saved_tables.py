@@ -23,6 +23,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, ReverbWriterError
+from reverb_writer.files.saved_replay import LOCAL_FORMAT, LOCAL_MANIFEST, read_local_records
 from reverb_writer.local.chunk_store import Chunk
 from reverb_writer.local.incoming import chunks_named, read_chunk
 from reverb_writer.local.refusals import Refusal
@@ -41,10 +42,7 @@ from reverb_writer.tables import (
     TableConfig,
 )
 
-__all__ = ["load", "save"]
-
-_FORMAT, _VERSION = "reverb-writer local server", 1
-_MANIFEST = "manifest.json"
+_VERSION = 1
 _COUNTERS = ("num_inserts", "num_samples", "num_unique_samples", "num_deleted_episodes")
 _LENGTH = struct.Struct("<Q")
 _LIMITERS = {kind.__name__: kind for kind in (MinSize, SampleToInsertRatio, Queue, Stack)}
@@ -67,10 +65,10 @@ def save(store: Store, folder: str | os.PathLike[str]) -> None:
         "chunks": _write(path / f"chunks-{name}.bin", (chunk.data for chunk in chunks.values())),
         "items": _write(path / f"items-{name}.bin", items),
     }
-    manifest = {"format": _FORMAT, "version": _VERSION, "tables": tables, "files": files}
-    partial = path / f"{_MANIFEST}.{name}"
+    manifest = {"format": LOCAL_FORMAT, "version": _VERSION, "tables": tables, "files": files}
+    partial = path / f"{LOCAL_MANIFEST}.{name}"
     _write_synced(partial, [json.dumps(manifest, indent=1).encode()])
-    partial.replace(path / _MANIFEST)
+    partial.replace(path / LOCAL_MANIFEST)
     current = {file["name"] for file in files.values()}
     for old in (*path.glob("chunks-*.bin"), *path.glob("items-*.bin")):
         if old.name not in current:
@@ -86,12 +84,14 @@ def load(folder: str | os.PathLike[str], max_bytes: int) -> Store:
     """
     path = Path(folder)
     try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
-        if manifest["format"] != _FORMAT or manifest["version"] != _VERSION:
-            raise FormatError(f"{path / _MANIFEST}: version {manifest['version']}, expected {_VERSION} of `{_FORMAT}`.")
+        manifest = json.loads((path / LOCAL_MANIFEST).read_bytes())
+        if manifest["format"] != LOCAL_FORMAT or manifest["version"] != _VERSION:
+            raise FormatError(
+                f"{path / LOCAL_MANIFEST}: version {manifest['version']}, expected {_VERSION} of `{LOCAL_FORMAT}`."
+            )
         store = Store([_config_from_json(table) for table in manifest["tables"]], max_bytes)
-        chunks = [read_chunk(data) for data in _read(path, manifest["files"]["chunks"])]
-        _fill(store, {chunk.key: chunk for chunk in chunks}, _read(path, manifest["files"]["items"]))
+        chunks = [read_chunk(data) for data in read_local_records(path, manifest["files"]["chunks"])]
+        _fill(store, {chunk.key: chunk for chunk in chunks}, read_local_records(path, manifest["files"]["items"]))
         for saved in manifest["tables"]:
             for counter in _COUNTERS:
                 setattr(store.tables[saved["name"]], counter, int(saved["counters"][counter]))
@@ -137,21 +137,6 @@ def _write_synced(path: Path, parts: Iterable[bytes]) -> None:
         os.fsync(file.fileno())
 
 
-def _read(folder: Path, entry: dict[str, Any]) -> list[bytes]:
-    """Return the records of a file that is as its entry in the manifest says."""
-    path = folder / Path(entry["name"]).name
-    data = path.read_bytes()
-    if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise FormatError(f"{path}: damaged: its bytes are not those that were saved.")
-    records, at = [], 0
-    while at < len(data):
-        (length,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        records.append(data[at : at + length])
-        at += length
-    return records
-
-
 def _table_to_json(table: Table) -> dict[str, Any]:
     config = table.config
     signature = encode_signature(config.signature)
@@ -162,6 +147,7 @@ def _table_to_json(table: Table) -> dict[str, Any]:
         "remover": _selector_to_json(config.remover),
         "rate_limiter": {"kind": type(config.rate_limiter).__name__, **vars(config.rate_limiter)},
         "max_times_sampled": config.max_times_sampled,
+        "max_item_bytes": config.max_item_bytes,
         "signature": None if signature is None else base64.b64encode(signature.SerializeToString()).decode(),
         "counters": {counter: getattr(table, counter) for counter in _COUNTERS},
     }
@@ -182,6 +168,7 @@ def _config_from_json(saved: dict[str, Any]) -> TableConfig:
         None
         if signature is None
         else signatures.decode(messages.StructuredValue.FromString(base64.b64decode(signature))),
+        saved.get("max_item_bytes", 0),  # earlier versions have none
     )
 
 

@@ -19,8 +19,6 @@ import numpy as np
 from reverb_writer.local.sum_tree import SumTree
 from reverb_writer.tables import Prioritized, Selector
 
-__all__ = ["Chooser", "make_chooser"]
-
 Draws = tuple[Sequence[int], Sequence[float]]
 """Rows, and the probability that each had."""
 

@@ -15,14 +15,12 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.daemon_threads import DaemonThreads
+from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.machine_memory import machine_bytes
-from reverb_writer.local.service import Service
 from reverb_writer.local.store import Store
 from reverb_writer.progress import progress
-from reverb_writer.protocol.table_specs import SPECS_CONFIG, SPECS_TABLE
+from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
-
-__all__ = ["LocalServer"]
 
 _HOST = "127.0.0.1"
 _SHARE = 4  # of the machine's memory, by default
@@ -66,7 +64,7 @@ class LocalServer:
         """Start to serve; when this returns, clients can connect."""
         check_tables(tables, SPECS_TABLE)
         wanted, bound = _checked(port, max_bytes)
-        self._serve(Store([*tables, SPECS_CONFIG], bound), wanted)
+        self._serve(Store([*tables, specs_config(tables)], bound), wanted)
 
     @classmethod
     def restore(

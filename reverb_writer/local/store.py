@@ -23,9 +23,6 @@ from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 
-__all__ = ["Store", "encode_signature"]
-
-
 # By these words dm-reverb's samplers tell the end of the data from a fault.
 _TIMED_OUT = "Rate Limiter: Timeout exceeded before the right to insert was acquired."
 

@@ -15,8 +15,6 @@ from typing import Any
 from reverb_writer.local.chunk_store import Chunk
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["Item", "Sample", "encode_responses"]
-
 _KEY, _TABLE, _PRIORITY, _TIMES_SAMPLED = b"\x08", b"\x12", b"\x29", b"\x30"  # fields 1, 2, 5, 6 of a PrioritizedItem
 _INSERTED_AT, _TRAJECTORY = b"\x3a", b"\x42"  # and fields 7, 8
 _ITEM, _PROBABILITY, _TABLE_SIZE, _RATE_LIMITED = (

@@ -15,8 +15,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SumTree"]
-
 
 class SumTree:
     """A binary tree of sums over the weights of rows. Not thread-safe."""

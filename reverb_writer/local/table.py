@@ -27,8 +27,6 @@ from reverb_writer.local.stored_items import Item, Sample
 from reverb_writer.protocol.messages import Timestamp
 from reverb_writer.tables import TableConfig
 
-__all__ = ["SampleRequest", "Table"]
-
 _DRAW_BYTES = 1 << 20  # of samples that are drawn at once: what a response holds
 _MAX_DRAWS = 256
 

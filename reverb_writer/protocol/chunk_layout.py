@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["ExpectedTensor", "TensorsField", "find_contents", "find_tensors_field"]
-
 TensorsField = tuple[int, int, bytes]
 """Offsets in a chunk at which its tensors begin and end, and the bytes after them, the chunk's trailer."""
 
@@ -26,17 +24,11 @@ _PREFIX_BYTES = 250  # memory of a `TensorPrefix`, roughly, without the shape
 
 
 class TensorPrefix(NamedTuple):
-    """The first bytes of a tensor of a known size.
+    """The first bytes of a tensor of a known size."""
 
-    Attributes:
-        prefix: the bytes, the tensor's tag included, up to and including the length prefix of its content.
-        content_start: offset of the content from the tag.
-        stop: offset of the tensor's end from the tag.
-    """
-
-    prefix: bytes
-    content_start: int
-    stop: int
+    prefix: bytes  # the bytes, the tensor's tag included, up to and including the length prefix of its content
+    content_start: int  # offset of the content from the tag
+    stop: int  # offset of the tensor's end from the tag
 
 
 class ExpectedTensor:
@@ -80,11 +72,9 @@ class ExpectedTensor:
 
 
 def find_tensors_field(encoded: bytes, at: int) -> TensorsField | None:
-    """Return where the tensors of a chunk are; None if its fields are not in the order in which servers write them.
+    """Return where the tensors of a ChunkData are, whose key ends at `at`.
 
-    Args:
-        encoded: a ChunkData.
-        at: offset at which its key ends.
+    None if its fields are not in the order in which servers write them.
     """
     try:
         if encoded[at] != _SEQUENCE_RANGE or encoded[at + 1] >= _MORE:
@@ -102,13 +92,9 @@ def find_tensors_field(encoded: bytes, at: int) -> TensorsField | None:
 def find_contents(
     encoded: bytes, at: int, stop: int, expected: Sequence[ExpectedTensor]
 ) -> list[tuple[int, int]] | None:
-    """Return the offsets at which the contents of a chunk's tensors begin and end; None if a tensor is not as expected.
+    """Return the offsets at which the contents of a chunk's tensors begin and end, between `at` and `stop`.
 
-    Args:
-        encoded: a ChunkData.
-        at: offset at which its tensors begin.
-        stop: offset at which they end, at most the end of the chunk.
-        expected: one for each tensor.
+    None if a tensor is not as expected.
     """
     contents = []
     try:

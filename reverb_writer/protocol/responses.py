@@ -14,8 +14,6 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 
-__all__ = ["SampleReassembler", "acknowledged_keys", "parse"]
-
 _MAX_SPLIT_BYTES = 1 << 31
 _MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
 
@@ -47,16 +45,10 @@ class SampleReassembler:
         self._num_bytes = self._num_parts = 0
 
     def feed(self, message: bytes) -> list[Any]:
-        """Return the samples that `message` completes, in the server's order; the list may be empty.
-
-        Args:
-            message: an encoded SampleStreamResponse.
+        """Return the samples that a SampleStreamResponse completes, in the server's order; the list may be empty.
 
         Returns:
             Messages of `reverb_writer.sampled.Entry`, each a whole sample.
-
-        Raises:
-            FormatError: the bytes are not a SampleStreamResponse, or a sample is larger than any server sends.
         """
         entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
         if self._incomplete is None and all(entry.end_of_sequence for entry in entries):

@@ -33,8 +33,6 @@ from reverb_writer.nests import named_tuple
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.messages import StructuredValue
 
-__all__ = ["MAX_DEPTH", "ArraySpec", "decode", "encode"]
-
 _LOG = logging.getLogger(__package__)
 
 MAX_DEPTH: Final = 32

@@ -14,21 +14,13 @@ import numpy.typing as npt
 
 from reverb_writer.errors import FormatError
 
-__all__ = ["damaged", "decode"]
-
 _MORE = 0x80  # marks a byte of a varint that is not its last
 
 
 def decode(content: bytes, strings: Sequence[bytes], count: int) -> npt.NDArray[Any]:
     """Return `count` strings as an object array of `bytes`, [count].
 
-    Args:
-        content: lengths and bytes; if it is empty, `strings` are used.
-        strings: one field for each string.
-        count: the number of strings that the tensor's shape asks for.
-
-    Raises:
-        FormatError: there are more or fewer strings.
+    They are lengths and bytes in `content`; if it is empty, the fields `strings`.
     """
     found = _split(content, count) if content else list(strings)
     if len(found) != count:

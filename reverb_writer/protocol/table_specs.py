@@ -1,12 +1,16 @@
 """What the items of a table look like, as bytes that can be kept beside the table; see client/spec_table.py.
 
-A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signature, without the time dimension. Pure.
+A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signature, without the time dimension.
+
+The table of the specs has a signature of its own, which tells with every ServerInfo how large items may be:
+{"max_item_bytes": {table: uint8 [bytes]}}. Pure.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,27 +23,37 @@ from reverb_writer.leaves import mismatch
 from reverb_writer.nests import check_same_leaves, named_leaves
 from reverb_writer.protocol import signatures
 from reverb_writer.protocol.messages import StructuredValue
+from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import Trajectory
 from reverb_writer.tables import TableConfig
-
-__all__ = [
-    "SPECS_CONFIG",
-    "SPECS_TABLE",
-    "check_same",
-    "check_signature",
-    "decode_spec",
-    "encode_spec",
-    "packer",
-    "spec_key",
-]
 
 SPECS_TABLE = "__specs__"
 """The table in which a server keeps the specs of its other tables."""
 
-SPECS_CONFIG = TableConfig(SPECS_TABLE, max_size=100_000)
-"""The same as a server makes it."""
-
+_CONFIG = TableConfig(SPECS_TABLE, max_size=100_000)
+_LIMITS = "max_item_bytes"
 _ACTION = "Make the actors agree. `Client.reset` empties the table and lets it have another structure."
+
+
+def specs_config(tables: Sequence[TableConfig]) -> TableConfig:
+    """Return the table for the specs of these tables, which tells their `max_item_bytes`."""
+    limits = {
+        table.name: ArraySpec((table.max_item_bytes,), np.dtype(np.uint8)) for table in tables if table.max_item_bytes
+    }
+    return replace(_CONFIG, signature={_LIMITS: limits} if limits else None)
+
+
+def item_limits(signature: Any) -> dict[str, int]:
+    """Return `max_item_bytes` of the tables that have one, as the signature of the table of the specs tells it.
+
+    >>> item_limits(specs_config([TableConfig("replay", max_item_bytes=1000), TableConfig("queue")]).signature)
+    {'replay': 1000}
+    """
+    limits = signature.get(_LIMITS) if isinstance(signature, Mapping) else None
+    if not isinstance(limits, Mapping):
+        return {}
+    shapes = {table: spec.shape for table, spec in limits.items() if isinstance(spec, ArraySpec)}
+    return {table: shape[0] for table, shape in shapes.items() if shape and shape[0] is not None}
 
 
 def spec_key(table: str) -> int:
@@ -53,12 +67,6 @@ def encode_spec(nest: Any) -> bytes:
     >>> from reverb_writer.protocol.signatures import ArraySpec
     >>> decode_spec(encode_spec({"reward": ArraySpec((), "float32")}))
     {'reward': ArraySpec(shape=(), dtype=dtype('float32'), name='')}
-
-    Args:
-        nest: of `ArraySpec`, in dicts with keys of type `str`, lists, tuples and named tuples.
-
-    Raises:
-        StructureError: Reverb cannot store such a nest.
     """
     encoded: bytes = signatures.encode(nest).SerializeToString(deterministic=True)
     return encoded
@@ -87,11 +95,7 @@ def with_trajectories(nest: Any) -> Any:
 
 
 def check_same(table: str, stored: Any, own: Any) -> None:
-    """Check that a structure is the one with which a table was written first.
-
-    Raises:
-        StructureError: names the leaf, what it is, and what the table has.
-    """
+    """Raise StructureError, which names the leaf, if a structure is not that with which a table was written first."""
     theirs, ours = _specs(stored), _specs(own)
     like = f"the data that table `{table}` was first written with"
     check_same_leaves(f"data for table `{table}`", [*ours], [*theirs], like, _ACTION)
@@ -118,9 +122,6 @@ def check_signature(
         dtypes: of each; `object` for strings.
         shapes: of each, without time.
         times: of each the size that stands before it: (T,), () where there is no time. None for windows of any length.
-
-    Raises:
-        StructureError: names the leaf, what it is, and what the table holds.
     """
     expected = [(path, spec) for path, spec in zip(*named_leaves(signature, "signature"), strict=True) if spec]
     if len(expected) != len(paths):

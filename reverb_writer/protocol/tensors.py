@@ -9,6 +9,9 @@ strings is their lengths as varints, then all their bytes, uncompressed. Every w
 that learners decode. So dtypes are taken from an allow-list, and no memory is allocated before shape, dtype, the size
 in the snappy block's length prefix and the number of bytes agree.
 
+Arrays that Reverb cannot store raise StructureError. Stored tensors raise UnsafeDataError if their dtype is not on the
+allow-list or if they are too large, and FormatError if they are damaged.
+
 The allow-list excludes VARIANT and RESOURCE, with which a writer can run code in a learner (CVE-2024-8375), and the
 quantised, float8 and 4-bit types, for which Reverb has no NumPy dtype.
 
@@ -34,18 +37,6 @@ from reverb_writer.protocol.messages import DataType, TensorProto, TensorShapePr
 from reverb_writer.protocol.strings import damaged
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-__all__ = [
-    "MAX_TENSOR_BYTES",
-    "EncodedTensor",
-    "TensorHeader",
-    "decompress_into",
-    "dtype_number",
-    "dtype_of",
-    "encoder",
-    "parse_header",
-    "varint",
-]
 
 MAX_TENSOR_BYTES: Final = 2**31 - 1
 """Size in bytes of the largest array that is encoded: the largest that fits in a protobuf message."""
@@ -89,9 +80,6 @@ def dtype_number(dtype: np.dtype[Any]) -> int:
 
     Args:
         dtype: of any byte order. `S`, `U`, `StringDType` and object all mean strings.
-
-    Raises:
-        StructureError: Reverb cannot store the dtype.
     """
     if dtype.kind in _STRING_KINDS:
         return DataType.DT_STRING
@@ -159,9 +147,6 @@ def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
         The bytes, and a function of an array of any memory layout, which it only reads. It encodes `str` as UTF-8, and
         raises a StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero
         bytes of `S` and `U` elements: use an object array to keep them.
-
-    Raises:
-        StructureError: Reverb cannot store the dtype, or the array is larger than `MAX_TENSOR_BYTES`.
 
     Thread safety: any thread; compression releases the GIL.
     """
@@ -238,43 +223,24 @@ def varint(number: int) -> bytes:
 
 @dataclass(frozen=True, eq=False)
 class TensorHeader:
-    """Dtype and shape of an encoded tensor. Headers of equal dtype and shape are one object while they are cached.
+    """Dtype and shape of an encoded tensor. Headers of equal dtype and shape are one object while they are cached."""
 
-    Attributes:
-        dtype: of native byte order.
-        shape: with all dimensions.
-        num_bytes: size of the array, without the characters of strings.
-        length_prefix: first bytes of a snappy block of `num_bytes`, as most writers write it.
-        min_block_bytes: size of the smallest snappy block of `num_bytes`.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    num_bytes: int
-    length_prefix: bytes
-    min_block_bytes: int
+    dtype: np.dtype[Any]  # of native byte order
+    shape: tuple[int, ...]  # with all dimensions
+    num_bytes: int  # size of the array, without the characters of strings
+    length_prefix: bytes  # first bytes of a snappy block of `num_bytes`, as most writers write it
+    min_block_bytes: int  # size of the smallest snappy block of `num_bytes`
 
 
 class EncodedTensor(NamedTuple):
-    """A tensor whose content is not decoded.
+    """A tensor whose content is not decoded."""
 
-    Attributes:
-        header: its dtype and shape.
-        content: a snappy block; of strings their lengths and bytes.
-        strings: the strings, if `content` is empty.
-    """
-
-    header: TensorHeader
-    content: bytes
-    strings: Sequence[bytes] = ()
+    header: TensorHeader  # its dtype and shape
+    content: bytes  # a snappy block; of strings their lengths and bytes
+    strings: Sequence[bytes] = ()  # the strings, if `content` is empty
 
     def check(self, max_bytes: int) -> None:
-        """Check that header and content agree, without decoding the content and without allocating memory for it.
-
-        Raises:
-            UnsafeDataError: the array would be larger than `max_bytes`.
-            FormatError: header and content contradict each other.
-        """
+        """Check that header and content agree, without decoding the content and without allocating memory for it."""
         header, content = self.header, self.content
         if header.num_bytes > max_bytes:
             raise UnsafeDataError(
@@ -347,16 +313,7 @@ def decompress_into(content: bytes | memoryview, array: Array) -> None:
 
 
 def parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:
-    """Return the dtype and shape of a tensor from an untrusted writer.
-
-    Args:
-        dtype_number: the tensor's `messages.DataType`.
-        encoded_shape: its TensorShapeProto.
-
-    Raises:
-        UnsafeDataError: the dtype is not on the allow-list.
-        FormatError: no array can have that shape.
-    """
+    """Return dtype and shape of an untrusted writer's tensor, of a `messages.DataType` and a TensorShapeProto."""
     parse = _parse_header if len(encoded_shape) <= _MAX_CACHED_SHAPE_BYTES else _parse_header.__wrapped__
     return parse(dtype_number, encoded_shape)
 

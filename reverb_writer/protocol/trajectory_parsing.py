@@ -20,34 +20,22 @@ from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.tensors import varint
 
-__all__ = ["ColumnGroup", "ItemLayout", "Slice", "parse_trajectory"]
-
 Slice = tuple[int, int, int]
 """Chunk key, first row, number of rows."""
 
 
 class ColumnGroup(NamedTuple):
-    """Columns of an item that consist of the same rows of the same chunks.
+    """Columns of an item that consist of the same rows of the same chunks."""
 
-    Attributes:
-        columns: indices of the columns in the item.
-        tensors: for each column, the index of its tensor in the chunks.
-    """
-
-    columns: tuple[int, ...]
-    tensors: tuple[int, ...]
+    columns: tuple[int, ...]  # indices of the columns in the item
+    tensors: tuple[int, ...]  # for each column, the index of its tensor in the chunks
 
 
 class ItemLayout(NamedTuple):
-    """How an item's columns are stored in chunks. Items of one writer have equal layouts.
+    """How an item's columns are stored in chunks. Items of one writer have equal layouts."""
 
-    Attributes:
-        groups: every column is in exactly one.
-        is_scalar: for each column, whether it has one row, which readers get without the time dimension.
-    """
-
-    groups: tuple[ColumnGroup, ...]
-    is_scalar: tuple[bool, ...]
+    groups: tuple[ColumnGroup, ...]  # every column is in exactly one
+    is_scalar: tuple[bool, ...]  # for each column, whether it has one row, which readers get without the time dimension
 
 
 _FIELD, _INDEX = b"\x0a", b"\x20"  # tags: field 1, of both columns and slices; a slice's index
@@ -57,10 +45,7 @@ _INDICES = [bytes([index]) for index in range(128)]
 
 
 def parse_trajectory(flat_trajectory: bytes) -> tuple[ItemLayout, Sequence[Sequence[Slice]]]:
-    """Return an item's layout, and the slices of each of its groups.
-
-    Args:
-        flat_trajectory: an encoded FlatTrajectory.
+    """Return an encoded FlatTrajectory's layout, and the slices of each of its groups.
 
     Raises:
         FormatError: the bytes are not a FlatTrajectory, or the item has no columns, or a column has no rows.

@@ -16,8 +16,6 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.nests import shapes_text
 from reverb_writer.slices import SliceMarkers
 
-__all__ = ["Batch", "Collate", "collate", "transformed"]
-
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
 
@@ -46,7 +44,6 @@ class Batch:
         return iter((self.data, self.info))
 
     def __repr__(self) -> str:
-        """Return dtypes and shapes."""
         return shapes_text(self)
 
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
@@ -76,19 +73,7 @@ def _pinned(tensor: Any) -> Any:
 def collate(
     columns: Sequence[Column], info: BatchInfo, pack: Callable[[Sequence[Any]], Any], how: Collate, server: str
 ) -> Batch:
-    """Make a batch of samples.
-
-    Args:
-        columns: of B samples.
-        info: of them.
-        pack: makes the table's nest of a list of leaves.
-        how: what becomes of samples that differ in length: "error", "pad" with zeros and a mask, "list" for a list of B
-            nests, or "flat" for leaves [sum of lengths, ...].
-        server: for the info.
-
-    Raises:
-        StructureError: samples differ in length, and `how` is "error"; or in dtype or shape, and it is not "list".
-    """
+    """Make a batch of samples."""
     mask = None
     if how == "list":
         data: Any = [pack(leaves) for leaves in zip(*[column.split() for column in columns], strict=True)]
@@ -111,11 +96,7 @@ def collate(
 
 
 def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:
-    """Return what the learner's function makes of a batch.
-
-    Raises:
-        SpecError: that is no batch.
-    """
+    """Return what the learner's function makes of a batch."""
     found = transform(batch)
     if not isinstance(found, Batch):
         raise SpecError(

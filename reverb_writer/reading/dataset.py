@@ -9,13 +9,14 @@ import abc
 import functools
 import inspect
 import time
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
+from reverb_writer.client.shared_clients import as_client
+from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.fetchers import stop_fetchers
@@ -25,12 +26,56 @@ from reverb_writer.reading.table_reader import TableReader
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Dataset"]
-
 _MAX_SILENCE_S = 0.25
 
 
-class Dataset(abc.ABC):
+class Views(ClosedAtExit):
+    """An iterator over batches, and what it is for PyTorch, JAX and TensorFlow."""
+
+    _num_open_sizes = 2  # leading dimensions of leaves that may differ from batch to batch: B and T
+
+    @property
+    def reuses_buffers(self) -> bool:
+        """Whether the arrays of a batch are overwritten when a later one is asked for."""
+        return False
+
+    def as_torch(self, device: Any = None) -> Any:
+        """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch`.
+
+        Args:
+            device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
+
+        With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
+        worker process opens a dataset like this one, with a client of the same servers, certificates and token. This
+        dataset should be closed then: it fetches as well.
+        """
+        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
+
+        return replay_view(self, device)
+
+    def as_jax(self, device: Any = None) -> Iterator[Batch]:
+        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default.
+
+        Raises:
+            SpecError: with `reuse_buffers`: JAX's arrays on a CPU may be the batch's own memory, and change with it.
+        """
+        if self.reuses_buffers:
+            raise SpecError("`reuse_buffers` must be False for as_jax, got True: JAX's arrays may share those buffers.")
+        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
+
+        return jax_batches(self, device)
+
+    def as_tf(self) -> Any:
+        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
+
+        With `with_next` it has triples, `batch.next` as the third.
+        """
+        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
+
+        return tf_dataset(self, self._num_open_sizes)
+
+
+class Dataset(Views, abc.ABC):
     """An endless iterator over batches. Iterated by one thread at a time; the rest is thread-safe.
 
     Attributes:
@@ -39,7 +84,6 @@ class Dataset(abc.ABC):
 
     timeout_s: float
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
-    _num_open_sizes = 2  # leading dimensions of leaves that may differ from batch to batch: B and T
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Remember the arguments: where the dataset is unpickled, they open another one."""
@@ -52,10 +96,7 @@ class Dataset(abc.ABC):
     ) -> None:
         """Connect to the servers and start to fetch. If that fails, all that has started is stopped.
 
-        Args:
-            client: as that of a dataset.
-            options: of the dataset.
-            make_readers: yields the readers; gets the client, and the deadline of `time.monotonic()` for connecting.
+        `make_readers` gets the client, and the deadline of `time.monotonic()` for connecting.
         """
         self._options = options
         self._client, self._owns_client = as_client(client, options.timeout_s)
@@ -121,41 +162,6 @@ class Dataset(abc.ABC):
     def _take_batch(self, start: float, timeout_s: float) -> Batch | None:
         """Return what has arrived; None if there is nothing. Checked arguments; the time-out counts from `start`."""
 
-    def as_torch(self, device: Any = None) -> Any:
-        """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch`.
-
-        Args:
-            device: where the tensors go; None for the CPU. For a CUDA device memory is pinned.
-
-        With `DataLoader(dataset.as_torch(), batch_size=None, num_workers=N, multiprocessing_context="spawn")` each
-        worker process opens a dataset like this one, with a client of the same servers, certificates and token. This
-        dataset should be closed then: it fetches as well.
-        """
-        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
-
-        return replay_view(self, device)
-
-    def as_jax(self, device: Any = None) -> Iterator[Batch]:
-        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default.
-
-        Raises:
-            SpecError: with `reuse_buffers`: JAX's arrays on a CPU may be the batch's own memory, and change with it.
-        """
-        if self._options.reuse_buffers:
-            raise SpecError("`reuse_buffers` must be False for as_jax, got True: JAX's arrays may share those buffers.")
-        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
-
-        return jax_batches(self, device)
-
-    def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs: data, and a dict of info and markers; waits for the first batch.
-
-        With `with_next` it has triples, `batch.next` as the third.
-        """
-        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
-
-        return tf_dataset(self, self._num_open_sizes)
-
     def close(self, timeout_s: float | None = None) -> None:
         """Stop fetching, and set the priorities that are on their way. Idempotent.
 
@@ -187,21 +193,10 @@ class Dataset(abc.ABC):
         return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
 
     def __repr__(self) -> str:
-        """Return class, server, tables and counts."""
         stats = [reader.stats() for reader in self._readers]
         counts = f"{sum(one.batches for one in stats)} batches, {sum(one.ready_samples for one in stats)} samples ready"
         tables = ", ".join(reader.table for reader in self._readers)
         return f"<{type(self).__name__} of {tables} at {self._client.address}: {counts}>"
-
-    def __enter__(self) -> Self:
-        """Return the dataset itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def _shut_down(readers: Sequence[TableReader], client: Client | None) -> None:

@@ -1,21 +1,26 @@
-"""Make and stop the fetchers of a dataset, one for each server, and check what the servers tell first."""
+"""Make and stop the fetchers of a dataset, and check what the servers tell first."""
 
 from __future__ import annotations
 
 import functools
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shard_samples import infos_of
+from reverb_writer.client.shard_weights import EXACT
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.errors import SpecError
+from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
-from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = ["LEAST_S", "check_end", "make_fetchers", "request_infos", "stop_fetchers"]
+_LOG = logging.getLogger(__package__)
 
 LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
@@ -24,13 +29,9 @@ _STOP_S = 3.0
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
-def check_end(table: str, options: ReadOptions, infos: Sequence[ServerInfo]) -> None:
-    """Check, by what the servers tell, that `max_samples` and `single_pass` can work.
-
-    Raises:
-        SpecError: `max_samples` of several servers, or a single pass over a table whose items do not come once each and
-            in order.
-    """
+def check_end(table: str, options: ReadOptions, infos: Iterable[ServerInfo]) -> None:
+    """Check, by what the servers tell, that `max_samples` and `single_pass` can work."""
+    infos = list(infos)
     if options.max_samples is not None and len(infos) > 1:
         raise SpecError(
             f"`max_samples` is for one server, got {len(infos)}: none knows how many the others have given. Make a "
@@ -55,68 +56,104 @@ def _check_single_pass(table: TableInfo) -> None:
         )
 
 
-def request_infos(client: Client, table: str, timeout_s: float) -> list[ServerInfo]:
-    """Ask each server for its tables, within `timeout_s` seconds for all of them; log every ten seconds who is awaited.
+def request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool = False) -> dict[str, ServerInfo]:
+    """Ask all servers at once for their tables; log every ten seconds who is awaited.
+
+    Args:
+        client: of the servers. Those that its target says are lost are not asked.
+        table: that each must have.
+        timeout_s: time-out in seconds.
+        needs_all: whether a server that does not answer is an error. If not, the others are left out two seconds after
+            the first answer, and fetchers take them in when they answer.
+
+    Returns:
+        The answers by name of the shard, at least one.
 
     Raises:
         StructureError: a server has no such table; names those it has.
-        ServerUnavailableError, ReplayTimeoutError: a server does not answer in time.
+        ServerUnavailableError, ReplayTimeoutError: no server answers in time, or not all that are needed.
     """
-    deadline = time.monotonic() + timeout_s
-    infos: list[ServerInfo] = []
+    present = client.in_state("up", "draining")
+    missing = [shard.address for shard in present]
 
-    def waited_for() -> str:
-        return ", ".join(shard.address for shard in client.shards[len(infos) :][:1])
+    def awaits(addresses: list[str]) -> None:
+        missing[:] = addresses
 
-    with logged(lambda: f"table `{table}`: waiting for the server at {waited_for()}"), unchained():
-        for shard in client.shards:
-            infos.append(shard.request_info(max(deadline - time.monotonic(), LEAST_S)))
-            check_tables_exist([table], infos[-1], shard.address)
-    return infos
+    with logged(lambda: f"table `{table}`: waiting for the server at {', '.join(missing)}"), unchained():
+        infos = infos_of(present, table, timeout_s, needs_all=needs_all, awaits=awaits)
+    for shard in present:
+        if shard not in infos:
+            _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
+    return {shard.name: info for shard, info in infos.items()}
 
 
-def make_fetchers(
-    client: Client,
-    infos: Sequence[ServerInfo],
-    table: str,
-    batch_size: int,
-    options: ReadOptions,
-    wake: Callable[[], None],
-    **how: Any,
-) -> list[ThreadFetcher]:
-    """Make a fetcher for each server; none is started.
+class Fetchers:
+    """The fetchers of a table: one for each server, or one that samples all servers as one.
 
-    Args:
-        client: of the servers.
-        infos: their tables at the beginning.
-        table: name of the table.
-        batch_size: samples in a batch.
-        options: of the dataset.
-        wake: called whenever a batch or an error is ready.
-        how: `prepare` and `finish` of a `ThreadFetcher`, if batches are not just samples; both get the server's
-            `ServerConnection` first.
+    Attributes:
+        all: the fetchers; more are appended when the client's target changes.
+        together: whether there is one for all servers.
     """
-    return [
-        ThreadFetcher(
-            shard.channel,
-            info,
-            table,
-            batch_size,
-            options,
-            wake=wake,
-            **{name: functools.partial(function, shard) for name, function in how.items()},
-        )
-        for shard, info in zip(client.shards, infos, strict=True)
-    ]
+
+    def __init__(
+        self,
+        client: Client,
+        infos: Mapping[str, ServerInfo],
+        table: str,
+        batch_size: int,
+        options: ReadOptions,
+        *,
+        wake: Callable[[], None],
+        remember: Callable[[Sequence[int], ServerConnection], object],
+        **how: Any,
+    ) -> None:
+        """Make the fetchers; none is started.
+
+        Args:
+            client: of the servers.
+            infos: tables of those that have answered, by name of the shard.
+            table: name of the table.
+            batch_size: samples in a batch.
+            options: of the dataset.
+            wake: called whenever a batch or an error is ready.
+            remember: gets keys of samples, and the server that they come from, if one fetcher has several.
+            how: `prepare` and `finish` of a `ThreadFetcher`, if batches are not just samples.
+        """
+        tables = [info.tables[table] for info in infos.values()]
+        self._client, self._shards = client, client.shards
+
+        def make(server: ServerConnection, info: ServerInfo | None, **more: Any) -> ThreadFetcher:
+            return ThreadFetcher(server, info, tables[0], batch_size, options, wake=wake, **how, **more)
+
+        self._make = make
+        self.together = client.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
+        if self.together:
+            make_sampler = functools.partial(
+                GlobalSampler, client, infos, tables[0], batch_size=batch_size, remember=remember
+            )
+            self.all = [self._make(self._shards[0], None, make_sampler=make_sampler)]
+        else:
+            self.all = [self._make(shard, infos.get(shard.name)) for shard in self._shards]
+
+    def follow_target(self) -> None:
+        """Begin with servers that are new in the client's target, and end with those that have left it."""
+        if self.together or self._client.shards is self._shards:
+            return
+        self._shards = self._client.shards
+        present = {fetcher.server for fetcher in self.all if not fetcher.has_ended}
+        for fetcher in self.all:
+            if fetcher.server not in self._shards:
+                fetcher.stop()
+        for shard in self._shards:
+            if shard not in present:
+                self.all.append(self._make(shard, None))
+                self.all[-1].start()
 
 
 def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
     """Stop fetching. All fetchers stop asking before this waits for one.
 
-    Args:
-        fetchers: of the dataset.
-        max_silence_s: see `ThreadFetcher.stop_asking`.
-        timeout_s: time-out of the wait for all threads together, in seconds; one may be in a call to its server.
+    `timeout_s` is for the wait for all together: a thread may be in a call to its server.
     """
     deadline = time.monotonic() + min(timeout_s, _STOP_S)
     for fetcher in fetchers:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,15 +20,14 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.nests import named_leaves
 from reverb_writer.reading.batches import Batch, transformed
+from reverb_writer.reading.dataset import Views
 from reverb_writer.reading.fetchers import LEAST_S
 from reverb_writer.reading.priority_updates import keys_of
 from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.reading.stats import DatasetStats
 
-__all__ = ["MixedDataset", "shares_of"]
 
-
-class MixedDataset:
+class MixedDataset(Views):
     """An iterator over batches whose samples come from several datasets in fixed shares.
 
     It ends when one of them ends. Samples of a batch stand in the order of the datasets; `info.members` has the number
@@ -80,8 +78,11 @@ class MixedDataset:
         self._transform = transform
         self._held: list[list[Batch]] = [[] for _ in self.datasets]  # of each, what later batches get
 
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{share} of {dataset!r}" for dataset, share in zip(self.datasets, self.shares, strict=True))
+        return f"<MixedDataset of {shares}>"
+
     def __iter__(self) -> Iterator[Batch]:
-        """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
         for dataset in self.datasets:
             iter(dataset)
         return self
@@ -151,24 +152,6 @@ class MixedDataset:
         for dataset in self.datasets:
             dataset.flush_priorities(timeout_s)
 
-    def as_torch(self, device: Any = None) -> Any:
-        """Return an `IterableDataset` of batches of tensors on `device`; see `ReplayDataset.as_torch`."""
-        from reverb_writer.reading.views.torch import replay_view  # noqa: PLC0415  # brings PyTorch
-
-        return replay_view(self, device)
-
-    def as_jax(self, device: Any = None) -> Iterator[Batch]:
-        """Return an iterator over batches of JAX arrays on `device`; None for JAX's default."""
-        from reverb_writer.reading.views.jax import jax_batches  # noqa: PLC0415  # brings JAX
-
-        return jax_batches(self, device)
-
-    def as_tf(self) -> Any:
-        """Return a `tf.data.Dataset` of pairs `(data, info)`, `info` a dict; waits for the first batch."""
-        from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
-
-        return tf_dataset(self)
-
     def stats(self) -> list[DatasetStats]:
         """Return the counters of each dataset; samples that wait here for their batch count as delivered."""
         return [dataset.stats() for dataset in self.datasets]
@@ -184,18 +167,7 @@ class MixedDataset:
             dataset.close(None if end is None else max(end - time.monotonic(), LEAST_S))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return how to open datasets like these in another process."""
         return _remade, self._arguments
-
-    def __enter__(self) -> MixedDataset:
-        """Return the dataset itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
-        """Close the datasets."""
-        self.close()
 
 
 def _remade(weights: Sequence[tuple[ReplayDataset, float]], batch_size: int, transform: Any) -> MixedDataset:
@@ -204,9 +176,6 @@ def _remade(weights: Sequence[tuple[ReplayDataset, float]], batch_size: int, tra
 
 def shares_of(batch_size: int, weights: Sequence[float]) -> list[int]:
     """Divide a batch by weights; what is left over goes to the largest remainders.
-
-    Raises:
-        SpecError: a weight is not > 0, or so small that its share is 0.
 
     >>> shares_of(256, [0.5, 0.5]), shares_of(10, [1, 1, 1]), shares_of(8, [3, 1])
     ([128, 128], [4, 3, 3], [6, 2])

@@ -16,18 +16,12 @@ from reverb_writer.decoding.samples import Column
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves
 
-__all__ = ["LEAF", "ages_of", "versions_of"]
-
 LEAF = "policy_version"
 """Name of the leaf, anywhere in the nest of a step, that holds the version of the weights that chose its action."""
 
 
 def versions_of(columns: Sequence[Column], pack: Callable[[Sequence[Any]], Any]) -> npt.NDArray[np.int64]:
     """Return [B] the version of each sample's oldest row; 0 where no row has one, as a step without an action.
-
-    Args:
-        columns: of B samples.
-        pack: makes the table's nest of a list of leaves.
 
     Raises:
         StructureError: no leaf is named `policy_version`, or it is not one integer a step.

@@ -5,24 +5,25 @@ put(keys, priorities) -> the newest for each key -> a thread -> the server that 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, in_background, start_thread
 from reverb_writer.client.client import Client
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
-from reverb_writer.flags import Flag
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch
 from reverb_writer.table_info import TableInfo
-
-__all__ = ["PriorityUpdates", "keys_of"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -30,14 +31,21 @@ _BY_PRIORITY = {"prioritized", "max_heap", "min_heap"}
 _MAX_KEYS = 1 << 20
 _MAX_REQUEST_KEYS = 1 << 14
 _LOOK_S = 0.05
+_TIMEOUT_S = 5.0  # of one of several servers
 
 
 class PriorityUpdates:
     """Priorities to be set in one table. Thread-safe."""
 
-    def __init__(self, client: Client, table: TableInfo) -> None:
-        """Prepare; `start` begins to send, and `client` is not closed by this."""
-        self._client, self._table = client, table.name
+    def __init__(self, client: Client, table: TableInfo, lost_servers: Callable[[], set[str]]) -> None:
+        """Prepare; `start` begins to send.
+
+        Args:
+            client: of the servers; not closed by this.
+            table: on one of them.
+            lost_servers: returns the names of the servers to which there is no connection.
+        """
+        self._client, self._table, self._lost_servers = client, table.name, lost_servers
         self._warning = (
             None
             if {table.sampler, table.remover} & _BY_PRIORITY
@@ -47,36 +55,28 @@ class PriorityUpdates:
         self._lock = threading.RLock()  # to be taken itself: `with` a condition, an interrupt may leave it taken
         self._changed = threading.Condition(self._lock)
         self._pending: dict[int, float] = {}
-        self._owners: dict[int, int] = {}
+        self._owners: dict[int, str] = {}
         self._sending = False
         self._sent = Flag()
         self._closed = False
         self.num_sent = 0
         self.num_failed = 0
+        self.num_gone = 0
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start to send. After an interrupt of this `close` ends the thread, if it has begun."""
         self._thread = start_thread(self._run, "reverb-writer-priorities")
 
-    def remember_owner(self, keys: npt.NDArray[np.uint64], shard: int) -> None:
+    def remember_owner(self, keys: Sequence[int], server: ServerConnection) -> None:
         """Remember which server keys came from, for as many as a learner can have in hand."""
-        if len(self._client.shards) > 1:
+        if self._client.may_have_several:
             with self._lock:
-                self._owners.update(dict.fromkeys(keys.tolist(), shard))
+                self._owners.update(dict.fromkeys(keys, server.name))
                 _drop_oldest(self._owners, _MAX_KEYS)
 
     def put(self, batch_or_keys: Any, priorities: Any) -> None:
-        """Set priorities soon; of several for one key the last one counts.
-
-        Args:
-            batch_or_keys: a `Batch`, a `BatchInfo`, or [n] keys.
-            priorities: [n] numbers of any framework; tensors may have gradients and be on any device.
-
-        Raises:
-            SpecError: a priority is not finite or < 0, or there are not as many as keys. Nothing changed.
-            ClosedError: after `close()`, or in a forked child.
-        """
+        """Set priorities soon; of several for one key the last one counts."""
         self._check_not_forked()
         keys, priorities = keys_of(batch_or_keys), host_array(priorities).astype(np.float64)
         if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
@@ -98,12 +98,7 @@ class PriorityUpdates:
             self._changed.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Return when all are set.
-
-        Raises:
-            ReplayTimeoutError: not in time.
-            ClosedError: in a forked child.
-        """
+        """Return when all are set."""
         self._check_not_forked()
         deadline = time.monotonic() + timeout_s
         with self._lock:  # `put` may have been interrupted before
@@ -154,20 +149,40 @@ class PriorityUpdates:
                 owners = [self._owners.get(key) for key in batch]
             self._send(batch, owners)
 
-    def _send(self, batch: dict[int, float], owners: list[int | None]) -> None:
+    def _send(self, batch: dict[int, float], owners: list[str | None]) -> None:
         """Send each key to the server that owns it; to all where that is not known, for others ignore it."""
-        for number, shard in enumerate(self._client.shards):
-            updates = {key: batch[key] for key, owner in zip(batch, owners, strict=True) if owner in (None, number)}
-            if not updates:
-                continue
-            try:
-                shard.mutate_priorities(self._table, updates)
+        if not self._client.may_have_several:
+            self._send_to(self._client.shards[0], batch, self._client.timeout_s)
+            return
+        lost = self._lost_servers()
+        there = [shard for shard in self._client.shards if shard.name not in lost]
+        names = {shard.name for shard in there}
+        self._count_gone(sum(owner is not None and owner not in names for owner in owners))
+        sent = []
+        for shard in there:
+            updates = {key: batch[key] for key, owner in zip(batch, owners, strict=True) if owner in (None, shard.name)}
+            if updates:  # one that is slow delays no other
+                timeout_s = min(self._client.timeout_s, _TIMEOUT_S)
+                sent.append(in_background(functools.partial(self._send_to, shard, updates, timeout_s)))
+        for one in sent:
+            one.result()
+
+    def _count_gone(self, num_keys: int) -> None:
+        if num_keys and not self.num_gone:
+            _LOG.warning("Priorities of `%s` are not sent to servers that are gone; they are counted.", self._table)
+        self.num_gone += num_keys
+
+    def _send_to(self, shard: ServerConnection, updates: dict[int, float], timeout_s: float) -> None:
+        try:
+            shard.mutate_priorities(self._table, updates, deadline=Deadline(timeout_s))
+            with self._lock:
                 self.num_sent += len(updates)
-            except ReverbWriterError as error:
+        except ReverbWriterError as error:
+            with self._lock:
                 self.num_failed += len(updates)
-                if not self._closed:
-                    _LOG.warning("%d priorities of `%s` were not set: %s", len(updates), self._table, error)
-                    time.sleep(0.1)
+            if not self._closed:
+                _LOG.warning("%d priorities of `%s` were not set: %s", len(updates), self._table, error)
+                time.sleep(0.1)
 
 
 def keys_of(batch_or_keys: Any) -> npt.NDArray[Any]:

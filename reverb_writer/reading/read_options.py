@@ -10,8 +10,6 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.errors import SpecError
 
-__all__ = ["MAX_CACHE_BYTES", "OnTimeout", "ReadOptions", "check_choice"]
-
 MAX_CACHE_BYTES = 256 << 20
 """Default memory limit of decoded chunks."""
 
@@ -82,10 +80,6 @@ class ReadOptions:
 
 
 def check_choice(name: str, choice: object, choices: tuple[str, ...]) -> None:
-    """Check that an argument is one of some words.
-
-    Raises:
-        SpecError: it is not.
-    """
+    """Check that an argument is one of some words."""
     if choice not in choices:
         raise SpecError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")

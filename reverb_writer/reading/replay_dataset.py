@@ -1,7 +1,8 @@
 """Batches of a replay table, for any learner.
 
-    server a -> ThreadFetcher \
-    server b -> ThreadFetcher  > RoundRobin -> collate -> Batch(data, info)
+    server -> ThreadFetcher -> RoundRobin -> collate -> Batch(data, info)
+
+A `GlobalSampler` makes one server of several if the table is uniform or prioritized; of other tables they take turns.
 
 A dataset fetches ahead in the background, at most `max_in_flight_batches` batches for each server. Every wait has a
 time-out, whose error names what keeps samples from coming.
@@ -33,8 +34,6 @@ from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import check_same_length
 from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.reading.thread_fetcher import Fetched, Part
-
-__all__ = ["ReplayDataset"]
 
 
 class ReplayDataset(Dataset):
@@ -82,8 +81,9 @@ class ReplayDataset(Dataset):
         `ReadOptions` documents the keywords that are not listed here.
 
         Args:
-            client: a `Client`, an address or several, or a `reverb.Client`. With several servers a batch comes from one
-                of them, each in its turn.
+            client: a `Client`, an address or several, a `Target` or its source, or a `reverb.Client`. Several servers
+                are sampled as if one had all items, if the table is uniform or prioritized; from any other table a
+                batch comes from one of them, each in its turn.
             table: its name.
             batch_size: B, samples in a batch, >= 1; subsequences of samples with `num_steps`.
             collate: how samples that differ in length become a batch. "error" raises; "pad" fills up with zeros to the

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from reverb_writer.background import Flag
 from reverb_writer.client.due_windows import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.flags import Flag
+from reverb_writer.reading.fetchers import Fetchers
+from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.reading.thread_fetcher import Fetched, ThreadFetcher
 from reverb_writer.reading.waiting import Wait
-
-__all__ = ["RoundRobin"]
 
 _PATIENCE_S = 0.1
 
@@ -20,13 +20,11 @@ class RoundRobin:
     """Returns the next batch of the server whose turn it is. For one thread at a time.
 
     Attributes:
-        fetchers: one for each server.
-        latest: number of the server that the last batch came from.
+        fetchers: one for each server, or one for all.
+        latest: the fetcher that the last batch came from.
     """
 
-    def __init__(
-        self, table: str, batch_size: int, make: Callable[[Callable[[], None]], Sequence[ThreadFetcher]]
-    ) -> None:
+    def __init__(self, table: str, batch_size: int, make: Callable[[Callable[[], None]], Fetchers]) -> None:
         """Make the fetchers; the owner starts them.
 
         Args:
@@ -34,19 +32,16 @@ class RoundRobin:
             batch_size: samples in a batch, for messages.
             make: makes the fetchers; gets the function that each calls when a batch is ready.
         """
-        self.latest = 0
         self._table, self._batch_size = table, batch_size
         self._turn = 0
-        self._late: set[int] = set()
+        self._late: set[ThreadFetcher] = set()
         self._ready = Flag()
-        self.fetchers = make(self._ready.set)
+        self._all = make(self._ready.set)
+        self.fetchers = self._all.all
+        self.latest = self.fetchers[0]
 
     def next(self, start: float, timeout_s: float) -> Fetched | None:
-        """Return the next batch; None if no more will come.
-
-        Args:
-            start: when the wait began, of `time.monotonic()`.
-            timeout_s: time-out in seconds, from `start`.
+        """Return the next batch; None if no more will come. The wait of `timeout_s` seconds began at `start`.
 
         Raises:
             ReplayTimeoutError: none came in time; names the cause with its numbers. Nothing is lost by it.
@@ -56,10 +51,12 @@ class RoundRobin:
         deadline = start + timeout_s
         # Wait a little for the server whose turn it is, or the fastest would give most batches; once, until it is back.
         patience = time.monotonic() + _PATIENCE_S
-        wait = Wait(self._table, self.fetchers, start, timeout_s)
+        wait = Wait(self._table, self._links, start, timeout_s)
+        self._all.follow_target()
         while True:
             self._ready.clear()
-            in_turn = self._turn not in self._late and time.monotonic() < patience
+            awaited = self.fetchers[self._turn]
+            in_turn = not (awaited in self._late or awaited.is_lost) and time.monotonic() < patience
             fetched = self._take(1 if in_turn else len(self.fetchers))
             if fetched is not None:
                 return fetched
@@ -75,7 +72,7 @@ class RoundRobin:
             if now >= wait.look_at:
                 wait.look()
             if in_turn and now >= patience and len(self.fetchers) > 1:
-                self._late.add(self._turn)
+                self._late.add(awaited)
 
     @property
     def have_ended(self) -> bool:
@@ -86,30 +83,34 @@ class RoundRobin:
         """Return a batch of the samples that have arrived, full or not; None if there are none."""
         return self._take(len(self.fetchers), partial=True)
 
-    def rest_of(self, number: int) -> Fetched | None:
+    def rest_of(self, fetcher: ThreadFetcher) -> Fetched | None:
         """Return a batch of the samples that have arrived from one server, full or not; None if there are none."""
-        fetched = self.fetchers[number].take(partial=True)
+        fetched = fetcher.take(partial=True)
         if fetched is not None:
-            self.latest = number
+            self.latest = fetcher
         return fetched
 
     def _take(self, num_servers: int, *, partial: bool = False) -> Fetched | None:
         """Take a batch from the server whose turn it is, or from the first that has one of the next `num_servers`."""
         for ahead in range(num_servers):
             number = (self._turn + ahead) % len(self.fetchers)
-            fetched = self.fetchers[number].take(partial=partial)
+            fetcher = self.fetchers[number]
+            fetched = fetcher.take(partial=partial)
             if fetched is not None:
-                self.latest = number
+                self.latest = fetcher
                 self._turn = (number + 1) % len(self.fetchers)
-                self._late.discard(number)
+                self._late.discard(fetcher)
                 return fetched
         return None
 
     def _too_late(self, wait: Wait, timeout_s: float) -> ReverbWriterError:
         num_arrived = sum(fetcher.stats().ready_samples for fetcher in self.fetchers)
-        going = [fetcher for fetcher in self.fetchers if not fetcher.has_ended]
-        gone = all(fetcher.disconnected_at is not None and not fetcher.is_silent for fetcher in going)
+        gone = all(link.disconnected_at is not None and not link.is_silent for link in self._links())
         return (ServerUnavailableError if gone else ReplayTimeoutError)(
             f"table `{self._table}`: no batch within {timeout_s:.1f} s, {num_arrived} of {self._batch_size} samples "
             f"have come. {wait.why()}"
         )
+
+    def _links(self) -> list[ServerLink]:
+        """Return the connections from which samples may come."""
+        return [link for fetcher in self.fetchers if not fetcher.has_ended for link in fetcher.links]

@@ -44,8 +44,6 @@ from reverb_writer.slices import (
     concatenate_batches,
 )
 
-__all__ = ["ContiguousDataset"]
-
 
 class ContiguousDataset(Dataset):
     """An endless iterator over flat batches of slices.
@@ -95,8 +93,9 @@ class ContiguousDataset(Dataset):
     ) -> None:
         """Find the tables and start to fetch.
 
-        `ReadOptions` documents the keywords that are not listed here; a batch is a pool, and `max_samples` counts the
-        items of each member. `transform` gets the batches of slices, in the thread that iterates.
+        `ReadOptions` documents the keywords that are not listed here. A batch is a pool,
+        and `max_samples` counts the items of each member. `transform` gets the batches of slices, in the thread that
+        iterates.
 
         Args:
             client: a `Client`, an address or several, or a `reverb.Client`.
@@ -122,9 +121,7 @@ class ContiguousDataset(Dataset):
             seed: to draw the same slices in each run; None for others.
 
         Raises:
-            SpecError: an argument can never work.
-            StructureError: there is no such table; names those that exist.
-            ServerUnavailableError: a server does not answer within the time-out.
+            SpecError: an argument can never work. Other errors are those of `ReplayDataset`.
         """
         options = ReadOptions(
             max_in_flight_batches=max_in_flight_batches,
@@ -177,7 +174,6 @@ class ContiguousDataset(Dataset):
         self._open(client, options, make_readers)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
         self._stopped = False
         return super().__iter__()
 

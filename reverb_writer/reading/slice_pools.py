@@ -28,11 +28,9 @@ from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.table_reader import Pack, TableReader
 from reverb_writer.reading.thread_fetcher import Part
 from reverb_writer.slices import By, SliceMarkers, Slices, SliceSampler, Trajectories, read_markers
+from reverb_writer.slices.boundaries import KnownTrajectories
 from reverb_writer.slices.gather import mark_rows
-from reverb_writer.slices.known_trajectories import KnownTrajectories
 from reverb_writer.slices.markers import marker_leaves
-
-__all__ = ["DrawnSlices", "SliceDrawer", "SliceOptions", "SlicePools"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -67,21 +65,14 @@ class SliceOptions:
 
 @dataclass(frozen=True)
 class DrawnSlices:
-    """Slices of one pool, laid end to end.
+    """Slices of one pool, laid end to end."""
 
-    Attributes:
-        data: leaves [N, ...].
-        next: leaves [S, ...], the row after each slice; None without `with_next`.
-        markers: of the N rows.
-        info: [S] of the item of each slice.
-        items: [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
-            slice of the pool is of the same item.
-    """
-
-    data: Any
-    next: Any
-    markers: SliceMarkers
-    info: BatchInfo
+    data: Any  # leaves [N, ...]
+    next: Any  # leaves [S, ...], the row after each slice; None without `with_next`
+    markers: SliceMarkers  # of the N rows
+    info: BatchInfo  # [S] of the item of each slice
+    # [S] number of the item of each slice; items are numbered in the order in which they arrive. -1 if a later
+    # slice of the pool is of the same item.
     items: ItemNumbers
 
     def part(self, first: int, stop: int) -> Batch:
@@ -100,13 +91,9 @@ class SliceDrawer:
     """Draws slices of the pools of one table of one server, in the order in which they arrive."""
 
     def __init__(self, options: SliceOptions, rng: np.random.Generator, *, number: int, num_members: int) -> None:
-        """Start without a pool.
+        """Start without a pool, as member `number` of `num_members`, so that ids of trajectories differ.
 
-        Args:
-            options: how slices are drawn.
-            rng: source of randomness, used by nothing else.
-            number: of this table and server among the members of a `ContiguousDataset`.
-            num_members: how many members there are, so that ids of trajectories differ.
+        `rng` is used by nothing else.
         """
         self._options, self._rng, self._number, self._num_members = options, rng, number, num_members
         self._known = KnownTrajectories()
@@ -119,18 +106,8 @@ class SliceDrawer:
     def draw(self, rows: SampleRows, pack: Pack, server: str, end: Callable[[], None] = lambda: None) -> list[Part]:
         """Draw slices of the next pool.
 
-        Args:
-            rows: of the pool's samples.
-            pack: makes the table's nest of a list of leaves.
-            server: its address, for the info.
-            end: called when all rows that are needed have been copied.
-
         Returns:
             One part or more: functions that copy the rows of some slices, and return `DrawnSlices`.
-
-        Raises:
-            IncompleteError: no trajectory is long enough, or all priorities are 0.
-            StructureError: markers differ in length.
         """
         options, info = self._options, dataclasses.replace(rows.info, server=server)
 
@@ -191,11 +168,9 @@ class SlicePools:
     """One table of one server: the slices of its pools, one after the other."""
 
     def __init__(self, reader: TableReader, drawer: SliceDrawer) -> None:
-        """Start without a pool.
+        """Start without a pool: one is what the reader returns at once.
 
-        Args:
-            reader: whose samples, as many as it returns together, are a pool, or are the slices drawn of one.
-            drawer: draws slices of samples if the reader has not.
+        `drawer` draws slices of samples if the reader has not.
         """
         self.reader, self._drawer = reader, drawer
         self._drawn: DrawnSlices | None = None
@@ -219,11 +194,7 @@ class SlicePools:
     ) -> Iterator[tuple[Batch, ItemNumbers]]:
         """Yield the next slices, in one batch or in several, each with the number of the item of each slice.
 
-        Args:
-            num_slices: how many slices, fewer at the end.
-            start: when the wait began, of `time.monotonic()`.
-            timeout_s: time-out in seconds, from `start`.
-            arrived: whether to yield what has arrived by then, instead of an error.
+        The wait of `timeout_s` seconds began at `start`. If it ends, what has `arrived` is yielded, or an error raised.
         """
         while num_slices and (drawn := self._slices_left(start, timeout_s, arrived)):
             first, self._next = self._next, min(self._next + num_slices, len(drawn.items))

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from reverb_writer.scalars import Scalars
 
-__all__ = ["DatasetStats", "FetchStats"]
-
 _GAUGES = {
     "cache_bytes",
     "in_flight_samples",
     "last_age_s",
+    "left_out_servers",
     "max_policy_age",
     "mean_policy_age",
     "ready_samples",
@@ -21,7 +20,7 @@ _GAUGES = {
 
 @dataclass
 class FetchStats(Scalars):
-    """Counters of fetching, since the start except for the first three.
+    """Counters of fetching, since the start except for the first three and `left_out_servers`.
 
     Attributes:
         in_flight_samples: samples that were asked for and have not arrived.
@@ -32,6 +31,10 @@ class FetchStats(Scalars):
         decoded_chunks: chunks that were decoded; all others were in the cache.
         skipped_samples: samples skipped because of `skip_unsafe`.
         unasked_samples: samples that a server sent although they were not requested; they are left out.
+        dropped_samples: samples of several servers that were dropped unread: for newer ones that tell how much a server
+            holds, because their connection was lost, or because their server has left the target.
+        left_out_servers: servers whose items are left out now: no connection, no answer, or a rate limiter that has
+            blocked samples for a second.
         lost_samples: samples that were in flight when a connection was lost, or a message could not be read. The server
             may have sampled all of them, or none.
         reconnects: how often a lost connection was made again.
@@ -46,6 +49,8 @@ class FetchStats(Scalars):
     decoded_chunks: int = 0
     skipped_samples: int = 0
     unasked_samples: int = 0
+    dropped_samples: int = 0
+    left_out_servers: int = 0
     lost_samples: int = 0
     reconnects: int = 0
     server_restarts: int = 0
@@ -69,6 +74,7 @@ class DatasetStats(FetchStats):
             slices of samples, those of which at least one was not returned.
         priority_updates: priorities sent to the server.
         failed_priority_updates: priorities that could not be sent.
+        gone_priority_updates: priorities of items whose server is gone; they were not sent.
         mean_policy_age: mean of `info.policy_ages` of the last batch where they are known; 0 without `policy`.
         max_policy_age: the largest of them.
     """
@@ -80,6 +86,7 @@ class DatasetStats(FetchStats):
     undelivered_samples: int = 0
     priority_updates: int = 0
     failed_priority_updates: int = 0
+    gone_priority_updates: int = 0
     mean_policy_age: float = 0.0
     max_policy_age: int = 0
 

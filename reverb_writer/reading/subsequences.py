@@ -11,8 +11,6 @@ import numpy.typing as npt
 from reverb_writer.decoding.samples import BatchInfo, Column, Samples
 from reverb_writer.errors import SpecError, StructureError
 
-__all__ = ["SubsequenceCutter", "check_same_length", "cut"]
-
 
 class SubsequenceCutter:
     """Subsequences of samples, kept until they fill a batch. Not thread-safe.
@@ -55,11 +53,7 @@ class SubsequenceCutter:
 
 
 def check_same_length(num_steps: int, sequence_length: int) -> None:
-    """Check that sequences can be cut into pieces without a rest.
-
-    Raises:
-        SpecError: they are shorter than `num_steps`, or no multiple of it.
-    """
+    """Check that sequences can be cut into pieces without a rest."""
     if num_steps > sequence_length:
         raise SpecError(
             f"`num_steps` > `sequence_length` ({num_steps} vs. {sequence_length}). A subsequence cannot be longer than "
@@ -77,9 +71,6 @@ def cut(
     Returns:
         The subsequences in order; for each, the info of the sample that it is cut from; and the number of that sample
         among those given. A sample shorter than `num_steps` has no subsequence.
-
-    Raises:
-        StructureError: the columns of a sample differ in length, or in dtype or shape between samples.
 
     Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset(num_steps)`.
     """

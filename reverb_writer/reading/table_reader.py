@@ -1,7 +1,8 @@
 r"""Samples of one table, of one server or of several, and new priorities for its items.
 
-server a -> ThreadFetcher \
-    server b -> ThreadFetcher  > RoundRobin -> SubsequenceCutter (with `num_steps`) -> Samples
+servers -> GlobalSampler -> ThreadFetcher \
+                server a -> ThreadFetcher  > RoundRobin -> SubsequenceCutter (with `num_steps`) -> Samples
+                server b -> ThreadFetcher /
 """
 
 from __future__ import annotations
@@ -17,16 +18,14 @@ from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer
-from reverb_writer.reading.fetchers import LEAST_S, check_end, make_fetchers, request_infos
+from reverb_writer.reading.fetchers import LEAST_S, Fetchers, check_end, request_infos
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
-from reverb_writer.reading.thread_fetcher import Fetched, Part
+from reverb_writer.reading.thread_fetcher import Fetched, Part, ThreadFetcher
 from reverb_writer.reading.waiting import unchained
-
-__all__ = ["Finish", "Pack", "TableReader"]
 
 Pack = Callable[[Sequence[Any]], Any]
 """Makes a table's nest of a list of leaves."""
@@ -40,7 +39,7 @@ class TableReader:
 
     Attributes:
         table: its name.
-        fetchers: one for each server.
+        fetchers: one for each server, or one for all.
         pack: makes the table's nest of a list of leaves; known once `next` has returned samples.
         updates: new priorities on their way to the servers.
         is_exhausted: whether an iteration has ended because no more samples will come: after a single pass or when the
@@ -70,8 +69,8 @@ class TableReader:
             finish: what the threads that fetch make of the samples of a batch. None to return samples. Those of a
                 dataset that was closed before their structure was known are returned, too.
         """
-        infos = request_infos(client, table, timeout_s)
-        check_end(table, options, infos)
+        infos = request_infos(client, table, timeout_s, needs_all=options.has_end)
+        check_end(table, options, infos.values())
         self.table = table
         self.pack: Any = None  # Any: callers that have samples need not check for None
         self.is_exhausted = False
@@ -79,15 +78,20 @@ class TableReader:
         self._has_ended = False
         self._cutter = None if num_steps is None else SubsequenceCutter(num_steps)
         self._unpacked: Fetched | None = None
-        self._stopping: list[int] | None = None  # servers whose last batch is due, after a time-out ended an iteration
+        self._stopping: list[ThreadFetcher] | None = None  # whose last batch is due, after a time-out
         self._stats = DatasetStats()
         how: dict[str, Any] = {}
         if finish is not None:
             how = {"prepare": self._find_pack, "finish": functools.partial(self._finished, finish)}
-        make = functools.partial(make_fetchers, client, infos, table, batch_size, options, **how)
+        first = next(iter(infos.values()))
+        self.updates = PriorityUpdates(client, first.tables[table], self._lost_servers)
+        remember = self.updates.remember_owner
+
+        def make(wake: Callable[[], None]) -> Fetchers:
+            return Fetchers(client, infos, table, batch_size, options, wake=wake, remember=remember, **how)
+
         self._round_robin = RoundRobin(table, batch_size, make)
         self.fetchers = self._round_robin.fetchers
-        self.updates = PriorityUpdates(client, infos[0].tables[table])
 
     def start(self) -> None:
         """Start to fetch, and to send priorities."""
@@ -97,12 +101,15 @@ class TableReader:
 
     @property
     def server(self) -> str:
-        """Address of the server that the last samples came from."""
-        return self._latest_server.address
+        """Address of the server that the last samples came from; "" of several."""
+        return self._round_robin.latest.address
 
     @property
     def _latest_server(self) -> ServerConnection:
-        return self._client.shards[self._round_robin.latest]
+        return self._round_robin.latest.server
+
+    def _lost_servers(self) -> set[str]:
+        return set().union(*(fetcher.lost_servers for fetcher in self.fetchers))
 
     def restart(self) -> None:
         """Continue where an iteration ended, also after a time-out."""
@@ -111,9 +118,7 @@ class TableReader:
     def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next samples, as many as a batch has; fewer at the end, then None.
 
-        Args:
-            start: when the wait began, of `time.monotonic()`: one time-out may cover several readers.
-            timeout_s: time-out in seconds, from `start`.
+        One time-out, which began at `start` of `time.monotonic()`, may cover several readers.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError, UnsafeDataError, FormatError, ClosedError: as `ReplayDataset`.
@@ -172,6 +177,7 @@ class TableReader:
         for fetcher in self.fetchers:
             stats.add(fetcher.stats())
         stats.priority_updates, stats.failed_priority_updates = self.updates.num_sent, self.updates.num_failed
+        stats.gone_priority_updates = self.updates.num_gone
         if self._has_ended:
             unpacked = len(self._unpacked[1]) if self._unpacked else 0
             stats.undelivered_samples = stats.ready_samples + unpacked
@@ -179,10 +185,9 @@ class TableReader:
         return stats
 
     def finish(self, deadline: float) -> None:
-        """Set the priorities that are on their way; fetching has stopped. What has arrived can still be read.
+        """Set the priorities that are on their way, until `deadline`; fetching has stopped.
 
-        Args:
-            deadline: of `time.monotonic()`.
+        What has arrived can still be read.
         """
         self._has_ended = True
         self.updates.close(max(deadline - time.monotonic(), 0.0))
@@ -208,14 +213,15 @@ class TableReader:
     def _ready(self, samples: Fetched | None, timeout_s: float) -> Fetched | None:
         """Return samples once `pack` is known; keep them for the next call if it cannot be found in time."""
         if samples is not None:
-            self.updates.remember_owner(samples[1].keys, self._round_robin.latest)
+            if self._round_robin.latest.address:
+                self.updates.remember_owner(samples[1].keys.tolist(), self._latest_server)
             self._unpacked = samples
             self._find_pack(self._latest_server, timeout_s)
         self._unpacked = None
         return samples
 
-    def _finished(self, finish: Finish, server: ServerConnection, assembler: BatchAssembler) -> Sequence[Part]:
-        return finish(assembler, self.pack, server.address)
+    def _finished(self, finish: Finish, address: str, assembler: BatchAssembler) -> Sequence[Part]:
+        return finish(assembler, self.pack, address)
 
     def _take(self, start: float, timeout_s: float) -> Fetched | None:
         """Take the next batch, or the samples left at the end of the iteration; None when it is over."""
@@ -225,7 +231,7 @@ class TableReader:
             except (ReplayTimeoutError, ServerUnavailableError):
                 if self._options.on_timeout == "raise":
                     raise
-            self._stopping = list(range(len(self.fetchers)))
+            self._stopping = list(self.fetchers)
         while self._stopping:
             samples = self._round_robin.rest_of(self._stopping.pop())
             if samples is not None:

@@ -1,6 +1,6 @@
-"""Fetch samples of one table on one server ahead of their use, in a thread, bounded.
+"""Fetch samples of one table ahead of their use, in a thread, bounded.
 
-    SampleFetcher -> BatchAssembler -> batches that are ready -> take(), which frees room for more samples
+    SampleFetcher or GlobalSampler -> BatchAssembler -> batches that are ready -> take(), which frees room for more
 
 At most `max_in_flight_batches` batches are in flight, being assembled, or ready. After a lost connection the thread
 reconnects and asks again for the samples that did not arrive. Batches come in the order in which the server chose their
@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reverb_writer.background import start_thread
+from reverb_writer.background import Flag, start_thread
+from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (
@@ -28,16 +29,12 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
-from reverb_writer.flags import Flag
+from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink
 from reverb_writer.reading.stats import FetchStats
-from reverb_writer.table_info import ServerInfo
-from reverb_writer.transport.channel import Channel
+from reverb_writer.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_fetcher import SampleFetcher
-from reverb_writer.transport.server_info import request_server_info
-from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
-
-__all__ = ["Fetched", "Part", "ThreadFetcher"]
 
 Fetched = tuple[Any, BatchInfo]
 """What a thread makes of the samples of a batch: their columns, or slices of them. And the info of the samples."""
@@ -47,48 +44,46 @@ Part = tuple[Callable[[], Any], BatchInfo]
 
 _LOG = logging.getLogger(__package__)
 
-_PROBE_TIMEOUT_S = 2.0
-_RETRY_S = 0.1
-
 
 class ThreadFetcher:
     """The samples of one table on one server, ahead of their use.
 
-    Attributes:
-        disconnected_at: `time.monotonic()` when the connection was lost; None while there is one.
-        address: of the server.
+    Or on several servers, of which a `GlobalSampler` makes one.
     """
 
     def __init__(
         self,
-        channel: Channel,
-        info: ServerInfo,
-        table: str,
+        server: ServerConnection,
+        info: ServerInfo | None,
+        table: TableInfo,
         batch_size: int,
         options: ReadOptions,
         *,
         wake: Callable[[], None],
-        prepare: Callable[[float], object] | None = None,
-        finish: Callable[[BatchAssembler], Sequence[Part]] | None = None,
+        prepare: Callable[[ServerConnection, float], object] | None = None,
+        finish: Callable[[str, BatchAssembler], Sequence[Part]] | None = None,
+        make_sampler: Callable[..., GlobalSampler] | None = None,
     ) -> None:
         """Prepare to fetch; `start` begins.
 
         Args:
-            channel: the connection; not closed by this.
-            info: the server's tables at the beginning.
-            table: name of one of them.
+            server: its connection, not closed by this; the first one of several.
+            info: the server's tables at the beginning; None if it has not answered yet, or of several servers.
+            table: the table at the beginning.
             batch_size: samples in a batch.
             options: of the dataset.
             wake: called from the thread whenever a batch or an error is ready.
             prepare: called from the thread before the first samples are assembled, until it raises no time-out; gets
-                its time-out in seconds. None if there is nothing to prepare.
-            finish: divides a full batch into parts, which are made ready one after the other as they are taken. It must
-                call the assembler's `begin_next`, at the latest when the last part is made. None for one part, the
-                samples; they are one, too, if the end comes before `prepare` has succeeded.
+                the server that they come from, and its time-out in seconds. None if there is nothing to prepare.
+            finish: divides a full batch into parts, which are made ready one after the other as they are taken; gets
+                the server's address, "" for several. It must call the assembler's `begin_next`, at the latest when the
+                last part is made. None for one part, the samples; they are one, too, if the end comes before `prepare`
+                has succeeded.
+            make_sampler: makes what samples the table on several servers together; gets `max_samples`, `num_held` and
+                `pause`. None for one server.
         """
-        self.disconnected_at: float | None = None
-        self.address = channel.address
-        self._channel, self._table, self._info = channel, table, info
+        self._link = ServerLink(server.channel, table.name, info)
+        self._server, self._table = server, table.name
         self._batch_size, self._skip_unsafe, self._wake = batch_size, options.skip_unsafe, wake
         self._prepare, self._finish, self._max_ready = prepare, finish, options.max_in_flight_batches
         self._arrived: list[Any] = []  # samples that are not assembled; changed by the thread that holds `_assembling`
@@ -100,18 +95,21 @@ class ThreadFetcher:
             # The reader holds one batch, and all those ahead have arrays, too.
             num_buffers=options.max_in_flight_batches + 1 if options.reuse_buffers else 0,
         )
-        now = info.tables[table]
-        limits = [options.max_samples, now.current_size if options.single_pass else None]
+        limits = [options.max_samples, table.current_size if options.single_pass else None]
         self._changed = Flag()  # there is more room, or the end has come
-        self._fetcher = SampleFetcher(
-            channel,
-            table,
-            removes_items=now.max_times_sampled > 0,
-            max_samples=batch_size * options.max_in_flight_batches,
-            num_held=self._num_held,
+        held: dict[str, Any] = {
+            "max_samples": batch_size * options.max_in_flight_batches,
+            "num_held": self._num_held,
+            "pause": self._wait_for_change,
+        }
+        self._sampler = None if make_sampler is None else make_sampler(**held)
+        self._fetcher = self._sampler or SampleFetcher(
+            server.channel,
+            table.name,
+            removes_items=table.max_times_sampled > 0,
             limit=min([limit for limit in limits if limit is not None], default=None),
-            pause=self._wait_for_change,
             single_pass=options.single_pass,
+            **held,
         )
         # Taken in this order, if several are: `_assembling`, the fetcher's lock, `_lock`.
         self._assembling = threading.Lock()  # guards the assembler
@@ -121,11 +119,12 @@ class ThreadFetcher:
         self._stats = FetchStats()
         self._closed, self._is_ending = Flag(), False
         self._ended = False
-        self._outage: ConnectionLoss | None = None  # while there is no connection
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start to fetch. After an interrupt of this `stop` ends the thread, if it has begun."""
+        if self._sampler is not None:
+            self._sampler.start()
         self._thread = start_thread(self._run, "reverb-writer-prefetch")
 
     # ------------------------------------------------------------------------------------- for the reader
@@ -154,36 +153,48 @@ class ThreadFetcher:
         return item
 
     @property
+    def server(self) -> ServerConnection:
+        """The server that the last samples came from."""
+        return self._server if self._sampler is None else self._sampler.latest
+
+    @property
+    def address(self) -> str:
+        """Address of the server; "" of several."""
+        return self._server.address if self._sampler is None else ""
+
+    @property
+    def links(self) -> list[ServerLink]:
+        """The connections to the servers from which samples may come."""
+        return [self._link] if self._sampler is None else self._sampler.links
+
+    @property
+    def lost_servers(self) -> set[str]:
+        """Names of the servers to which there is no connection."""
+        if self._sampler is not None:
+            return self._sampler.lost_servers
+        return {self._server.name} if self._link.disconnected_at is not None else set()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing is to be waited for, as far as is known."""
+        if self._sampler is not None:
+            return False
+        return self._ended or self._link.disconnected_at is not None or self._server.shard.state == "lost"
+
+    @property
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that fetches."""
-        return self._channel.is_forked
+        return self._server.channel.is_forked
 
     def check_usable(self) -> None:
         """Raise ClosedError in a forked child, in which no thread fetches."""
-        if self._channel.is_forked:
-            self._channel.check_usable()
+        if self._server.channel.is_forked:
+            self._server.channel.check_usable()
 
     @property
     def has_ended(self) -> bool:
         """Whether no more samples will arrive."""
         return self._ended
-
-    def probe(self, timeout_s: float) -> ServerProbe:
-        """Return a probe that asks the server, during a wait of so many seconds, what keeps samples from coming."""
-        return ServerProbe(self._channel, timeout_s)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the connection is lost, and the server accepts new ones without answering."""
-        outage = self._outage
-        return outage is not None and outage.is_silence
-
-    def why_waiting(self, probe: ServerProbe | None) -> str:
-        """Say what keeps samples from coming, as far as a probe found out; None if there was no time for one."""
-        outage, since = self._outage, self.disconnected_at
-        if outage is not None and since is not None:
-            return outage.explain(self._channel, time.monotonic() - since)
-        return (probe or self.probe(0.0)).explain_samples(self._table, self._info)
 
     def stats(self) -> FetchStats:
         """Return the counters so far; in a forked child, those that need no lock."""
@@ -197,14 +208,16 @@ class ThreadFetcher:
         stats.in_flight_samples = self._fetcher.num_in_flight
         stats.unasked_samples = self._fetcher.num_unasked
         stats.received_bytes = self._fetcher.num_bytes
+        stats.reconnects, stats.server_restarts = self._link.reconnects, self._link.server_restarts
+        stats.left_out_servers = int(self._link.disconnected_at is not None)
+        if self._sampler is not None:
+            self._sampler.count(stats)
         return stats
 
     def stop_asking(self, max_silence_s: float = 0.0) -> None:
         """Ask for no more samples. If sampling removes items, wait for the samples in flight.
 
-        Args:
-            max_silence_s: give up when no sample has arrived for so many seconds. Does not wait if nothing is in
-                flight.
+        Gives up when none has arrived for `max_silence_s` seconds.
         """
         self._is_ending = True
         self._fetcher.stop_asking()
@@ -231,12 +244,14 @@ class ThreadFetcher:
 
     def _run(self) -> None:
         try:
+            if self._link.info is None and self._sampler is None:
+                self._link.reconnect(ServerUnavailableError(f"no answer of {self.address} yet."), self._closed)
             while not self._closed.is_set():
                 try:
                     self._fetch()
                 except ServerUnavailableError as error:
                     if not self._closed.is_set():
-                        self._reconnect(error)
+                        self._link.reconnect(error, self._closed)
                 except (FormatError, UnsafeDataError) as error:
                     self._report(error)
                 else:
@@ -277,10 +292,10 @@ class ThreadFetcher:
         """Call `prepare` until it succeeds, or until the end."""
         while self._prepare is not None and not self._closed.is_set():
             try:
-                self._prepare(_PROBE_TIMEOUT_S)
+                self._prepare(self.server, PROBE_TIMEOUT_S)
                 self._prepare = None
             except (ReplayTimeoutError, ServerUnavailableError):
-                self._closed.wait(_RETRY_S)
+                self._closed.wait(RETRY_S)
 
     def _make_parts(self) -> bool:
         """Make all parts of the last batch, as they are taken; until then, no sample is assembled.
@@ -329,7 +344,7 @@ class ThreadFetcher:
                     if self._finish is None or self._prepare is not None:
                         self._ready.append(self._assembler.take())
                     else:
-                        self._parts.extend(self._finish(self._assembler))
+                        self._parts.extend(self._finish(self.address, self._assembler))
                 except Exception as error:  # noqa: BLE001  # the reader raises it
                     self._assembler.begin_next()
                     self._ready.append(error)
@@ -370,21 +385,4 @@ class ThreadFetcher:
                 if all(item is not error for item in self._ready):
                     break
             self._wait_for_change(None)
-        self._closed.wait(_RETRY_S)
-
-    def _reconnect(self, why: ServerUnavailableError) -> None:
-        """Wait until the server answers again."""
-        self._outage = ConnectionLoss(why, str(why))
-        self.disconnected_at = time.monotonic()
-        _LOG.warning("Samples of `%s`: %s Looking for it.", self._table, why)
-        while not self._closed.wait(_RETRY_S):
-            try:
-                info = request_server_info(self._channel, _PROBE_TIMEOUT_S)
-            except (ReplayTimeoutError, ServerUnavailableError, FormatError) as error:
-                self._outage = ConnectionLoss(error, str(error))
-                continue
-            self._stats.reconnects += 1
-            self._stats.server_restarts += info.state_id != self._info.state_id
-            self._info = info
-            self.disconnected_at = self._outage = None
-            return
+        self._closed.wait(RETRY_S)

@@ -25,8 +25,6 @@ from reverb_writer.nests import named_leaves, shapes_text
 from reverb_writer.reading.batches import Batch
 from reverb_writer.slices import read_markers
 
-__all__ = ["FrameStack", "burn_in", "frame_stack"]
-
 
 def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> FrameStack:
     """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from reverb_writer.client import waiting_log
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.reading.thread_fetcher import ThreadFetcher
+from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.transport.server_probe import ServerProbe
-
-__all__ = ["Wait", "unchained"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -26,11 +24,13 @@ class Wait:
         look_at: `time.monotonic()` when `look` is to be called next.
     """
 
-    def __init__(self, table: str, fetchers: Sequence[ThreadFetcher], began_at: float, timeout_s: float) -> None:
-        """Begin to wait for samples of `table`, `timeout_s` seconds from `began_at`."""
-        self._table, self._fetchers = table, fetchers
+    def __init__(
+        self, table: str, links: Callable[[], Sequence[ServerLink]], began_at: float, timeout_s: float
+    ) -> None:
+        """Begin to wait, `timeout_s` seconds from `began_at`, for samples of `table` over these connections."""
+        self._table, self._links = table, links
         self._began_at, self._timeout_s = began_at, timeout_s
-        self._probes: dict[ThreadFetcher, ServerProbe] = {}
+        self._probes: dict[ServerLink, ServerProbe] = {}
         self._log_at = began_at + waiting_log.LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s
@@ -39,19 +39,18 @@ class Wait:
         """Have the probes ask what is due by now, and log the cause if ten seconds have passed."""
         now = time.monotonic()
         self.look_at = now + self._pause_s
-        for fetcher in self._fetchers:
-            if not fetcher.has_ended and fetcher.disconnected_at is None and now < self._began_at + self._timeout_s:
-                if fetcher not in self._probes:
-                    self._probes[fetcher] = fetcher.probe(self._timeout_s)
-                self._probes[fetcher].proceed(now - self._began_at)
+        for link in self._links():
+            if link.disconnected_at is None and now < self._began_at + self._timeout_s:
+                if link not in self._probes:
+                    self._probes[link] = link.probe(self._timeout_s)
+                self._probes[link].proceed(now - self._began_at)
         if now >= self._log_at:
             self._log_at = now + waiting_log.LOG_EVERY_S
             _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
 
     def why(self) -> str:
         """Say what keeps samples from coming, for each server that has not ended."""
-        going = [fetcher for fetcher in self._fetchers if not fetcher.has_ended]
-        return " ".join(fetcher.why_waiting(self._probes.get(fetcher)) for fetcher in going)
+        return " ".join(link.why_waiting(self._probes.get(link)) for link in self._links())
 
 
 @contextlib.contextmanager

@@ -53,7 +53,6 @@ array-api-compat installed those of any library that it supports, such as PyTorc
 
 from __future__ import annotations
 
-from reverb_writer.returns.td_priorities import sequence_priorities
 from reverb_writer.returns.value_targets import (
     Advantages,
     VTrace,
@@ -62,6 +61,7 @@ from reverb_writer.returns.value_targets import (
     lambda_returns,
     n_step_returns,
     normalize,
+    sequence_priorities,
     vtrace,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import tree
 
@@ -11,7 +11,14 @@ from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, a
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.transitions import NStepTransitions, Transitions
 
-__all__ = ["ReturnInputs", "check_time_axis"]
+
+class RowKeywords(TypedDict, total=False):
+    """Keyword arguments that all functions of the package take; its docstring describes them."""
+
+    discounts: Array
+    continues: Array
+    next_values: Array
+    time_axis: int
 
 
 class ReturnInputs:
@@ -31,18 +38,13 @@ class ReturnInputs:
         rewards: Array | Transitions,
         values: Array,
         gamma: float,
-        discounts: Array,
-        continues: Array,
-        next_values: Array,
-        time_axis: int,
+        *,
+        discounts: Array = None,
+        continues: Array = None,
+        next_values: Array = None,
+        time_axis: int = 1,
     ) -> None:
-        """Check all arguments.
-
-        Raises:
-            SpecError: a number is out of range, `continues` comes without `next_values`, or arguments repeat what
-                `Transitions` hold.
-            StructureError: the shapes do not match, or the arrays are of different libraries.
-        """
+        """Check all arguments; errors as in the package's docstring."""
         self._axis = check_time_axis(time_axis)
         gamma = check_fraction("gamma", gamma)
         mask = None
@@ -175,11 +177,7 @@ class ReturnInputs:
 
 
 def check_time_axis(time_axis: int) -> int:
-    """Return the axis of time.
-
-    Raises:
-        SpecError: it is neither 1 nor 0.
-    """
+    """Return the axis of time, 0 or 1."""
     if time_axis not in (0, 1):
         raise SpecError(f"`time_axis` must be 1 for [B, T, ...] or 0 for [T, ...], got {time_axis!r}.")
     return int(time_axis)

@@ -6,24 +6,16 @@ The package's docstring describes the arguments and the errors that these functi
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.returns.recursion import ReturnInputs
+from reverb_writer.returns.recursion import ReturnInputs, RowKeywords, check_time_axis
 from reverb_writer.transitions import Transitions
 
-__all__ = [
-    "Advantages",
-    "VTrace",
-    "discounted_returns",
-    "gae",
-    "lambda_returns",
-    "n_step_returns",
-    "normalize",
-    "vtrace",
-]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Advantages(NamedTuple):
@@ -45,10 +37,7 @@ def discounted_returns(
     values: Array = None,
     *,
     gamma: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Array:
     """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
@@ -60,7 +49,7 @@ def discounted_returns(
     >>> discounted_returns([[1.0, 1.0, 1.0]], gamma=0.5, discounts=[[1, 0, 1]]).tolist()
     [[1.5, 1.0, 1.0]]
     """
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(1.0)))
 
 
@@ -70,10 +59,7 @@ def lambda_returns(
     *,
     gamma: float,
     lam: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Array:
     """Mix the n-step returns of all n, weighted by (1 - lam) lam^(n-1); also known as the target of TD(lambda).
 
@@ -83,7 +69,7 @@ def lambda_returns(
     [[2.25, 3.0]]
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     return inputs.result(inputs.scan_backwards(*inputs.lambda_return_terms(lam)))
 
 
@@ -93,10 +79,7 @@ def n_step_returns(
     n: int,
     *,
     gamma: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Array:
     """Return the discounted sum of the next n rewards of each row and of the value of what follows them.
 
@@ -109,7 +92,7 @@ def n_step_returns(
     [[3.5, 2.5, 3.0]]
     """
     n = integer("n", n, minimum=1)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     returns = inputs.rewards + inputs.discounts * inputs.next_values
     for _ in range(min(n, len(inputs.rewards)) - 1):
         returns = inputs.rewards + inputs.discounts * inputs.following(returns)
@@ -122,10 +105,7 @@ def gae(
     *,
     gamma: float,
     lam: float,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> Advantages:
     """Estimate advantages: A_t = delta_t + gamma lam d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
@@ -142,7 +122,7 @@ def gae(
     ([[1.31, 0.5, 2.3]], [[1.81, 1.0, 2.8]])
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     advantages = inputs.scan_backwards(inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam))
     return Advantages(inputs.result(advantages), inputs.result(advantages + inputs.values))
 
@@ -156,10 +136,7 @@ def vtrace(
     lam: float = 1.0,
     max_rho: float = 1.0,
     max_c: float = 1.0,
-    discounts: Array = None,
-    continues: Array = None,
-    next_values: Array = None,
-    time_axis: int = 1,
+    **rows: Unpack[RowKeywords],
 ) -> VTrace:
     """Correct values and advantages for actions that an older policy chose.
 
@@ -181,7 +158,7 @@ def vtrace(
     ([[2.25, 3.0]], [[0.25, 1.0]])
     """
     lam = check_fraction("lam", lam)
-    inputs = ReturnInputs(rewards, values, gamma, discounts, continues, next_values, time_axis)
+    inputs = ReturnInputs(rewards, values, gamma, **rows)
     ratios = inputs.masked(inputs.broadcast_like("ratios", ratios))
     rho, c = inputs.clip_above("max_rho", ratios, max_rho), inputs.clip_above("max_c", ratios, max_c)
     corrections = inputs.scan_backwards(rho * inputs.td_errors, inputs.zero_at_ends(inputs.discounts * lam) * c)
@@ -223,3 +200,46 @@ def normalize(x: Array, mask: Array | Transitions = None, *, epsilon: float = 1e
     mean = xp.sum(xp.where(counted, x, zero)) / xp.where(size > 0, size, one)
     centred = xp.where(counted, x - mean, zero)
     return centred / (xp.sqrt(xp.sum(centred * centred) / xp.where(size > 1, size - 1, one)) + epsilon)
+
+
+def sequence_priorities(
+    td_errors: Array, mask: Array | Transitions = None, *, max_weight: float = 0.9, time_axis: int = 1
+) -> Array:
+    """Return the priority of each sequence: w max|e| + (1 - w) mean|e| of its TD errors e.
+
+    Args:
+        td_errors: [B, T]; [T] or [T, B] with `time_axis=0`.
+        mask: None, or an array of the same shape [B, T]: True, or not 0, for the steps that count; or the `Transitions`
+            whose mask it is. A sequence in which no step counts has priority 0.
+        max_weight: w in [0, 1].
+        time_axis: the axis of time, 1 or 0.
+
+    Returns:
+        The shape of `td_errors` without time: [B], one for each sequence.
+
+    Raises:
+        SpecError: `max_weight` out of range, or the axis is neither 0 nor 1.
+        StructureError: there are no steps, or the mask has another shape.
+
+    Source: Kapturowski et al., R2D2, 2019, section 2.3; Reverb's `td_error` priorities.
+
+    >>> sequence_priorities([[1.0, -3.0], [0.0, 5.0]], max_weight=0.5).tolist()
+    [2.5, 3.75]
+    """
+    max_weight, axis = check_fraction("max_weight", max_weight), check_time_axis(time_axis)
+    mask = mask.mask if isinstance(mask, Transitions) else mask
+    xp = array_namespace(td_errors, mask)
+    errors = xp.abs(as_array(xp, td_errors) * 1.0)
+    shape = tuple(errors.shape)
+    if errors.ndim <= axis or not shape[axis]:
+        raise StructureError(
+            f"`td_errors` must be {('[T, ...]', '[B, T, ...]')[axis]} with T >= 1, got shape {shape}. Time is axis "
+            f"{axis}: `time_axis` is 1 by default, and 0 for [T, ...]."
+        )
+    counted = xp.ones_like(errors) != 0 if mask is None else as_bool(xp, mask)
+    if tuple(counted.shape) != shape:
+        raise StructureError(f"`mask` must have the shape of `td_errors`, {shape}, got {tuple(counted.shape)}.")
+    errors = xp.where(counted, errors, xp.zeros_like(errors))
+    count = xp.sum(xp.where(counted, xp.ones_like(errors), xp.zeros_like(errors)), axis=axis)
+    mean = xp.sum(errors, axis=axis) / xp.where(count == 0, xp.ones_like(count), count)
+    return max_weight * xp.max(errors, axis=axis) + (1 - max_weight) * mean

@@ -11,7 +11,7 @@ from reverb_writer.files.rollout_tee import RolloutTee as RolloutTee
 from reverb_writer.files.rollout_writer import RolloutWriter as RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory as StoredTrajectory
 from reverb_writer.files.trajectory_folder import list_trajectories as list_trajectories
-from reverb_writer.rollouts.action_labels import ActionLabelRollout as ActionLabelRollout
+from reverb_writer.rollouts.queue_storage import ActionLabelRollout as ActionLabelRollout
 from reverb_writer.rollouts.queue_storage import QueueRolloutStorage as QueueRolloutStorage
 from reverb_writer.rollouts.replay_buffer import ReplayBuffer as ReplayBuffer
 from reverb_writer.rollouts.sarsa_storage import SarsaRolloutStorage as SarsaRolloutStorage

@@ -21,8 +21,6 @@ from reverb_writer.extras import needs
 from reverb_writer.leaves import mismatch, zeros
 from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
 
-__all__ = ["Arrays", "flat_rows", "row_shapes"]
-
 
 class Arrays:
     """The library and the device of a storage's arrays.
@@ -33,12 +31,7 @@ class Arrays:
     """
 
     def __init__(self, device: Any) -> None:
-        """Load the library.
-
-        Raises:
-            MissingExtraError: a device is asked for, and PyTorch or array-api-compat is not installed.
-            SpecError: PyTorch does not know the device.
-        """
+        """Load the library."""
         self.device = device
         self.xp: Any = np
         self._at: dict[str, Any] = {}
@@ -51,11 +44,7 @@ class Arrays:
                 raise SpecError(f"`device` {device!r} is not known to PyTorch: {error}") from None
 
     def dtype(self, name: Any) -> Any:
-        """Return the library's dtype of a NumPy one.
-
-        Raises:
-            SpecError: PyTorch has no such dtype, as for strings.
-        """
+        """Return the library's dtype of a NumPy one."""
         dtype = np.dtype(name)
         found = dtype if self.xp is np else getattr(self.xp, dtype.name, None)
         if found is None:
@@ -74,11 +63,7 @@ class Arrays:
         return zeros(dtype, shape) if self.xp is np else self.xp.zeros(shape, dtype=dtype, **self._at)
 
     def asarray(self, x: Any) -> Array:
-        """Return anything as an array of the library, on the device, without gradients; not copied if it is one.
-
-        Raises:
-            StructureError: PyTorch has no such arrays, for example of strings.
-        """
+        """Return anything as an array of the library, on the device, without gradients; not copied if it is one."""
         if hasattr(x, "detach"):
             x = x.detach()
             x = x if self._at else x.cpu()
@@ -119,9 +104,6 @@ class Arrays:
             column: leaves [T, B, ...].
             rows: sizes of the leading axes of `given`.
             num_axes: number of leading axes of the column, which are ignored.
-
-        Raises:
-            StructureError: the structure, a shape or the kind of a dtype differs; the message names the leaf.
         """
         given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(column) else given
         (paths, values), (expected_paths, columns) = (named_leaves(nest, f"`{name}`") for nest in (given, column))
@@ -154,11 +136,7 @@ class _Shape:
 
 
 def row_shapes(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
-    """Return a nest of row shapes and dtypes for a nest of shapes; `dtype` is the default.
-
-    Raises:
-        SpecError: a leaf is not a shape.
-    """
+    """Return a nest of row shapes and dtypes for a nest of shapes; `dtype` is the default."""
     if isinstance(shapes, Mapping):
         return {key: row_shapes(f"{name}/{key}", shape, dtype) for key, shape in shapes.items()}
     if hasattr(shapes, "shape") and hasattr(shapes, "dtype"):

@@ -18,22 +18,9 @@ from reverb_writer.array_api import Array, concatenated
 from reverb_writer.errors import SpecError
 from reverb_writer.rollouts.arrays import Arrays
 
-__all__ = ["ends_of", "statistics"]
-
 
 def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *, approximate: bool) -> dict[str, Array]:
-    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...].
-
-    Args:
-        arrays: the storage's arrays.
-        column: returns the column of a name, in the order of time.
-        last_values: [B, R], values of the observations after the newest row.
-        approximate: use the values of truncated rows themselves in place of those of their final observations, and also
-            in the last rows of windows if the value of what follows is not known.
-
-    Raises:
-        SpecError: such a value is needed and not known.
-    """
+    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...]."""
     xp, values = arrays.xp, column("values")
     dones, truncated, cuts = (column(name) != 0 for name in ("dones", "truncated", "cuts"))
     cuts[-1] = False  # `last_values` are what follows

@@ -13,22 +13,13 @@ from reverb_writer.errors import StructureError
 from reverb_writer.nests import map_present, write_row
 from reverb_writer.rollouts.arrays import Arrays
 
-__all__ = ["read", "write", "zeros"]
-
 _MIN_AXES = 2  # [layers, B]
 
 
 def read(arrays: Arrays, given: Any, num_envs: int, saved: Any) -> Any:
-    """Return a step's states as arrays, or None, which means zeros, if all of them are None.
+    """Return a step's states, leaves [layers, B, ...], as arrays; None, which means zeros, if all of them are None.
 
-    Args:
-        arrays: the storage's arrays.
-        given: leaves [layers, B, ...] or None, or None.
-        num_envs: B.
-        saved: the states of earlier steps, leaves [T, layers, B, ...] or None, or None.
-
-    Raises:
-        StructureError: the shapes are wrong, or differ from those of earlier steps.
+    `saved` are the states of earlier steps, leaves [T, layers, B, ...] or None.
     """
     if all(leaf is None for leaf in tree.flatten(given)):
         return None

@@ -25,8 +25,6 @@ from reverb_writer.rollouts.trajectory_padding import pad
 from reverb_writer.slices import Trajectories
 from reverb_writer.slices.boundaries import positions
 
-__all__ = ["MiniBatches"]
-
 _OBSERVED = ("obs", "critic_obs", "next_obs", "next_critic_obs")
 """The fields that a recurrent network reads; these are padded."""
 
@@ -42,23 +40,14 @@ class _Part(NamedTuple):
 
 @dataclass(frozen=True)
 class MiniBatches:
-    """Iterators over minibatches: `num_parts` in each of `num_epochs` epochs.
+    """Iterators over minibatches: `num_parts` in each of `num_epochs` epochs."""
 
-    Attributes:
-        arrays: the storage's arrays.
-        kind: the class of the minibatches.
-        columns: see the module's docstring.
-        num_parts: number of minibatches in an epoch.
-        num_epochs: number of passes over the rows.
-        rng: draws the order of rows or environments; None to keep the order of environments.
-    """
-
-    arrays: Arrays
-    kind: Any
-    columns: Mapping[str, Any]
-    num_parts: int
-    num_epochs: int
-    rng: np.random.Generator | None
+    arrays: Arrays  # the storage's arrays
+    kind: Any  # the class of the minibatches
+    columns: Mapping[str, Any]  # see the module's docstring
+    num_parts: int  # number of minibatches in an epoch
+    num_epochs: int  # number of passes over the rows
+    rng: np.random.Generator | None  # draws the order of rows or environments; None to keep the order of environments
 
     def shuffled(self, rows_of_epoch: Indices) -> Iterator[Any]:
         """Yield minibatches of some rows, numbered t B + b, in a new random order for each epoch."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from reverb_writer.arguments import number
 from reverb_writer.errors import SpecError
 from reverb_writer.nests import map_present
-from reverb_writer.rollouts import hidden_states
+from reverb_writer.rollouts import hidden_states, storage_records
 from reverb_writer.rollouts.storage import RolloutStorage
-
-__all__ = ["QueueRolloutStorage"]
 
 
 class QueueRolloutStorage(RolloutStorage):
@@ -86,3 +84,19 @@ class QueueRolloutStorage(RolloutStorage):
         if self._num_rows < self._capacity or self.step in (0, self._capacity):
             return slice(0, self._num_rows)
         return self._arrays.asarray((np.arange(self._capacity) + self.step) % self._capacity)
+
+
+class ActionLabelRollout(QueueRolloutStorage):
+    """A `QueueRolloutStorage` for imitation learning: transitions and minibatches have `action_labels`.
+
+    Attributes:
+        action_labels: in the shape of the actions.
+    """
+
+    Transition = storage_records.LabelTransition
+    MiniBatch = storage_records.LabelMiniBatch
+
+    _LIKE: ClassVar = {"action_labels": "actions"}
+    _ALSO_NEEDED = ("action_labels",)
+
+    action_labels: Any

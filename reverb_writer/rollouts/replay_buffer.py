@@ -14,8 +14,6 @@ from reverb_writer.errors import IncompleteError
 from reverb_writer.nests import common_length
 from reverb_writer.rollouts.arrays import Arrays, row_shapes
 
-__all__ = ["ReplayBuffer"]
-
 
 class ReplayBuffer:
     """A ring buffer of pairs (state, next state), without actions and rewards; new pairs replace the oldest.
@@ -61,7 +59,6 @@ class ReplayBuffer:
         self.num_samples = 0
 
     def __repr__(self) -> str:
-        """Return how many pairs it holds, and how many it can."""
         return f"<ReplayBuffer of {self.num_samples} pairs of states, {self.buffer_size} at most>"
 
     def insert(self, states: Any, next_states: Any) -> None:

@@ -18,8 +18,6 @@ from reverb_writer.rollouts.arrays import Arrays
 from reverb_writer.rollouts.storage_records import Transition
 from reverb_writer.slices.markers import boundary_steps
 
-__all__ = ["read"]
-
 
 def read(
     arrays: Arrays,
@@ -29,13 +27,7 @@ def read(
     num_rows: int,
     fields_fn: Callable[[Any], Mapping[str, Any]] | None,
 ) -> list[Transition]:
-    """Take batches until there are `num_envs` windows, and return their steps: `num_rows` or `num_rows` + 1.
-
-    Raises:
-        IncompleteError: the dataset has ended too early.
-        StructureError: windows have another length, batches do not add up to `num_envs`, a field is unknown, or an end
-            is flagged on a boundary step.
-    """
+    """Take batches until there are `num_envs` windows, and return their steps: `num_rows` or `num_rows` + 1."""
     batches: list[Mapping[str, Any]] = []
     missing = num_envs
     batch_iterator = iter(dataset)

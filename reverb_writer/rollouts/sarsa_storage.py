@@ -11,8 +11,6 @@ from reverb_writer.nests import write_row
 from reverb_writer.rollouts import storage_records
 from reverb_writer.rollouts.storage import RolloutStorage
 
-__all__ = ["SarsaRolloutStorage"]
-
 _NEXT = {"next_observations": "observations", "next_critic_observations": "critic_observations"}
 _FINAL = {"final_observations": "observations", "final_critic_observations": "critic_observations"}
 

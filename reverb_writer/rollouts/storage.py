@@ -25,8 +25,6 @@ from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectory_padding import find
 from reverb_writer.slices import Trajectories
 
-__all__ = ["RolloutStorage"]
-
 
 class RolloutStorage:
     """Rows [T, B, ...] of B environments, T steps each, on NumPy arrays or PyTorch tensors.
@@ -116,7 +114,6 @@ class RolloutStorage:
             setattr(self, name, column)
 
     def __repr__(self) -> str:
-        """Return class, size and how many rows are filled."""
         size = f"{self.num_transitions_per_env} steps of {self.num_envs} environments"
         return f"<{type(self).__name__} of {size}: {self.step} steps>"
 
@@ -252,6 +249,8 @@ class RolloutStorage:
     ) -> Iterator[Any]:
         """Yield minibatches of whole environments, with the observations split into trajectories and padded.
 
+        Errors: as in `mini_batch_generator`.
+
         Args:
             num_mini_batches: minibatches per epoch, 1 to B; sizes differ by one environment at most.
             num_epochs: number of passes over the rows, >= 0.
@@ -262,10 +261,6 @@ class RolloutStorage:
             rows; `hidden_states` [layers, n, H] before the first step of each; the rest [T, b, ...] of b environments.
             `unpad_trajectories` converts a network's outputs to [T, b, ...]. Without `shuffle`,
             leaves are views of the storage or are shared by all minibatches: do not change them in place.
-
-        Raises:
-            IncompleteError: there are no rows.
-            SpecError: a number out of range.
         """
         batches = self._mini_batches(num_mini_batches, num_epochs, self.num_envs, shuffle=shuffle)
         return batches.recurrent(self._trajectories())

@@ -35,22 +35,6 @@ import tree
 
 from reverb_writer.rollouts.arrays import row_shapes
 
-__all__ = [
-    "COLUMN_OF",
-    "DEFAULTS",
-    "FLAGS",
-    "NEEDED",
-    "POLICY",
-    "ContiguousMiniBatch",
-    "LabelMiniBatch",
-    "LabelTransition",
-    "MiniBatch",
-    "SarsaMiniBatch",
-    "SarsaTransition",
-    "Transition",
-    "column_shapes",
-]
-
 NEEDED: Final = ("observations", "critic_observations", "actions", "rewards", "dones")
 """Fields that transitions must have."""
 

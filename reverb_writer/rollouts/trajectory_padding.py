@@ -25,8 +25,6 @@ from reverb_writer.rollouts.arrays import Arrays, flat_rows
 from reverb_writer.slices import Markers, Trajectories, find_trajectories
 from reverb_writer.slices.boundaries import positions
 
-__all__ = ["Padded", "find", "pad", "split_and_pad_trajectories", "unpad_trajectories"]
-
 
 class Padded(NamedTuple):
     """What `split_and_pad_trajectories` returns: the nest, leaves [T, n, ...], and masks [T, n], True on real rows."""

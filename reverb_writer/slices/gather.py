@@ -15,10 +15,11 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.slices.boundaries import Trajectories
 from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
-from reverb_writer.slices.row_nests import row_specs, take_rows
 from reverb_writer.slices.sampler import Slices, SliceSampler
+from reverb_writer.slices.trajectory_layout import row_specs, take_rows
 
-__all__ = ["SliceBatch", "SliceMarkers", "allot", "concatenate_batches", "gather", "mark_rows", "sample_members"]
+_OF_ROWS = ("is_init", "done", "terminated", "truncated", "cut_by_sampler", "traj_ids", "mask")
+"""The fields of `SliceMarkers` that are [N]."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,12 @@ class SliceMarkers:
     members: Integers | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows, N."""
         return len(self.done)
 
     def map_arrays(self, convert: Callable[[npt.NDArray[Any]], Any]) -> SliceMarkers:
         """Return the markers, [N] each, as `convert` returns them; `slices` and `members` stay as they are."""
-        return SliceMarkers(
-            None if self.is_init is None else convert(self.is_init),
-            convert(self.done),
-            convert(self.terminated),
-            convert(self.truncated),
-            convert(self.cut_by_sampler),
-            convert(self.traj_ids),
-            None if self.mask is None else convert(self.mask),
-            self.slices,
-            self.members,
-        )
+        present = {name: marker for name in _OF_ROWS if (marker := getattr(self, name)) is not None}
+        return dataclasses.replace(self, **{name: convert(marker) for name, marker in present.items()})
 
     def part(self, first: int, stop: int) -> SliceMarkers:
         """Return the markers of slices number `first` to `stop` - 1, as views."""
@@ -82,16 +73,11 @@ class SliceMarkers:
     @classmethod
     def concatenate(cls, parts: Sequence[SliceMarkers], numbers: Sequence[int]) -> SliceMarkers:
         """Return the markers of several batches, `parts`, laid end to end; `numbers` are those of their members."""
+        of_rows = {name: [getattr(part, name) for part in parts] for name in _OF_ROWS}
         return SliceMarkers(
-            _concatenate_present([part.is_init for part in parts]),
-            np.concatenate([part.done for part in parts]),
-            np.concatenate([part.terminated for part in parts]),
-            np.concatenate([part.truncated for part in parts]),
-            np.concatenate([part.cut_by_sampler for part in parts]),
-            np.concatenate([part.traj_ids for part in parts]),
-            _concatenate_present([part.mask for part in parts]),
-            Slices.concatenate([part.slices for part in parts]),
-            np.repeat(numbers, [len(part) for part in parts]),
+            **{name: _concatenate_present(markers) for name, markers in of_rows.items()},
+            slices=Slices.concatenate([part.slices for part in parts]),
+            members=np.repeat(numbers, [len(part) for part in parts]),
         )
 
     def preview(self) -> str:
@@ -113,14 +99,7 @@ class SliceMarkers:
         """
         real = self.slices.mask
         width = max(3, *(len(str(number)) for number in [*self.slices.rows.tolist(), *self.traj_ids.tolist()]))
-        flags = {
-            "is_init": self.is_init,
-            "done": self.done,
-            "terminated": self.terminated,
-            "truncated": self.truncated,
-            "cut_by_sampler": self.cut_by_sampler,
-            "mask": self.mask,
-        }
+        flags = {name: getattr(self, name) for name in _OF_ROWS if name != "traj_ids"}
         lines = {"row": [str(row) for row in self.slices.rows], "traj_ids": [str(number) for number in self.traj_ids]}
         if self.members is not None:
             lines = {"members": [str(number) for number in self.members], **lines}
@@ -286,6 +265,6 @@ def concatenate_batches(batches: Sequence[SliceBatch], numbers: Sequence[int]) -
     return SliceBatch(data, SliceMarkers.concatenate([batch.markers for batch in batches], numbers))
 
 
-def _concatenate_present(arrays: Sequence[Flags | None]) -> Flags | None:
-    present = [array for array in arrays if array is not None]
-    return np.concatenate(present) if len(present) == len(arrays) else None
+def _concatenate_present(arrays: Sequence[Any]) -> Any:
+    """Return arrays as one; None if one of them is None."""
+    return None if any(array is None for array in arrays) else np.concatenate(arrays)

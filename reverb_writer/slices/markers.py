@@ -27,8 +27,6 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
 
-__all__ = ["Markers", "boundary_steps", "marker_leaves", "read_markers"]
-
 _REASONS = ("terminated", "truncated")
 
 Flags = npt.NDArray[np.bool_]

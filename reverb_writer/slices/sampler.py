@@ -14,6 +14,7 @@ L - 1, every row is in exactly L slices.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,6 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError
 from reverb_writer.slices.boundaries import Trajectories, positions
 from reverb_writer.slices.markers import Flags, Integers
-
-__all__ = ["By", "Short", "SliceSampler", "Slices"]
 
 
 class By(enum.Enum):
@@ -55,6 +54,10 @@ class Short(enum.Enum):
     @classmethod
     def _missing_(cls, value: object) -> NoReturn:
         raise SpecError(f"`short` must be 'keep', 'skip' or 'pad', got {value!r}.")
+
+
+_OF_SLICES = ("lengths", "widths", "trajectories", "cut_by_sampler", "probabilities", "next_rows")
+"""The fields of `Slices` that are [S]."""
 
 
 @dataclass(frozen=True)
@@ -119,32 +122,14 @@ class Slices:
         """
         chosen = slice(first, stop)
         begin = int(self.widths[:first].sum())
-        return Slices(
-            rows=self.rows[begin : begin + int(self.widths[chosen].sum())],
-            lengths=self.lengths[chosen],
-            widths=self.widths[chosen],
-            trajectories=self.trajectories[chosen],
-            cut_by_sampler=self.cut_by_sampler[chosen],
-            probabilities=self.probabilities[chosen],
-            is_padded=self.is_padded,
-            storage_shape=self.storage_shape,
-            next_rows=self.next_rows[chosen],
-        )
+        rows = self.rows[begin : begin + int(self.widths[chosen].sum())]
+        return dataclasses.replace(self, rows=rows, **{name: getattr(self, name)[chosen] for name in _OF_SLICES})
 
     @classmethod
     def concatenate(cls, parts: Sequence[Slices]) -> Slices:
         """Return the slices of several storages, `parts`, in order; rows and trajectories are relative to its own."""
-        return Slices(
-            rows=np.concatenate([part.rows for part in parts]),
-            lengths=np.concatenate([part.lengths for part in parts]),
-            widths=np.concatenate([part.widths for part in parts]),
-            trajectories=np.concatenate([part.trajectories for part in parts]),
-            cut_by_sampler=np.concatenate([part.cut_by_sampler for part in parts]),
-            probabilities=np.concatenate([part.probabilities for part in parts]),
-            is_padded=parts[0].is_padded,
-            storage_shape=(),
-            next_rows=np.concatenate([part.next_rows for part in parts]),
-        )
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rows", *_OF_SLICES)}
+        return Slices(**joined, is_padded=parts[0].is_padded, storage_shape=())
 
     def _marked(self, at: Integers) -> Flags:
         marked = np.zeros(len(self.rows), bool)
@@ -255,19 +240,12 @@ class SliceSampler:
     ) -> Iterator[Slices]:
         """Draw without replacement: batches that contain each trajectory once, or each slice once if `by` is ROW.
 
-        Args:
-            trajectories: to draw from.
-            rng: source of randomness.
-            priorities: as in `sample`; higher ones come earlier on average.
-            shuffle: False for the order of the storage; which slice of a trajectory is drawn stays random.
-            drop_last: leave out a last batch of fewer than `num_slices` slices.
+        `trajectories`, `rng`, `priorities` and errors are as in `sample`; higher priorities come earlier on average.
+        `shuffle` is False for the order of the storage; which slice of a trajectory is drawn stays random. `drop_last`
+        leaves out a last batch of fewer than `num_slices` slices.
 
         Yields:
             Batches of `num_slices` slices; the last one may have fewer.
-
-        Raises:
-            IncompleteError: all trajectories are too short, or all priorities are 0.
-            SpecError: the number of priorities differs, or one is negative or not finite.
 
         >>> trajectories = Trajectories.from_lengths([3, 6, 2])
         >>> passes = SliceSampler(2, 5).one_pass(trajectories, np.random.default_rng(0), shuffle=False)
@@ -288,14 +266,10 @@ class SliceSampler:
         )
 
     def each(self, trajectories: Trajectories, rng: np.random.Generator, num_rounds: int = 1) -> Slices:
-        """Draw one slice of each trajectory, in their order, for trajectories that were drawn before.
+        """Draw one slice of each of the `trajectories`, in their order, for trajectories that were drawn before.
 
-        `num_slices` and `by` are not used. With SKIP, short trajectories have no slice.
-
-        Args:
-            trajectories: to draw from.
-            rng: source of randomness.
-            num_rounds: how often to do so. Slices of one trajectory are drawn independently of each other.
+        Does so `num_rounds` times with numbers of `rng`; slices of one trajectory are drawn independently of each
+        other. `num_slices` and `by` are not used. With SKIP, short trajectories have no slice.
 
         Raises:
             IncompleteError: all trajectories are too short.

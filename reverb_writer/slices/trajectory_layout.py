@@ -12,19 +12,42 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import padded_rows
-from reverb_writer.nests import common_length
+from reverb_writer.nests import common_length, named_leaves
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
 from reverb_writer.slices.markers import Flags, Markers, read_markers
-from reverb_writer.slices.row_nests import as_arrays, check_rows, row_specs, take_rows
 
-__all__ = [
-    "PaddedTrajectories",
-    "TrajectoryAssembler",
-    "concatenate_trajectories",
-    "pad_trajectories",
-    "split_padded_trajectories",
-    "split_trajectories",
-]
+
+def as_arrays(nest: Any) -> Any:
+    """Return the nest with NumPy arrays as leaves."""
+    return tree.map_structure(np.asarray, nest)
+
+
+def row_specs(nest: Any) -> Any:
+    """Return the dtype and shape of one row of each leaf, as a nest."""
+    return tree.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]), nest)
+
+
+def check_rows(nest: Any, shape: tuple[int, ...]) -> None:
+    """Check that all leaves are [*shape, ...].
+
+    >>> check_rows({"reward": np.zeros(4)}, (5,))
+    Traceback (most recent call last):
+    reverb_writer.errors.StructureError: leaf `reward`: shape (4,), expected rows (5,), as all leaves must have.
+    """
+    for path, leaf in zip(*named_leaves(nest, "steps"), strict=True):
+        if np.shape(leaf)[: len(shape)] != shape:
+            raise StructureError(
+                f"leaf `{path}`: shape {np.shape(leaf)}, expected rows {shape}, as all leaves must have."
+            )
+
+
+def take_rows(nest: Any, rows: npt.NDArray[np.int64], shape: tuple[int, ...]) -> Any:
+    """Copy rows, given by flat indices, out of leaves [*shape, ...]."""
+    check_rows(nest, shape)
+    if len(shape) == 1:
+        return tree.map_structure(lambda leaf: np.asarray(leaf).take(rows, axis=0), nest)
+    indices = np.unravel_index(rows, shape)
+    return tree.map_structure(lambda leaf: np.asarray(leaf)[indices], nest)
 
 
 class PaddedTrajectories(NamedTuple):
@@ -156,6 +179,9 @@ class TrajectoryAssembler:
         """Start with no rows."""
         self._open: dict[int, list[Any]] = {}
         self._spec: Any = None
+
+    def __repr__(self) -> str:
+        return f"<TrajectoryAssembler: {len(self._open)} trajectories are not complete>"
 
     @property
     def open_ids(self) -> list[int]:

@@ -23,45 +23,25 @@ from reverb_writer.array_api import Array, any_true, array_like, array_namespace
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
 
-__all__ = ["StepFlags", "as_rows"]
-
 _ADVICE = "docs/steps.md draws which row has which flag."
 _NAMES = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "step_type")
 
 
 @dataclass(frozen=True)
 class StepFlags:
-    """Flags of rows, each [B, T] or [N], or None if the steps do not have it.
+    """Flags of rows, each [B, T] or [N], or None if the steps do not have it."""
 
-    Attributes:
-        xp: the library of the arrays.
-        shape: (B, T), or (N,).
-        like: any array of flags, for its shape and device.
-        real: the row is no padding, as far as a mask tells; None without a mask.
-        first: the first row of its episode.
-        boundary: the row holds the final observation of an episode, and no action.
-        terminal: the state that the row shows is terminal.
-    """
-
-    xp: Any
-    shape: tuple[int, ...]
-    like: Array
-    real: Array | None
-    first: Array | None
-    boundary: Array | None
-    terminal: Array | None
+    xp: Any  # the library of the arrays
+    shape: tuple[int, ...]  # (B, T), or (N,)
+    like: Array  # any array of flags, for its shape and device
+    real: Array | None  # the row is no padding, as far as a mask tells; None without a mask
+    first: Array | None  # the first row of its episode
+    boundary: Array | None  # the row holds the final observation of an episode, and no action
+    terminal: Array | None  # the state that the row shows is terminal
 
     @classmethod
     def read(cls, fields: Mapping[str, Any], masks: Sequence[Any]) -> StepFlags:
-        """Find the flags among the fields of steps.
-
-        Args:
-            fields: of the steps, by name.
-            masks: each in the shape of the flags, False for padding; of this library or of NumPy.
-
-        Raises:
-            StructureError: flags are missing, contradict each other or have other shapes.
-        """
+        """Find the flags among the fields of steps, by name; masks, of the flags' shape, are False for padding."""
         given = {name: fields[name] for name in _NAMES if fields.get(name) is not None}
         discount = fields.get("discount")
         told_by = given or ({} if discount is None or tree.is_nested(discount) else {"discount": discount})

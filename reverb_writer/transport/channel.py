@@ -15,17 +15,14 @@ from typing import Any, ClassVar
 
 import grpc
 
+from reverb_writer.arguments import check_address
+from reverb_writer.background import SHORT_S, Flag, uninterrupted
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
-from reverb_writer.flags import Flag
 from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
-from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
 
-__all__ = ["TLS", "Channel"]
-
-_TARGET = re.compile(r"unix:\S+|(dns:|ipv4:|ipv6:)?[^\s/]*:\d{1,5}|dns:\S+:\d{1,5}")
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
 _NEVER_MS = 2**31 - 1
@@ -53,7 +50,6 @@ class TLS:
     server_name: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that certificate and key come together."""
         if (self.certificate is None) != (self.private_key is None):
             raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
 
@@ -90,8 +86,7 @@ class Channel(ClosedAtExit):
             ClosedError: there was a channel in a parent process before the fork. Both would read from the same
                 sockets, and the parent would crash, too.
         """
-        if not isinstance(address, str) or not _TARGET.fullmatch(address):
-            raise SpecError(f"`address` must be `host:port`, `unix:path` or `dns:host:port`, got {address!r}.")
+        check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):
             raise SpecError("`token` must be visible ASCII characters without spaces. Strip what was read from a file.")
         if token is not None and not tls and not address.startswith("unix:"):
@@ -99,20 +94,20 @@ class Channel(ClosedAtExit):
                 f"`token` would travel to {address} in plain text. Give `tls` too, or use a `unix:` address."
             )
         self.address = address
-        metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         options = [*OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
         if permanent:
             never = [(f"grpc.{name}_ms", _NEVER_MS) for name in ("keepalive_time", "client_idle_timeout")]
             options = [*never, *(one for one in options if "keepalive" not in one[0])]
-        self._duplicate = functools.partial(Channel, address, tls=tls, token=token, use_proxy=use_proxy)
+        self._same = functools.partial(Channel, tls=tls, token=token, use_proxy=use_proxy)
         if tls:
             tls = TLS() if tls is True else tls
             if tls.server_name is not None:
                 options.append(("grpc.ssl_target_name_override", tls.server_name))
-            connect = functools.partial(grpc.secure_channel, address, _credentials(tls), options)
+            self._dial = functools.partial(grpc.secure_channel, credentials=_credentials(tls), options=options)
             self._advice = "the certificates; the server may ask for one of the client, too"
         else:
-            connect = functools.partial(grpc.insecure_channel, address, options)
+            self._dial = functools.partial(grpc.insecure_channel, options=options)
             self._advice = "whether it expects `tls`"
         self._pid = os.getpid()
         if Channel._first_process not in (None, self._pid):
@@ -121,18 +116,28 @@ class Channel(ClosedAtExit):
             )
         Channel._first_process = self._pid
         self._lock = threading.Lock()
-        self._connect = functools.partial(Connection, address, connect, metadata)
         self._connection = self._connect()
         self._connect_errors: list[tuple[str, float]] = []
         self._own_channels: set[Channel] = set()  # of calls under way that have one
         self._closed = False
 
-    def check_usable(self) -> None:
-        """Raise if the channel is closed or belongs to a parent process.
+    def redirect(self, address: str) -> None:
+        """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.
 
         Raises:
-            ClosedError: says which, and what to do.
+            SpecError: the address cannot be one.
         """
+        check_address(address)
+        with self._lock:
+            self.address = address
+            former = self._connection
+        former.give_up(f"the server has moved to {address}")
+
+    def _connect(self) -> Connection:
+        return Connection(self.address, functools.partial(self._dial, self.address), self._metadata)
+
+    def check_usable(self) -> None:
+        """Raise if the channel is closed or belongs to a parent process."""
         if self._pid != os.getpid():
             raise ClosedError(
                 f"this client of {self.address} was made in process {self._pid} and is used in its forked child "
@@ -165,14 +170,10 @@ class Channel(ClosedAtExit):
             abandoned.set()
 
     def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make a unary call over a connection of its own when the server answers, and never make it again.
-
-        Raises:
-            see `call`; ServerUnavailableError also if the connection is lost during the call.
-        """
+        """Make a `call` over a connection of its own when the server answers, and never make it again."""
         self.check_usable()
         deadline = time.monotonic() + timeout_s
-        with self._duplicate() as own:
+        with self._same(self.address) as own:
             self._own_channels.add(own)
             try:
                 own.call(SERVER_INFO, b"", timeout_s)

@@ -17,14 +17,11 @@ from typing import Any, Final
 
 import grpc
 
+from reverb_writer.background import SHORT_S, Flag, uninterrupted
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, describe_error, translate_error
-from reverb_writer.transport.uninterrupted import SHORT_S, uninterrupted
-
-__all__ = ["MAX_REPLY_BYTES", "OPTIONS", "Call", "Connection", "Reply"]
 
 MAX_REPLY_BYTES: Final = 8 << 20
 """Bound on every message of a server but those with samples. Tables of some hundred leaves take far less than 1 MiB."""
@@ -83,11 +80,7 @@ class Reply:
             uninterrupted(self._future.cancel)
 
     def result(self) -> bytes:
-        """Wait for the reply.
-
-        Raises:
-            ReverbWriterError: see `translate_error`.
-        """
+        """Wait for the reply."""
         self._ended.wait(self._timeout_s + SHORT_S)
         outcome = self._outcome
         if outcome is None:
@@ -124,7 +117,6 @@ class Call:
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s + SHORT_S
 
     def __iter__(self) -> Iterator[bytes]:
-        """Return the call itself."""
         return self
 
     def __next__(self) -> bytes:
@@ -149,7 +141,7 @@ class Call:
 
 
 class Connection:
-    """One connection and its calls. Thread-safe.
+    """One connection and its calls. Thread-safe. A call over a closed connection raises ClosedError.
 
     Attributes:
         address: of the server, for errors.
@@ -171,11 +163,7 @@ class Connection:
         self._next_examination_at = 0.0
 
     def ask(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool = False) -> Any:
-        """Start a unary call and return its `grpc.Future`.
-
-        Raises:
-            ClosedError: the connection is closed.
-        """
+        """Start a unary call and return its `grpc.Future`."""
         future = self._start(
             lambda: self._channel.unary_unary(method).future(
                 request, timeout=_seconds(timeout_s), metadata=self._metadata, wait_for_ready=wait_for_ready
@@ -185,11 +173,7 @@ class Connection:
         return future
 
     def stream(self, method: str, requests: Iterator[bytes], timeout_s: float | None) -> Call:
-        """Open a bidirectional stream of bytes.
-
-        Raises:
-            ClosedError: the connection is closed.
-        """
+        """Open a bidirectional stream of bytes."""
         call = self._start(
             lambda: self._channel.stream_stream(method)(requests, timeout=_seconds(timeout_s), metadata=self._metadata)
         )
@@ -211,6 +195,14 @@ class Connection:
                 lambda _: self._suspect(now)
             )
         )
+
+    def give_up(self, fault: str) -> None:
+        """Have its calls end, and no further ones begin: `fault` says why."""
+        with self._lock:
+            self.fault = fault
+            calls = list(self._calls)
+        for call in calls:
+            call.cancel()
 
     def close(self) -> None:
         """Close the connection; its calls end with an error. Idempotent."""
@@ -249,16 +241,12 @@ class Connection:
             answered = elsewhere.done() and elsewhere.code() not in NO_ANSWER
             other.close()
             if answered and self.last_response_at < since and question.code() is not grpc.StatusCode.CANCELLED:
-                self._give_up(time.monotonic() - since)
+                silence_s = time.monotonic() - since
+                self.give_up(
+                    f"nothing came over the connection for {silence_s:.0f} s, while the server answers over others"
+                )
 
         again.add_done_callback(judge)
-
-    def _give_up(self, silence_s: float) -> None:
-        with self._lock:
-            self.fault = f"nothing came over the connection for {silence_s:.0f} s, while the server answers over others"
-            calls = list(self._calls)
-        for call in calls:
-            call.cancel()
 
 
 def _seconds(timeout_s: float | None) -> float | None:

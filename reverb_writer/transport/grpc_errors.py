@@ -14,8 +14,6 @@ from reverb_writer.errors import (
     StructureError,
 )
 
-__all__ = ["NO_ANSWER", "describe_error", "is_listening", "is_refusal", "is_silence", "translate_error"]
-
 NO_ANSWER = {grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
 """The states of a call that the server has not answered."""
 

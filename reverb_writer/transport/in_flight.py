@@ -18,6 +18,7 @@ Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -26,8 +27,6 @@ import numpy.typing as npt
 
 from reverb_writer.protocol.item_encoding import encode_keep_keys
 from reverb_writer.scalars import Scalars
-
-__all__ = ["InFlight", "InsertRequest", "InsertStats", "ItemRows"]
 
 Keys = npt.NDArray[np.uint64]
 
@@ -84,27 +83,16 @@ class InsertRequest:
 
 @dataclass(frozen=True)
 class InsertStats(Scalars):
-    """What an insert stream has done so far; cumulative but for the pending ones.
+    """What an insert stream has done so far; cumulative but for the pending ones."""
 
-    Attributes:
-        items: items written to the stream.
-        acknowledged_items: of them, those that the server has confirmed.
-        pending_items: of them, those that it has not, yet.
-        pending_bytes: what they and their chunks occupy here.
-        dropped_items: of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time.
-        blocked_s: seconds that callers have waited, for room or for confirmation.
-        reconnects: connections made again after a loss.
-        server_restarts: of them, those that found the server restarted.
-    """
-
-    items: int = 0
-    acknowledged_items: int = 0
-    pending_items: int = 0
-    pending_bytes: int = 0
-    dropped_items: int = 0
-    blocked_s: float = 0.0
-    reconnects: int = 0
-    server_restarts: int = 0
+    items: int = 0  # items written to the stream
+    acknowledged_items: int = 0  # of them, those that the server has confirmed
+    pending_items: int = 0  # of them, those that it has not, yet
+    pending_bytes: int = 0  # what they and their chunks occupy here
+    dropped_items: int = 0  # of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time
+    blocked_s: float = 0.0  # seconds that callers have waited, for room or for confirmation
+    reconnects: int = 0  # connections made again after a loss
+    server_restarts: int = 0  # of them, those that found the server restarted
 
 
 class InFlight:
@@ -115,11 +103,13 @@ class InFlight:
         acknowledged: of them, those that the server has confirmed.
         dropped: of them, those given up.
         pending_bytes: memory of those that are neither.
+        progress_at: `time.monotonic()` of the last acknowledgement; if nothing was pending then, of the next `add`.
     """
 
     def __init__(self) -> None:
         """Start with nothing in flight."""
         self.items = self.acknowledged = self.dropped = self.pending_bytes = 0
+        self.progress_at = 0.0
         self._queued: collections.deque[InsertRequest] = collections.deque()
         self._sent: collections.deque[InsertRequest] = collections.deque()
         self._references: dict[
@@ -181,8 +171,10 @@ class InFlight:
         """Queue a request."""
         if not request.is_counted:
             self.hold(request.chunks, request)
+            if not self.pending:
+                self.progress_at = time.monotonic()
             self.items, self.pending_bytes, request.is_counted = (
-                self.items + request.num_items,
+                self.items + request.num_pending,  # some are not if it comes from another stream
                 self.pending_bytes + request.num_bytes,
                 True,
             )
@@ -224,6 +216,8 @@ class InFlight:
             found = request.acknowledge(keys)
             expected -= found
             self.acknowledged += found
+            if found:
+                self.progress_at = time.monotonic()
             if not request.num_pending:
                 self.pending_bytes -= request.num_bytes
         self._sent = collections.deque(request for request in self._sent if request.num_pending)
@@ -255,6 +249,17 @@ class InFlight:
         )
         self._queued.popleft()
         return True
+
+    def take_all(self) -> list[InsertRequest]:
+        """Return everything pending for another stream, and do not count it any more."""
+        self.requeue()
+        requests = [request for request in self._queued if not request.is_taken]
+        for request in requests:
+            self.release(request.chunks, request)
+            request.is_counted = False
+        self.items, self.pending_bytes = self.items - self.pending, 0
+        self._queued.clear()
+        return requests
 
     def drop_all(self) -> int:
         """Give up everything pending; return how many items that is."""

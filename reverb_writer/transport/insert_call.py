@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from reverb_writer.background import Flag
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import (
     ClosedError,
@@ -16,7 +17,6 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     StructureError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
@@ -24,8 +24,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ServerProbe
-
-__all__ = ["insert_items"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -41,11 +39,6 @@ def insert_items(channel: Channel, requests: Sequence[InsertRequest], deadline: 
     A server inserts what comes by one stream in its order, so an item that waits keeps all behind it waiting: items
     that have nothing to do with each other do not share a stream. When the connection is lost they are sent again, with
     the same keys; after the deadline they are not.
-
-    Args:
-        channel: the connection.
-        requests: the items, one at least.
-        deadline: of all of it.
 
     Raises:
         ReplayTimeoutError: not confirmed in time; says why. What the server has taken by then may still be inserted.
@@ -87,11 +80,7 @@ class _Delivery:
             raise ServerUnavailableError(f"{text} {error}") from None
 
     def _attempt(self) -> bool:
-        """Send what is queued and wait for the confirmations; return False if the stream has ended before.
-
-        Raises:
-            ReplayTimeoutError: the time is up.
-        """
+        """Send what is queued and wait for the confirmations; return False if the stream has ended before."""
         ended = Flag()
         call = None
         try:

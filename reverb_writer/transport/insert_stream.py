@@ -10,7 +10,6 @@ item whose key it knows and only takes the new priority, so no item is there twi
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.background import LateThread
+from reverb_writer.background import Flag, LateThread
 from reverb_writer.errors import (
     ClosedError,
     ReplayTimeoutError,
@@ -28,26 +27,22 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
-from reverb_writer.flags import Flag
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport import process_hooks
+from reverb_writer.transport.backoff import backoff_s
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Call
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
 
-__all__ = ["InsertStream", "OnBlock"]
-
 _LOG = logging.getLogger(__package__)
 
 OnBlock = Literal["wait", "raise", "drop_oldest"]
 
-_MESSAGE_BYTES = 1 << 20
-_GATHER_S = 0.025
-_FIRST_BACKOFF_S, _LAST_BACKOFF_S = 0.05, 2.0
+_MESSAGE_BYTES, _GATHER_S = 1 << 20, 0.025
 _PROBE_TIMEOUT_S, _LOG_EVERY_S = 5.0, 10.0
 _SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
 
@@ -71,9 +66,6 @@ class InsertStream:
             max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
             on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
                 give up the oldest items that gRPC has not taken over yet.
-
-        Raises:
-            SpecError: a bound is < 1, or `on_block` is none of the three.
         """
         self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)
@@ -105,11 +97,6 @@ class InsertStream:
         self.blocked = True
         self._make_locks()
 
-    @property
-    def is_forked(self) -> bool:
-        """Whether this process is a forked child of the one that opened it."""
-        return self.channel.is_forked
-
     def _make_locks(self) -> None:
         # Reentrant, for `abandon` may be called by the garbage collector, in whichever thread that happens to run.
         self._lock = threading.RLock()
@@ -127,18 +114,17 @@ class InsertStream:
             kind, text = self._fault
             raise kind(text)  # a new one each time: an exception that is raised again keeps all its frames alive
 
-    def wait_for_room(self, timeout_s: float, *, extend: bool = False) -> None:
-        """Return when `blocked` is False; if it is not, do as `on_block` says.
+    def wait_for_room(self, timeout_s: float, *, extend: bool = False, unless: Callable[[], bool] = bool) -> None:
+        """Return when `blocked` is False, or when `unless` returns True; if it is not, do as `on_block` says.
 
-        `blocked` may be read before, to save the call: it is True when a bound is reached, and after `close`, a fork or
-        a refusal by the server.
+        `blocked` is True when a bound is reached, and after `close`, a fork or a refusal by the server.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError: no room in time (at once under "raise"), or, if `extend`,
                 nothing moved for that long; names the cause.
         """
         self.check()
-        self._wait(lambda: not self.blocked, 0.0 if self.on_block == "raise" else timeout_s, extend=extend)
+        self._wait(lambda: not self.blocked or unless(), 0.0 if self.on_block == "raise" else timeout_s, extend=extend)
 
     def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
         """Queue a request; never waits. Call `wait_for_room` before the work that leads to it.
@@ -162,25 +148,18 @@ class InsertStream:
             self._work.notify_all()
         self._thread.start()
 
-    def flush(self, timeout_s: float, request: InsertRequest | None = None, *, extend: bool = False) -> None:
-        """Return when everything written so far, or this one request, is acknowledged.
+    def flush(self, timeout_s: float, *, extend: bool = False) -> None:
+        """Return when everything written so far is acknowledged.
 
         Raises:
             ReplayTimeoutError, ServerUnavailableError: not in `timeout_s` seconds, or, if `extend`, nothing moved for
                 that long; names the cause with its numbers. Nothing is lost.
         """
-        if request is None:
-            self.check()
-            self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
-        elif request.num_pending:  # an acknowledged request stays so after a close
-            self.check()
-            self._wait(lambda: not request.num_pending, timeout_s, extend=extend)
+        self.check()
+        self._wait(lambda: not (self.num_pending or self._num_abandoned), timeout_s, extend=extend)
 
     def check_connection(self) -> None:
-        """Have the connection examined if an acknowledgement is long overdue; never waits.
-
-        The owner of the stream calls this about twice a second. A call that waits does it itself.
-        """
+        """Have the connection examined if an acknowledgement is long overdue; never waits. Call it twice a second."""
         with self._lock:
             connection = None if self._call is None else self._call.connection
             if connection is not None:
@@ -201,6 +180,18 @@ class InsertStream:
         """Items not yet acknowledged."""
         return self._flight.pending
 
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the last acknowledgement if one is due, else 0."""
+        return time.monotonic() - self._flight.progress_at if self._flight.pending else 0.0
+
+    def take_unconfirmed(self) -> list[InsertRequest]:
+        """End the stream, and return what is not acknowledged, for another stream, without counting it here."""
+        with self._lock:  # reentrant
+            requests = self._flight.take_all()
+            self.abandon()
+        return requests
+
     def stats(self) -> InsertStats:
         """Return the counters so far."""
         with self._lock:
@@ -213,7 +204,7 @@ class InsertStream:
             ReplayTimeoutError, ServerUnavailableError: items were left; says how many and why. The stream is closed.
             ClosedError: items were left because the client was closed before.
         """
-        if self.is_forked:
+        if self.channel.is_forked:
             return
         try:
             if not self._ended.is_set():
@@ -222,31 +213,31 @@ class InsertStream:
             self._orphaned |= not self._ended.is_set()
         finally:
             self.abandon()
-        if self._orphaned:
-            self._orphaned = False
+        is_orphaned, self._orphaned = self._orphaned, False
+        if is_orphaned:
             self.channel.check_usable()
 
     def abandon(self, num_unwritten: int = 0) -> None:
         """End at once and give up what is pending; log how much, with what writers have not handed over. Idempotent."""
-        if self._is_abandoned or self.is_forked:  # `_ended` is set before: a second call finishes an interrupted one
+        if (
+            self._is_abandoned or self.channel.is_forked
+        ):  # `_ended` is set before: a second call finishes an interrupted one
             return
         with self._lock:
             self._ended.set()
             self._send_now.set()
             self._update()
-            num_dropped = self._flight.drop_all()
-            self._num_abandoned += num_dropped
+            self._num_abandoned += (num_dropped := self._flight.drop_all())
             self._work.notify_all()
             self._progress.set()
             self._connection += 1
             if self._call is not None:
                 self._call.cancel()
             self._is_abandoned = True
-        if undelivered := num_dropped + num_unwritten:
-            _LOG.error("%s: closed with %d items undelivered.", self.channel.address, undelivered)
+        if num_dropped + num_unwritten:
+            _LOG.error("%s: closed with %d items undelivered.", self.channel.address, num_dropped + num_unwritten)
 
     def __enter__(self) -> InsertStream:
-        """Return the stream itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -303,9 +294,8 @@ class InsertStream:
                 self._disconnected(error)
             else:
                 self._disconnected(ConnectionError("the server ended the stream"))
-            longest = min(_LAST_BACKOFF_S, _FIRST_BACKOFF_S * 2**failures)
+            self._ended.wait(backoff_s(failures))
             failures += 1
-            self._ended.wait(random.uniform(longest / 2, longest))  # noqa: S311  # jitter, no secret
 
     def _acknowledge(self, keys: Sequence[int]) -> None:
         with self._lock:

@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["unless_forked", "watch", "watch_call"]
-
-
 _Lock = TypeVar("_Lock")
 
 _streams: weakref.WeakSet[InsertStream] = weakref.WeakSet()
@@ -29,7 +26,7 @@ def watch(stream: InsertStream) -> None:
 
 def unless_forked(stream: InsertStream, lock: _Lock) -> _Lock:
     """Return the lock; raise in a forked child, where a thread of the parent may hold it for ever."""
-    if stream.is_forked:
+    if stream.channel.is_forked:
         stream.check()
     return lock
 

@@ -20,8 +20,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["SampleFetcher"]
-
 _INFO_TIMEOUT_S = 5.0
 _PAUSE_S = (0.002, 0.05)  # between two questions whether items are ready: at first, and at most
 
@@ -33,6 +31,7 @@ class SampleFetcher:
 
     Attributes:
         removes_items: whether sampling removes items from the table.
+        max_samples: how many samples may be in flight or held by the caller; more are requested at the next `fill`.
         num_unasked: samples that came although they were not requested; they were left out.
     """
 
@@ -67,7 +66,7 @@ class SampleFetcher:
         self.removes_items = removes_items
         self._channel, self._table, self._pause, self._deadline = channel, table, pause, deadline
         self._single_pass = single_pass
-        self._max_samples, self._num_held = max_samples, num_held
+        self.max_samples, self._num_held = max_samples, num_held
         self.num_unasked = 0
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server
         self._remaining = limit
@@ -210,4 +209,4 @@ class SampleFetcher:
         stream.send()  # also what an interrupted call has not sent
 
     def _room(self) -> int:
-        return self._max_samples - self._num_expected - self._num_held()
+        return self.max_samples - self._num_expected - self._num_held()

@@ -29,8 +29,6 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
 from reverb_writer.transport.channel import Channel
 
-__all__ = ["SampleStream"]
-
 
 class SampleStream:
     """Samples of one table over one connection.
@@ -44,12 +42,7 @@ class SampleStream:
     """
 
     def __init__(self, channel: Channel, table: str, *, deadline_s: float | None = None) -> None:
-        """Open the stream.
-
-        Args:
-            channel: the connection; not closed by the stream.
-            table: its name.
-            deadline_s: seconds after which the stream ends by itself; None for never.
+        """Open the stream, which ends by itself after `deadline_s` seconds; None for never.
 
         Raises:
             ClosedError: the channel is closed, or belongs to a parent process.

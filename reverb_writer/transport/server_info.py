@@ -6,16 +6,16 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from reverb_writer.errors import FormatError, ReplayTimeoutError
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.responses import parse
+from reverb_writer.protocol.table_specs import SPECS_TABLE, item_limits
 from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Reply
-
-__all__ = ["parse_server_info", "request_server_info", "try_server_info"]
 
 _MAX_TABLES = 10_000
 
@@ -37,14 +37,7 @@ def try_server_info(
 ) -> ServerInfo | None:
     """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time.
 
-    Args:
-        channel: the connection.
-        timeout_s: how long, seconds.
-        begun: gets the call under way, which another thread may `cancel()`; that counts as no answer.
-
-    Raises:
-        ServerUnavailableError: there is no connection to it.
-        ReverbWriterError: as for `request_server_info`.
+    `begun` gets the call under way, which another thread may `cancel()`; that counts as no answer.
     """
     call = channel.future(messages.SERVER_INFO, b"", timeout_s)
     if begun is not None:
@@ -57,15 +50,15 @@ def try_server_info(
 
 
 def parse_server_info(reply: bytes, at: float) -> ServerInfo:
-    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`.
-
-    Raises:
-        FormatError: the bytes are none, or name more than 10,000 tables.
-    """
+    """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`."""
     response = parse("ServerInfoResponse", messages.ServerInfoResponse, reply)
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
     tables = {table.name: _table_info(table) for table in response.table_info}
+    if SPECS_TABLE in tables:
+        for name, limit in item_limits(tables[SPECS_TABLE].signature).items():
+            if name in tables:
+                tables[name] = replace(tables[name], max_item_bytes=limit)
     state = response.tables_state_id
     return ServerInfo((state.high << 64) | state.low, tables, at)
 

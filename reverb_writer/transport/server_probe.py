@@ -16,8 +16,6 @@ from reverb_writer.transport.grpc_errors import is_listening, is_refusal, is_sil
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.transport.server_info import parse_server_info
 
-__all__ = ["ConfirmationWait", "ConnectionLoss", "ServerProbe"]
-
 _FIRST_QUESTION_S = 0.2
 _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
@@ -26,15 +24,10 @@ _LONGEST = 10  # times the time-out: no wait is without end
 
 @dataclass(frozen=True)
 class ConnectionLoss:
-    """A connection was lost, and there is no new one yet.
+    """A connection was lost, and there is no new one yet."""
 
-    Attributes:
-        error: what ended the last one, or what the last attempt to make one met.
-        reason: the same in words.
-    """
-
-    error: Exception
-    reason: str
+    error: Exception  # what ended the last one, or what the last attempt to make one met
+    reason: str  # the same in words
 
     @property
     def is_silence(self) -> bool:
@@ -92,12 +85,9 @@ class ServerProbe:
         return bool(answers) and inserts_progress(answers[0], answers[-1], tables)
 
     def explain_inserts(self, tables: set[str], silence_s: float, loss: ConnectionLoss | None) -> str:
-        """Say why inserts are not confirmed, as far as it shows.
+        """Say why inserts into these tables are not confirmed, as far as it shows, after a silence of seconds.
 
-        Args:
-            tables: that they go to.
-            silence_s: seconds since the last response.
-            loss: what ended the connection; None while there is one.
+        `loss` is what ended the connection; None while there is one.
         """
         address = self._channel.address
         if loss is not None:

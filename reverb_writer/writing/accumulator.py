@@ -22,8 +22,6 @@ import tree
 from reverb_writer.errors import IncompleteError, SpecError, UnknownKeyError
 from reverb_writer.writing.timescale import Timescale
 
-__all__ = ["NotADictError", "TrajectoryAccumulator"]
-
 
 class NotADictError(SpecError, TypeError):
     """The example is not a dict of timescales."""
@@ -82,7 +80,6 @@ class TrajectoryAccumulator:
         }
 
     def __repr__(self) -> str:
-        """Return how many rows each timescale has, and how many it takes."""
         rows = (f"{name} {scale.count} of {scale.capacity}" for name, scale in self._timescales.items())
         return f"<TrajectoryAccumulator: {', '.join(rows)}>"
 
@@ -171,7 +168,7 @@ class TrajectoryAccumulator:
             StructureError, SpecError, ServerUnavailableError: as for `Client.insert`. Nothing changed.
         """
         # They import gRPC and protobuf, which `add` and `build` do not need.
-        from reverb_writer.client.client import as_client  # noqa: PLC0415
+        from reverb_writer.client.shared_clients import as_client  # noqa: PLC0415
         from reverb_writer.protocol.signatures import ArraySpec  # noqa: PLC0415
 
         self._check(partial=partial)

@@ -13,27 +13,16 @@ from reverb_writer.protocol import tensors
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["Chunk", "ChunkBuilder", "chunk_grid"]
-
 
 class Chunk(NamedTuple):
-    """Steps `start` to `stop` of an episode, all columns of them, encoded.
+    """Steps `start` to `stop` of an episode, all columns of them, encoded."""
 
-    Attributes:
-        key: the chunk's.
-        start: step count before its first step.
-        stop: step count after its last step.
-        data: as `encode_chunk` makes it.
-        held: whether the server has been told to keep it for later items.
-        counted: whether a request in flight already counts its bytes.
-    """
-
-    key: int
-    start: int
-    stop: int
-    data: bytes
-    held: bool = False
-    counted: bool = False
+    key: int  # the chunk's
+    start: int  # step count before its first step
+    stop: int  # step count after its last step
+    data: bytes  # as `encode_chunk` makes it
+    held: bool = False  # whether the server has been told to keep it for later items
+    counted: bool = False  # whether a request in flight already counts its bytes
 
 
 class ChunkBuilder:
@@ -60,18 +49,7 @@ class ChunkBuilder:
         length: int,
         padding_step: Sequence[Any],
     ) -> None:
-        """Begin an empty episode.
-
-        Args:
-            dtypes: of each leaf.
-            shapes: of each leaf of one step.
-            specs: the kinds of windows that are cut from the chunks.
-            length: steps in a chunk at most.
-            padding_step: leaves of a padding step.
-
-        Raises:
-            StructureError: Reverb cannot store one of the dtypes.
-        """
+        """Begin an empty episode."""
         for dtype in dtypes:
             tensors.dtype_number(dtype)
         self.length = length

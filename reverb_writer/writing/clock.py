@@ -9,8 +9,6 @@ from collections.abc import Callable
 from reverb_writer.background import start_thread
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["start_clock"]
-
 _LOG = logging.getLogger(__package__)
 
 _CHECK_EVERY_S = 0.5
@@ -19,10 +17,7 @@ _CHECK_EVERY_S = 0.5
 def start_clock(stream: InsertStream, send_every_s: float, send: Callable[[], None]) -> None:
     """Start a thread that sends what is due and checks the stream's connection, until the stream is closed.
 
-    Args:
-        stream: the observer's.
-        send_every_s: how often `send` is called, seconds, > 0; infinity for never.
-        send: sends the complete windows. It must not keep the observer alive.
+    Calls `send`, which must not keep the observer alive, every `send_every_s` seconds; infinity for never.
     """
     start_thread(lambda: _run(stream, send_every_s, send), "reverb-writer_tick")
 

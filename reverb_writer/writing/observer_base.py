@@ -16,13 +16,13 @@ from reverb_writer.episodes import Episode
 from reverb_writer.errors import ReverbWriterError, SpecError
 from reverb_writer.nests import common_length, rows
 from reverb_writer.steps import StepStructure
+from reverb_writer.writing.actor_shard import ShardChangedError
+from reverb_writer.writing.observer_stats import ObserverStats
 from reverb_writer.writing.sequence_writer import SequenceWriter
-from reverb_writer.writing.session import ObserverStats, WriteSession
+from reverb_writer.writing.session import WriteSession
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_targets import WindowTarget, can_align
-
-__all__ = ["Observer", "SingleObserver", "TooFewStepsError"]
 
 _LOG = logging.getLogger(__package__)
 
@@ -76,6 +76,7 @@ class Observer:
             padding_step=layout.padding_step,
             pack=layout.pack,
             chunk_length=self._session.options.chunk_length,
+            sizes=self._session.watch_sizes(),
             **options,
         )
 
@@ -131,7 +132,6 @@ class Observer:
         return self._session.stats()
 
     def __repr__(self) -> str:
-        """Return class, server, tables and counts."""
         stats, tables = (
             self.stats(),
             ", ".join(dict.fromkeys(table for target in self._session.targets for table in target.tables)),
@@ -140,7 +140,6 @@ class Observer:
         return f"<{type(self).__name__} of {tables} at {self._session.address}: {counts}>"
 
     def __enter__(self) -> Any:
-        """Return the observer itself."""
         return self
 
     def __exit__(
@@ -200,7 +199,10 @@ class SingleObserver(Observer):
             assert self._layout is not None  # noqa: S101  # likewise
             columns = self._layout.with_mask(leaves, num_steps)
             while at < num_steps:
-                session.wait_for_room()
+                try:
+                    session.wait_for_room()
+                except ShardChangedError:
+                    _, self._writer = self._start(tree.map_structure(lambda leaf: leaf[0], steps))
                 count = self._writer.extend([column[at:] for column in columns])
                 if count is None:
                     break
@@ -237,9 +239,14 @@ class SingleObserver(Observer):
             layout, writer = self._start(step)
         leaves = layout.flatten(step, self._num_before + writer.total_steps)
         last = layout.structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
-        dropped = writer.append(leaves, last=bool(last))
+        try:
+            dropped = writer.append(leaves, last=bool(last))
+        except ShardChangedError:
+            dropped = self._start(step)[1].append(leaves, last=bool(last))
         if dropped:
             self._session.log_dropped(dropped)
+        if last:
+            self._change_shard()
 
     def write_episode(self, episode: Episode) -> None:
         """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
@@ -270,6 +277,11 @@ class SingleObserver(Observer):
         except BaseException:
             self._end_episode(discard=True)
             raise
+
+    def _change_shard(self) -> None:
+        """Between episodes: go to another shard if there is reason to."""
+        if self._session.change_shard():
+            self._writer = None  # the next step makes one for the other shard
 
     def _end_all(self) -> None:
         self._end_episode(discard=True)
@@ -313,5 +325,10 @@ class SingleObserver(Observer):
         if not (discard or writer.num_skipped or can_align(targets, writer.num_steps)):
             length = min(target.spec.sequence_length or 1 for target in targets)
             raise TooFewStepsError(writer.num_steps, length)
-        self._session.wait_for_room()
+        try:
+            self._session.wait_for_room(ends_episode=True)
+        except ShardChangedError:  # which has ended the stream of steps
+            self._writer = None
+            return
         self._end_episode(align=not discard, discard=discard)
+        self._change_shard()

@@ -27,8 +27,6 @@ from reverb_writer.writing.window_targets import WindowTarget, table_names, wind
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["EpisodeObserver", "SequenceObserver", "TrajectoryObserver", "WindowObserver"]
-
 _LOG = logging.getLogger(__package__)
 
 
@@ -176,6 +174,8 @@ class EpisodeObserver(SingleObserver):
         last = layout.structure.ends_episode(leaves) if end_of_episode is None else end_of_episode
         first = not writer.num_skipped
         writer.skip(last=bool(last))
+        if last:
+            self._change_shard()
         if first:
             text = (
                 f"the episode is longer than max_sequence_length={self._max_length} steps, boundary step included: it "

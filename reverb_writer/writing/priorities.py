@@ -21,8 +21,6 @@ from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
 from reverb_writer.windows import WindowSpec
 
-__all__ = ["EpisodeEnd", "PricedStep", "Priority", "WindowPriorities"]
-
 Priority = float | Callable[..., float] | Literal["max"]
 """A number, finite and >= 0; a function that makes one of a window, a nest of arrays [L, ...]; or "max".
 
@@ -33,33 +31,21 @@ largest priority seen so far of the table; see `reverb_writer.client.largest_pri
 
 @dataclass(frozen=True)
 class EpisodeEnd:
-    """How an episode ends, for each kind of window.
+    """How an episode ends, for each kind of window."""
 
-    Attributes:
-        num_steps: steps of the episode, without padding.
-        num_padding: padding steps that follow the last step.
-        closing: the window (start, stop) that is added off the rule, or None.
-        dropped: steps that no window of a kind holds, by reason, summed over the kinds.
-    """
-
-    num_steps: int
-    num_padding: list[int]
-    closing: list[tuple[int, int] | None]
-    dropped: dict[str, int]
+    num_steps: int  # steps of the episode, without padding
+    num_padding: list[int]  # padding steps that follow the last step
+    closing: list[tuple[int, int] | None]  # the window (start, stop) that is added off the rule, or None
+    dropped: dict[str, int]  # steps that no window of a kind holds, by reason, summed over the kinds
 
 
 @dataclass
 class PricedStep:
-    """A copy of a step that is not appended yet, and the priorities of the windows that it completes.
+    """A copy of a step that is not appended yet, and the priorities of the windows that it completes."""
 
-    Attributes:
-        number: of the step in its episode, from 1 on.
-        step: its leaves; None if the episode ends after a step that was appended before.
-        priorities: by the kind of window and the step count at which it is complete.
-    """
-
-    number: int
-    step: list[npt.NDArray[Any]] | None
+    number: int  # of the step in its episode, from 1 on
+    step: list[npt.NDArray[Any]] | None  # its leaves; None if the episode ends after a step that was appended before
+    # by the kind of window and the step count at which it is complete
     priorities: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
@@ -92,11 +78,7 @@ class WindowPriorities:
         self._known: dict[tuple[int, int], float] = {}
 
     def evaluate(self, leaves: Sequence[Any] | None, n: int, end: EpisodeEnd | None) -> PricedStep:
-        """Ask for the priorities of the windows that step `n` with these `leaves`, and the episode's end, complete.
-
-        Raises:
-            SpecError: a function gave no finite number >= 0. Whatever else it raises goes through.
-        """
+        """Ask for the priorities of the windows that step `n` with these `leaves`, and the episode's end, complete."""
         priced = PricedStep(n, None if leaves is None else [_copy(leaf) for leaf in leaves])
         self._keep(n - (leaves is not None))
         if end is None and not any(map(callable, self._complete_at(n))):
@@ -128,11 +110,7 @@ class WindowPriorities:
         self._known.update(priced.priorities)
 
     def take_over(self, before: WindowPriorities | None, num_steps: int) -> None:
-        """Go on in the middle of an episode of `num_steps` steps, with those that `before` has kept.
-
-        Raises:
-            SpecError: they are too few for the windows to come.
-        """
+        """Go on in the middle of an episode of `num_steps` steps, with those that `before` has kept."""
         kept = [] if before is None else [(n, step) for n, step in before.history if n <= num_steps]
         needed = num_steps if self.history.maxlen is None else min(num_steps, self.history.maxlen - 1)
         if len(kept) < needed:

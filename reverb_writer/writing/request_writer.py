@@ -11,8 +11,6 @@ from reverb_writer.writing.window_items import StreamUpdate, stream_update
 if TYPE_CHECKING:
     from reverb_writer.writing.sequence_writer import SequenceWriter
 
-__all__ = ["REQUEST_BYTES", "REQUEST_ITEMS", "RequestWriter"]
-
 REQUEST_ITEMS, REQUEST_BYTES = 1024, 1 << 20
 """A request that has as many items, or as many bytes of new chunks, gets no windows of further writers."""
 
@@ -40,8 +38,7 @@ class RequestWriter:
     def write(self, writers: Sequence[SequenceWriter]) -> None:
         """Encode the complete windows of sealed chunks and write them to the stream; never waits.
 
-        Args:
-            writers: of the same kinds of windows and columns.
+        The writers are of the same kinds of windows and columns.
         """
         self.finish()
         start, num_items, num_bytes = 0, 0, 0

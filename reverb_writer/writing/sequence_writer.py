@@ -29,13 +29,12 @@ from reverb_writer.steps import step_bytes
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.writing.chunk_builder import Chunk, ChunkBuilder
+from reverb_writer.writing.item_sizes import EpisodeSizes
 from reverb_writer.writing.priorities import EpisodeEnd, PricedStep, Priority
 from reverb_writer.writing.request_writer import REQUEST_BYTES, REQUEST_ITEMS, RequestWriter
 from reverb_writer.writing.window_items import EpisodeWindows
 from reverb_writer.writing.window_scheduler import WindowScheduler
 from reverb_writer.writing.window_targets import WindowTarget, chunk_length_of
-
-__all__ = ["SequenceWriter"]
 
 
 class SequenceWriter:
@@ -50,6 +49,7 @@ class SequenceWriter:
         num_steps: steps of this episode so far, padding not counted.
         num_skipped: steps of this episode that `skip` left out.
         is_pending: whether `finish_pending` has something to do.
+        evaluates: whether `evaluate` must be asked about every step before it is appended.
 
     Thread-safe. Several writers may share one insert stream.
     """
@@ -67,6 +67,7 @@ class SequenceWriter:
         request_items: int = REQUEST_ITEMS,
         spans_episodes: bool = False,
         wait_for_room: Callable[[], None] | None = None,
+        sizes: EpisodeSizes | None = None,
     ) -> None:
         """Make a writer; nothing is sent yet.
 
@@ -82,6 +83,7 @@ class SequenceWriter:
                 age.
             spans_episodes: whether windows go on after the last step of an episode, which only sends complete windows.
             wait_for_room: called before a step if the stream is blocked; None to append it unless the stream is closed.
+            sizes: refuses steps by which an item would be too large for its table; None to append any.
 
         Raises:
             SpecError: there are no targets, or `chunk_length` is not in 1..16383.
@@ -98,9 +100,15 @@ class SequenceWriter:
         self._request_steps = request_items / self._windows.items_per_step
         self._spans_episodes, self._num_columns = spans_episodes, len(dtypes)
         self._wait_for_room = wait_for_room or stream.check
+        self._sizes = sizes
+        self.evaluates = sizes is not None or self._windows.priorities is not None
         self._lock = threading.RLock()
         self.is_pending = False
         self._begin_episode(0, 0, collections.Counter())
+
+    def __repr__(self) -> str:
+        counts = f"{self.total_steps} steps, {self.num_episodes} episodes, {self.num_items} items"
+        return f"<SequenceWriter to {self.stream.channel.address}: {counts}>"
 
     def _begin_episode(self, num_items: int, num_episodes: int, dropped: collections.Counter[str]) -> None:
         self.num_items, self.num_episodes, self.dropped = num_items, num_episodes, dropped
@@ -109,11 +117,6 @@ class SequenceWriter:
         self.num_steps = self.num_skipped = 0
         self._boundary = 0  # step count at the last boundary step, where windows span episodes
         self._end: EpisodeEnd | None = None  # how the episode ends, once its last step is appended
-
-    @property
-    def has_functions(self) -> bool:
-        """Whether a priority is a function, so that every step must be evaluated before it is appended."""
-        return self._windows.priorities is not None
 
     def append(self, leaves: Sequence[Any], *, last: bool = False) -> dict[str, int]:
         """Add a step to the episode; its leaves are copied. Waits only in `wait_for_room`.
@@ -126,7 +129,8 @@ class SequenceWriter:
             What `end_episode` returns, if the step is the last one; nothing otherwise.
 
         Raises:
-            StructureError: there are more or fewer leaves than dtypes. Nothing changed.
+            StructureError: there are more or fewer leaves than dtypes, or an item with the step would be too large.
+                Nothing changed.
             SpecError: a `priority` function gave no finite number >= 0. Nothing changed.
             ClosedError: the stream is closed, or this is a forked child.
         """
@@ -137,7 +141,7 @@ class SequenceWriter:
         with self._lock:
             if self.is_pending:
                 self.finish_pending()
-            priced = None if self._windows.priorities is None else self.evaluate(leaves, last=last)
+            priced = self.evaluate(leaves, last=last) if self.evaluates else None
             chunks = self.chunks
             fill = chunks.fill
             for buffer, leaf in zip(chunks.buffers, leaves):  # noqa: B905  # they are as many, and the hottest line
@@ -151,15 +155,11 @@ class SequenceWriter:
             return {}
 
     def extend(self, columns: Sequence[Any]) -> int | None:
-        """Add the steps of `columns`, leaves [T, ...], that the chunk has room for.
-
-        Returns:
-            How many these are; None if a priority is a function.
-        """
+        """Add the steps of `columns`, [T, ...], that the chunk has room for; return how many; None if `evaluates`."""
         self.stream.check()
         with self._lock:
             self.finish_pending()
-            if self.has_functions:
+            if self.evaluates:
                 return None
             chunks = self.chunks
             fill, stop = chunks.fill, min(chunks.fill + len(columns[0]), chunks.capacity)
@@ -176,12 +176,15 @@ class SequenceWriter:
 
         Raises:
             SpecError: a function gave no finite number >= 0.
+            StructureError: an item with the step would be too large for its table.
         """
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
+            n = self.num_steps + 1
+            if self._sizes is not None:
+                self._sizes.check(leaves, n)
             if self._windows.priorities is None:
                 return None
-            n = self.num_steps + 1
             end = self._windows.episode_end(n) if last and not self._spans_episodes else None
             return self._windows.priorities.evaluate(leaves, n, end)
 
@@ -247,6 +250,14 @@ class SequenceWriter:
             self.finish_pending()
             return end.dropped
 
+    def between_episodes(self) -> list[bool]:
+        """Return whether the next step would be the first of an episode: one boolean, for there is one environment."""
+        return [not (self.is_pending or self.num_skipped) and self.num_steps == self._boundary]
+
+    def leave(self) -> dict[str, int]:
+        """End the stream of steps, and give up an episode that is under way; return what was dropped."""
+        return self.end_episode(discard=not self.between_episodes()[0])
+
     def _discarding(self, num_skipped: int) -> EpisodeEnd:
         """Return the end of an episode that adds nothing, with so many steps left out."""
         end = self._windows.episode_end(self.num_steps, discard="overflow" if num_skipped else "reset")
@@ -300,6 +311,7 @@ class SequenceWriter:
             targets, priorities = windows.with_priority(index, priority, self.num_steps)
             self.send()
             windows.targets, windows.priorities = targets, priorities
+            self.evaluates = self._sizes is not None or priorities is not None
 
     def send(self) -> None:
         """Send the windows that are complete, without waiting for their chunk to fill."""

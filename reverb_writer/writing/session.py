@@ -3,84 +3,41 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
-import operator
+import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, replace
+from typing import Any
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
-from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.client import Client
+from reverb_writer.client.item_limits import item_limits
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shard_choice import default_actor_id
+from reverb_writer.client.shared_clients import as_client
+from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import check_signature
-from reverb_writer.scalars import Scalars
-from reverb_writer.table_info import ServerInfo, check_tables_exist
+from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.windows import SHORT_EPISODE
+from reverb_writer.writing.actor_shard import ActorShard, ShardChangedError, ShardFound
 from reverb_writer.writing.clock import start_clock
-from reverb_writer.writing.sequence_writer import SequenceWriter
+from reverb_writer.writing.item_sizes import EpisodeSizes, ItemSizes
+from reverb_writer.writing.observer_stats import Counts, Moves, ObserverStats, Writer, add
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
-from reverb_writer.writing.vector_writer import VectorWriter
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
 
-__all__ = ["ObserverStats", "WriteSession"]
-
 _LOG = logging.getLogger(__package__)
-_LOG_EVERY_S = 10.0
-
-_Writer: TypeAlias = SequenceWriter | VectorWriter
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Counters of writers; see `ObserverStats`."""
-
-    steps: int = 0
-    episodes: int = 0
-    dropped: collections.Counter[str] = field(default_factory=collections.Counter)
-
-    def plus(self, writer: _Writer) -> Counts:
-        """Return the sum."""
-        dropped = self.dropped + writer.dropped
-        return Counts(self.steps + writer.total_steps, self.episodes + writer.num_episodes, dropped)
-
-
-@dataclass(frozen=True)
-class ObserverStats(Scalars):
-    """What an observer has done so far; cumulative but for the pending ones.
-
-    Attributes:
-        steps: steps taken, boundary steps included, padding not.
-        episodes: episodes ended.
-        items: windows completed, counted once for each table.
-        acknowledged_items: of them, those that the server has confirmed.
-        pending_items: of them, those that it has not, yet.
-        pending_bytes: bytes that they occupy here.
-        dropped_items: of them, those given up under `on_block="drop_oldest"` or at a close that ran out of time.
-        dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
-            Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.
-        blocked_s: seconds that calls have waited.
-        reconnects: connections made again after a loss.
-        server_restarts: of them, those that found the server restarted.
-    """
-
-    steps: int
-    episodes: int
-    items: int
-    acknowledged_items: int
-    pending_items: int
-    pending_bytes: int
-    dropped_items: int
-    dropped_steps: dict[str, int]
-    blocked_s: float
-    reconnects: int
-    server_restarts: int
+_LEAVE_S = 1.0  # for what is in flight when an actor goes to a shard that it prefers
+LOST_SHARD = "lost_shard"
 
 
 class WriteSession:
@@ -90,12 +47,7 @@ class WriteSession:
     """
 
     def __init__(self, client: Any, targets: Sequence[WindowTarget], options: StreamOptions) -> None:
-        """Find the tables and open the stream.
-
-        Args:
-            client: a `Client`, an address or a `reverb.Client`.
-            targets: which windows to write, and where.
-            options: time-outs and bounds.
+        """Find the tables that the targets name, and open the stream.
 
         Raises:
             StructureError: a table is not there; names those that are.
@@ -104,8 +56,10 @@ class WriteSession:
         self.given_client = client
         self.targets = tuple(targets)
         self.options = options
-        self._writers: list[_Writer] = []
+        self._writers: list[Writer] = []
         self._past = Counts(), InsertStats()  # by writers and streams that are closed
+        self._moves = Moves()
+        self._actor_id = options.actor_id or default_actor_id()
         self._logged: set[str] = set()
         self._stream: InsertStream | None = None
         self.open()
@@ -123,8 +77,8 @@ class WriteSession:
 
     @property
     def address(self) -> str:
-        """The servers that the session writes to, or wrote to last."""
-        return self._client.address
+        """The server that the session writes to, or wrote to last."""
+        return self._actor.current.address
 
     @property
     def is_forked(self) -> bool:
@@ -143,23 +97,37 @@ class WriteSession:
         options = self.options
         client, owned = as_client(self.given_client, options.timeout_s)
         self.timeout_s = client.timeout_s if options.timeout_s is None else options.timeout_s
+        names = [table for target in self.targets for table in target.tables]
         try:
-            info = _find(client, self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s)
-            names = [table for target in self.targets for table in target.tables]
-            check_tables_exist(names, info, client.address)
-            stream = client.open_stream(
-                max_in_flight_items=options.max_in_flight_items,
-                max_in_flight_bytes=options.max_in_flight_bytes,
-                on_block=options.on_block,
-            )
+            actor = ActorShard(client, self._actor_id, options.patience_s, names)
+            info = actor.connect(self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s)
+            check_tables_exist(names, info, actor.current.address)
+            stream = self._new_stream(actor.current)
         except BaseException:
             if owned:
                 client.close()
             raise
         self._signatures = {name: info.tables[name].signature for name in names}
-        self._client, self._owns_client = client, owned
+        self._limits = item_limits(info, names)
+        self._client, self._owns_client, self._actor = client, owned, actor
+        self._run(stream)
+        self._stream = stream
+        due_windows.add(self)
+        return True
+
+    def _new_stream(self, shard: ServerConnection) -> InsertStream:
+        return InsertStream(
+            shard.channel,
+            max_in_flight_items=self.options.max_in_flight_items,
+            max_in_flight_bytes=self.options.max_in_flight_bytes,
+            on_block=self.options.on_block,
+        )
+
+    def _run(self, stream: InsertStream) -> None:
+        """Start what the stream needs, and what ends it."""
         # A program that forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
-        self._finalizer = weakref.finalize(self, _shut_down, self._writers, stream, client if owned else None)
+        client = self._client if self._owns_client else None
+        self._finalizer = weakref.finalize(self, _shut_down, self._writers, stream, client)
         reference = weakref.ref(self)
 
         def send() -> None:
@@ -168,36 +136,145 @@ class WriteSession:
                 session.send()
 
         stream.write(None)  # starts its thread: from here on the finalizer ends it, whatever interrupts this
-        start_clock(stream, options.max_delay_s / 2, send)
-        self._stream = stream
-        due_windows.add(self)
-        return True
+        start_clock(stream, self.options.max_delay_s / 2, send)
 
     @property
     def is_blocked(self) -> bool:
         """Whether a step must wait or raise: no room in flight, closed, forked, or refused by the server."""
         return self._stream is None or self._stream.blocked
 
-    def wait_for_room(self) -> None:
-        """Return when a step may be written; costs little while there is room. Before it waits, it sends."""
-        if self.is_blocked:
-            self.stream.check()
-            self.send()
-            self.stream.wait_for_room(self.timeout_s, extend=True)
+    def wait_for_room(self, *, ends_episode: bool = False) -> None:
+        """Return when a step may be written; costs little while there is room. Before it waits, it sends.
+
+        Args:
+            ends_episode: whether the episode ends with what is to be written: then no room is needed in a lost shard.
+
+        Raises:
+            ShardChangedError: between episodes, the session has gone to another shard: its writers are of no use.
+        """
+        if not self.is_blocked:
+            return
+        stream = self.stream
+        stream.check()
+        self.send()
+        is_between = self._is_between_episodes(any)
+        if not (self._actor.has_choice and (is_between or ends_episode)):
+            stream.wait_for_room(self.timeout_s, extend=True)
+            return
+        began_at, had_writers = time.monotonic(), bool(self._writers)
+        stream.wait_for_room(self.timeout_s, extend=True, unless=lambda: self._actor.is_lost(stream.stalled_s))
+        if not stream.blocked or (ends_episode and not is_between):
+            return
+        if not self.change_shard():
+            stream.wait_for_room(max(began_at + self.timeout_s - time.monotonic(), 0.001), extend=True)
+        elif had_writers:
+            raise ShardChangedError
+
+    def change_shard(self, *, is_lost: bool = False) -> bool:
+        """Between episodes, go to another shard if there is reason to; return whether the session did.
+
+        Its writers are of no use then. Episodes of other environments that are under way are given up, but only if the
+        shard is lost; `is_lost` says that it is.
+        """
+        stream = self._stream
+        if stream is None or not self._actor.has_choice or self.is_forked:
+            return False
+        found = self._actor.look(math.inf if is_lost else stream.stalled_s)
+        if found is None or not (found.is_rescue or (self._is_between_episodes(all) and self._is_delivered(stream))):
+            return False
+        for writer in self._writers:
+            self.log_dropped(writer.leave())
+        self.send()
+        if not found.is_rescue:
+            self._is_delivered(stream)
+        self._take_to(found, stream)
+        return True
+
+    def _is_between_episodes(self, every: Callable[[Iterable[bool]], bool]) -> bool:
+        flags = [flag for writer in self._writers for flag in writer.between_episodes()]
+        return every(flags) or not flags
+
+    def _is_delivered(self, stream: InsertStream) -> bool:
+        """Return whether all is confirmed, after a short wait."""
+        self.send()
+        with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
+            stream.flush(_LEAVE_S)
+        return not stream.num_pending
+
+    def _take_to(self, found: ShardFound, stream: InsertStream) -> None:
+        """Leave the stream for one to another shard."""
+        left, shard, resend = self._actor.current, found.shard, self.options.resend_unconfirmed
+        after = self._new_stream(shard)
+        requests = stream.take_unconfirmed()
+        num_left = sum(request.num_pending for request in requests)
+        given_up = 0 if resend else num_left
+        inserted = add(add(self._past[1], stream.stats()), InsertStats(items=given_up, dropped_items=given_up))
+        self._past, self._writers, self._stream = (self._counts(), inserted), [], after
+        self._finalizer.detach()
+        self._signatures = {name: found.info.tables[name].signature for name in self._signatures}
+        self._actor.current = shard
+        changes, unconfirmed, resent = astuple(self._moves)
+        self._moves = Moves(changes + 1, unconfirmed + given_up, resent + num_left - given_up)
+        self._run(after)
+        if resend:
+            for request in requests:
+                after.write(request)
+        level, fate = (logging.INFO, "") if not num_left else (
+            logging.WARNING,
+            f" {num_left} items were unconfirmed: they are "
+            + ("sent again, and may be there twice." if resend else "dropped, and may be there all the same."),
+        )  # fmt: skip
+        reason = "is lost" if found.is_rescue else "is not the first choice any more"
+        _LOG.log(
+            level, "Actor %s goes to shard %s; %s %s.%s", self._actor_id, shard.address, left.address, reason, fate
+        )
+
+    def count_skipped(self, num_steps: int) -> None:
+        """Count steps that are not written, because the shard that has the beginning of their episode was lost."""
+        counts, inserted = self._past
+        dropped = counts.dropped + collections.Counter({LOST_SHARD: num_steps * len(self.targets)})
+        self._past = Counts(counts.steps + num_steps, counts.episodes, dropped), inserted
+        self.log_dropped({LOST_SHARD: num_steps})
 
     def register(self, layout: StepLayout) -> None:
         """Check the columns against what Reverb and the tables accept, and store their spec beside the tables.
 
         Raises:
-            StructureError: names the leaf, what it should be, and the table if one has another spec already.
+            StructureError: names the leaf, what it should be, and the table if one has another spec already, or takes
+                no items of that size.
         """
         check_dtypes(layout.dtypes, layout.paths)
         for table, signature in self._signatures.items():
             if signature is not None:
                 check_signature(table, signature, layout.paths, layout.dtypes, layout.shapes)
-        self._client.store_spec(list(self._signatures), layout.spec, self.timeout_s)
+        self._sizes = ItemSizes(layout, self.targets, self._limits)
+        began_at = time.monotonic()
+        while True:
+            left_s = max(began_at + self.timeout_s - time.monotonic(), 0.001)
+            part_s = min(left_s, self.options.patience_s) if self._actor.has_choice else left_s
+            try:
+                self._store_spec(layout.spec, Deadline(part_s))
+            except (ReplayTimeoutError, ServerUnavailableError):
+                if not self.change_shard(is_lost=True) and part_s == left_s:
+                    raise
+            else:
+                return
 
-    def add_writer(self, writer: _Writer) -> None:
+    def _store_spec(self, spec: Any, deadline: Deadline) -> None:
+        """Store the spec on the shard that is written to; if it had none, on all others, too."""
+        tables, shard = list(self._signatures), self._actor.current
+        info = shard.request_info(deadline.left_s())
+        missing = shard.missing_specs(info, tables, spec, deadline)
+        if missing and self._actor.has_choice:
+            self._client.store_spec(tables, spec, deadline.left_s())
+        else:
+            shard.keep_specs(info, missing, spec, deadline)
+
+    def watch_sizes(self) -> EpisodeSizes | None:
+        """Return what counts the bytes of a new writer's items; None if that is not needed. Call `register` first."""
+        return self._sizes.watch()
+
+    def add_writer(self, writer: Writer) -> None:
         """Count what this writer does, and send its windows when they are due."""
         self._writers.append(writer)
 
@@ -255,7 +332,7 @@ class WriteSession:
         is_forked = stream.channel.is_forked
         if not is_forked:
             stream.abandon(sum(writer.num_unsent_items for writer in self._writers))
-        counts, inserted = self._counts(), _add(self._past[1], stream.stats())
+        counts, inserted = self._counts(), add(self._past[1], stream.stats())
         self._past, self._writers, self._stream = (counts, inserted), [], None
         self._finalizer.detach()
         if self._owns_client:
@@ -274,41 +351,23 @@ class WriteSession:
     def stats(self) -> ObserverStats:
         """Return the counters so far."""
         stream = self._stream
-        now = self._past[1] if stream is None else _add(self._past[1], stream.stats())
+        now = self._past[1] if stream is None else add(self._past[1], stream.stats())
         # In a forked child a writer's lock may be held for ever, by a thread that is not there.
         num_unsent_items = 0 if self.is_forked else sum(writer.num_unsent_items for writer in list(self._writers))
         now = replace(now, items=now.items + num_unsent_items, pending_items=now.pending_items + num_unsent_items)
         counts = self._counts()
         return ObserverStats(
-            steps=counts.steps, episodes=counts.episodes, dropped_steps=dict(counts.dropped), **asdict(now)
+            steps=counts.steps,
+            episodes=counts.episodes,
+            dropped_steps=dict(counts.dropped),
+            **asdict(now),
+            **asdict(self._moves),
         )
 
 
-def _find(client: Client, timeout_s: float) -> ServerInfo:
-    """Return the server's tables; say in the log every ten seconds that it is waited for.
-
-    Raises:
-        ReplayTimeoutError, ServerUnavailableError: no answer in time.
-    """
-    began_at = time.monotonic()
-    while (left_s := began_at + timeout_s - time.monotonic()) > _LOG_EVERY_S:
-        asked_at = time.monotonic()
-        try:
-            return client.request_info(_LOG_EVERY_S)
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            if time.monotonic() - asked_at < _LOG_EVERY_S / 2:  # no time-out: waiting does not help
-                raise
-            _LOG.warning("An observer waits for its server, for %.0f s: %s", asked_at + _LOG_EVERY_S - began_at, error)
-    return client.request_info(max(left_s, 0.001))
-
-
-def _shut_down(writers: Sequence[_Writer], stream: InsertStream, client: Client | None) -> None:
+def _shut_down(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
     if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
         return
     stream.abandon(sum(writer.num_unsent_items for writer in writers))
     if client is not None:
         client.close()
-
-
-def _add(one: InsertStats, other: InsertStats) -> InsertStats:
-    return InsertStats(*map(operator.add, astuple(one), astuple(other)))

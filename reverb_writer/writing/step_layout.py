@@ -10,8 +10,6 @@ import numpy as np
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import StepStructure
 
-__all__ = ["StepLayout"]
-
 
 class StepLayout:
     """The columns of a step structure, with or without a mask: True for real steps, False for padding.

@@ -10,8 +10,6 @@ from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.transport.insert_stream import OnBlock
 
-__all__ = ["StreamKeywords", "StreamOptions"]
-
 
 class StreamKeywords(TypedDict, total=False):
     """The fields of `StreamOptions` as keyword arguments of an observer."""
@@ -23,6 +21,9 @@ class StreamKeywords(TypedDict, total=False):
     max_in_flight_bytes: int
     on_block: OnBlock
     chunk_length: int | None
+    actor_id: str | None
+    patience_s: float
+    resend_unconfirmed: bool
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class StreamOptions:
         max_in_flight_bytes: unconfirmed bytes at which steps must wait.
         on_block: what a step does then: "wait" while there is progress, "raise" at once, or "drop_oldest" items.
         chunk_length: steps in a chunk; None for a length that suits the windows.
+        actor_id: name of the writer, which no other one has. Of several servers it tells which one is written to, see
+            `choose_shard`; give one that stays when the actor starts again. None for one of machine, process and count.
+        patience_s: of several servers: seconds without a confirmation after which the observer goes to another one, at
+            the next boundary of an episode; infinity to stay. What is unconfirmed then is dropped and counted.
+        resend_unconfirmed: send it to the other server instead. Items that the first one has taken without saying so
+            are in the replay twice, then.
     """
 
     timeout_s: float | None = None
@@ -47,6 +54,9 @@ class StreamOptions:
     max_in_flight_bytes: int = 128 << 20
     on_block: OnBlock = "wait"
     chunk_length: int | None = None
+    actor_id: str | None = None
+    patience_s: float = 10.0
+    resend_unconfirmed: bool = False
 
     def __post_init__(self) -> None:
         """Check the times and the chunks; the insert stream checks the rest."""
@@ -54,6 +64,9 @@ class StreamOptions:
             check_timeout(self.timeout_s)
         if self.connect_timeout_s is not None:
             check_timeout(self.connect_timeout_s, "connect_timeout_s")
+        check_timeout(self.patience_s, "patience_s")
+        if self.actor_id is not None and (not isinstance(self.actor_id, str) or not self.actor_id):
+            raise SpecError(f"`actor_id` must be a string that is not empty, or None, got {self.actor_id!r}.")
         if not self.max_delay_s > 0:
             raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
         if self.chunk_length is not None:

@@ -19,8 +19,6 @@ from reverb_writer.errors import OutOfRangeError, StructureError
 from reverb_writer.leaves import Fit, convert, mismatch
 from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
 
-__all__ = ["Timescale"]
-
 Array = npt.NDArray[Any]
 
 _NO_NUMBERS = "OSUTMm"  # kinds of dtypes: objects, strings, times
@@ -31,18 +29,13 @@ _dtype_and_shape = operator.attrgetter("dtype", "shape")
 
 
 class _Leaf(NamedTuple):
-    """Dtype and shape of a leaf of a row; `dtype` is None if the example has None there.
-
-    Attributes:
-        kinds: types of Python numbers that are accepted if they are within the limits.
-        limits: the least and the greatest number that the dtype holds.
-    """
+    """Dtype and shape of a leaf of a row; `dtype` is None if the example has None there."""
 
     name: str
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] = ()
-    kinds: frozenset[type[Any]] = frozenset()
-    limits: tuple[float, float] = (0, 0)
+    kinds: frozenset[type[Any]] = frozenset()  # types of Python numbers that are accepted if they are within the limits
+    limits: tuple[float, float] = (0, 0)  # the least and the greatest number that the dtype holds
 
 
 class Timescale:
@@ -60,10 +53,6 @@ class Timescale:
             declared: whether `capacity` is given and `example` is a row; else the shapes of `example` tell the
                 capacity.
             capacity: rows, >= 1; None for a single item.
-
-        Raises:
-            StructureError: there is no leaf, one that is not a number, or leaves of different lengths.
-            SpecError: the capacity is not an integer >= 1.
         """
         self.name = name
         self.count = 0

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
 from reverb_writer.windows import EndOfEpisode, WindowSpec
+from reverb_writer.writing.actor_shard import ShardChangedError
 from reverb_writer.writing.observer_base import Observer
 from reverb_writer.writing.priorities import Priority
 from reverb_writer.writing.step_layout import StepLayout
@@ -19,8 +21,6 @@ from reverb_writer.writing.window_targets import WindowTarget, window_targets
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-__all__ = ["VectorObserver", "VectorSequenceObserver"]
 
 _REQUEST_ITEMS = 128
 """Windows of one environment that are encoded together: fewer than another observer's, for environments are many."""
@@ -61,6 +61,7 @@ class VectorObserver(Observer):
         self._num_envs: int = integer("num_envs", num_envs, minimum=1)
         self._all = np.arange(self._num_envs)
         self._writer: VectorWriter | None = None
+        self._is_cut: npt.NDArray[np.bool_] | None = None  # [N], whose episode began at a lost shard
         targets = window_targets(table, sequence_length, stride_length, end_of_episode, priority, windows)
         super().__init__(client, targets, mask=mask, options=StreamOptions(**options))
         if spec is not None:
@@ -72,7 +73,7 @@ class VectorObserver(Observer):
         return self._num_envs
 
     def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
-        """Write a step of every environment, or of some.
+        """Write a step of every environment, or of some; errors as for `TrajectoryObserver`.
 
         Args:
             step: a `Trajectory`, or any nest, with leaves [N, ...]; copied.
@@ -80,14 +81,9 @@ class VectorObserver(Observer):
                 `is_last`.
             env_mask: [N] booleans, which environments have a step here; the rows of the others are not read. None for
                 all.
-
-        Raises:
-            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
-            ClosedError: after `close()`, or in a forked child.
         """
         session = self._session
-        session.wait_for_room()
+        self._wait_for_room()
         last = None if end_of_episode is None else self._one_each("end_of_episode", end_of_episode)
         env_ids = self._all if env_mask is None else np.flatnonzero(self._one_each("env_mask", env_mask))
         layout, writer = self._layout, self._writer
@@ -96,9 +92,40 @@ class VectorObserver(Observer):
         leaves = layout.flatten(step, self._num_before + writer.num_calls)
         if last is None:
             last = layout.structure.ends_episode(leaves)
+        cut = env_ids[:0] if self._is_cut is None else env_ids[self._is_cut[env_ids]]
+        env_ids = np.setdiff1d(env_ids, cut) if len(cut) else env_ids
         dropped = writer.append(leaves, last, env_ids)
         if dropped:
             session.log_dropped(dropped)
+        if len(cut):
+            self._skip(cut[last[cut]], len(cut))
+        if last[env_ids].any():
+            self._change_shard()
+
+    def _wait_for_room(self, *, ends_episode: bool = False) -> None:
+        try:
+            self._session.wait_for_room(ends_episode=ends_episode)
+        except ShardChangedError:
+            self._begin_again()
+
+    def _change_shard(self) -> None:
+        """At the end of an episode: go to another shard if there is reason to."""
+        if self._session.change_shard():
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Have the next call make a writer for another shard; environments in mid-episode wait for their next one."""
+        is_cut = None if self._writer is None else self._writer.is_cut
+        if is_cut is not None and is_cut.any():
+            self._is_cut = is_cut if self._is_cut is None else self._is_cut | is_cut
+        self._writer = None
+
+    def _skip(self, ended: npt.NDArray[np.integer[Any]], num_steps: int) -> None:
+        """Count the steps of environments whose episode was cut, and let those that have ended it write again."""
+        self._session.count_skipped(num_steps)
+        if self._is_cut is not None:
+            self._is_cut[ended] = False
+            self._is_cut = self._is_cut if self._is_cut.any() else None
 
     def reset(self, *, discard: bool = False, env_ids: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here.
@@ -111,9 +138,13 @@ class VectorObserver(Observer):
         last = self._num_envs - 1
         env_ids = range(last + 1) if env_ids is None else env_ids
         env_ids = [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
+        if self._is_cut is not None:
+            self._is_cut[env_ids] = False  # their next step begins an episode
         if self._writer is not None:
-            self._session.wait_for_room()
+            self._wait_for_room(ends_episode=True)
+        if self._writer is not None:
             self._session.log_dropped(self._writer.end_episodes(env_ids, align=not discard, discard=discard))
+            self._change_shard()
 
     def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepLayout, VectorWriter]:
         layout = self._register(example, is_spec=is_spec)

@@ -14,20 +14,13 @@ import numpy.typing as npt
 from reverb_writer.writing.priorities import PricedStep
 from reverb_writer.writing.sequence_writer import SequenceWriter
 
-__all__ = ["VectorWriter"]
-
 
 class _Pending(NamedTuple):
-    """Environments whose writers must commit their last step: their chunk is full, or their episode ends.
+    """Environments whose writers must commit their last step: their chunk is full, or their episode ends."""
 
-    Attributes:
-        env_ids: numbers of the environments.
-        last: of each, whether the step ends its episode.
-        priced: of each, the priorities that the step completes; None if no priority is a function.
-    """
-
-    env_ids: list[int]
-    last: list[bool]
+    env_ids: list[int]  # numbers of the environments
+    last: list[bool]  # of each, whether the step ends its episode
+    # of each, the priorities that the step completes; None if no priority is a function
     priced: list[PricedStep | None] | None
 
 
@@ -40,16 +33,13 @@ class VectorWriter:
 
     Attributes:
         num_calls: how often `append` was called.
+        is_cut: [N], whose episodes were under way when `leave` gave them up.
 
     Thread-safe.
     """
 
     def __init__(self, writers: Sequence[SequenceWriter]) -> None:
-        """Begin with empty episodes.
-
-        Args:
-            writers: one for each environment, all new and for the same steps; for the exclusive use of this object.
-        """
+        """Begin with empty episodes, of new writers for the same steps; they are for the use of this object alone."""
         self._writers = list(writers)
         self._lock = threading.RLock()
         self._blocks = [
@@ -65,6 +55,7 @@ class VectorWriter:
         self._pending: _Pending | None = None
         self._is_behind = True  # whether the writers must be brought up to date, whatever `_pending` says
         self.num_calls = 0
+        self.is_cut = np.zeros(len(self._writers), bool)
         self._catch_up()
 
     @property
@@ -111,9 +102,6 @@ class VectorWriter:
 
         Returns:
             Steps of ended episodes that no window holds, by reason.
-
-        Raises:
-            SpecError: a priority function gave no finite number >= 0. Nothing changed.
         """
         with self._lock:
             if self._is_behind or self._pending is not None:
@@ -134,7 +122,7 @@ class VectorWriter:
                 for block, leaf in zip(self._blocks, leaves, strict=True):
                     block[env_ids, rows] = leaf
             pending = None
-            if self._writers[0].has_functions:
+            if self._writers[0].evaluates:
                 ends = last[env_ids].tolist()
                 rows_of = ([leaf[env] for leaf in leaves] for env in env_ids)
                 priced = [
@@ -158,6 +146,24 @@ class VectorWriter:
             self._is_behind = True
             for env in env_ids:
                 dropped.update(self._writers[env].end_episode(align=align, discard=discard))
+            self._catch_up()
+        return dropped
+
+    def between_episodes(self) -> list[bool]:
+        """Return of each environment whether its next step would be the first of an episode."""
+        with self._lock:
+            self._is_behind = True
+            self._catch_up()
+            return [flag for writer in self._writers for flag in writer.between_episodes()]
+
+    def leave(self) -> dict[str, int]:
+        """End all streams of steps, and give up the episodes that are under way; return what was dropped."""
+        dropped: collections.Counter[str] = collections.Counter()
+        with self._lock:
+            self.is_cut = ~np.array(self.between_episodes())
+            self._is_behind = True
+            for writer in self._writers:
+                dropped.update(writer.leave())
             self._catch_up()
         return dropped
 

@@ -14,8 +14,6 @@ from reverb_writer.protocol.item_encoding import encode_items, encode_slices
 from reverb_writer.transport.in_flight import InsertRequest, ItemRows
 from reverb_writer.writing.chunk_builder import Chunk
 
-__all__ = ["EpisodeWindows", "StreamUpdate", "Windows", "check_dtypes", "stream_update"]
-
 Integers = npt.NDArray[np.int64]
 
 _EPISODE_BITS = 40
@@ -23,33 +21,20 @@ _EPISODE_BITS = 40
 
 
 class Windows(NamedTuple):
-    """Windows of one kind.
+    """Windows of one kind."""
 
-    Attributes:
-        tables: each gets all of them, in the order given.
-        starts: [n] first step of each.
-        ends: [n] step after its last one, in ascending order.
-        priorities: [n].
-    """
-
-    tables: Sequence[str]
-    starts: Integers
-    ends: Integers
-    priorities: npt.NDArray[np.float64]
+    tables: Sequence[str]  # each gets all of them, in the order given
+    starts: Integers  # [n] first step of each
+    ends: Integers  # [n] step after its last one, in ascending order
+    priorities: npt.NDArray[np.float64]  # [n]
 
 
 class EpisodeWindows(NamedTuple):
-    """Complete windows of one episode.
+    """Complete windows of one episode."""
 
-    Attributes:
-        windows: of each kind.
-        chunks: in the order of their steps, without gaps; all that these and later windows need.
-        num_released: how many of them, the oldest ones, no later window can hold.
-    """
-
-    windows: Sequence[Windows]
-    chunks: Sequence[Chunk]
-    num_released: int
+    windows: Sequence[Windows]  # of each kind
+    chunks: Sequence[Chunk]  # in the order of their steps, without gaps; all that these and later windows need
+    num_released: int  # how many of them, the oldest ones, no later window can hold
 
     @property
     def num_items(self) -> int:
@@ -68,13 +53,7 @@ class StreamUpdate(NamedTuple):
 def stream_update(
     episodes: Sequence[EpisodeWindows], tables: frozenset[str], first_key: int, num_columns: int
 ) -> tuple[list[list[Chunk]], StreamUpdate]:
-    """Put the windows of episodes, all of the same kinds, into one request.
-
-    Args:
-        episodes: one at least.
-        tables: names of all tables that the windows go to.
-        first_key: of the items; the others have those that follow it.
-        num_columns: tensors of a chunk.
+    """Put the windows of episodes, all of the same kinds, into one request; keys count from `first_key` on.
 
     Returns:
         The chunks that later windows need, of each episode, and what to write to the stream.
@@ -164,11 +143,7 @@ def _item_rows(
 
 
 def check_dtypes(dtypes: Sequence[np.dtype[Any]], paths: Sequence[str]) -> None:
-    """Refuse leaves that Reverb cannot store.
-
-    Raises:
-        StructureError: names the leaf.
-    """
+    """Refuse leaves that Reverb cannot store."""
     for dtype, path in zip(dtypes, paths, strict=True):
         try:
             tensors.dtype_number(dtype)

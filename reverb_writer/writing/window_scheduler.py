@@ -13,8 +13,6 @@ from reverb_writer.writing.priorities import EpisodeEnd, Priority, WindowPriorit
 from reverb_writer.writing.window_items import Windows
 from reverb_writer.writing.window_targets import NEVER, WindowTarget, episode_end
 
-__all__ = ["WindowScheduler"]
-
 
 class WindowScheduler:
     """Decides which windows of one episode to write next; integers, but for functions as priorities.
@@ -37,14 +35,7 @@ class WindowScheduler:
         pack: Callable[[Sequence[Any]], Any],
         largest: Callable[[Sequence[str]], float],
     ) -> None:
-        """Begin an empty episode.
-
-        Args:
-            targets: the kinds of windows.
-            padding_step: leaves of a padding step.
-            pack: makes the nest of a window's leaves, for a priority that is a function.
-            largest: returns the largest priority seen so far of some tables, for the priority "max".
-        """
+        """Begin an empty episode."""
         self.tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
         self.items_per_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
         self.longest = max((target.spec.sequence_length or NEVER) for target in targets)
@@ -68,11 +59,7 @@ class WindowScheduler:
     def with_priority(
         self, index: int, priority: Priority, num_steps: int
     ) -> tuple[tuple[WindowTarget, ...], WindowPriorities | None]:
-        """Return the `targets` and `priorities` to set for a new priority of one kind after `num_steps` steps.
-
-        Raises:
-            SpecError: it is not a number >= 0, or it is a function for windows whose steps were not kept.
-        """
+        """Return the `targets` and `priorities` to set for a new priority of one kind after `num_steps` steps."""
         target = replace(self.targets[index], priority=priority)
         targets = (*self.targets[:index], target, *self.targets[index + 1 :])
         priorities = self._priorities_of(targets)

@@ -12,17 +12,6 @@ from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
 from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
 from reverb_writer.writing.priorities import EpisodeEnd, Priority
 
-__all__ = [
-    "NEVER",
-    "WindowTarget",
-    "can_align",
-    "chunk_length_for",
-    "chunk_length_of",
-    "episode_end",
-    "table_names",
-    "window_targets",
-]
-
 NEVER = 1 << 62
 """A step count that no episode comes to."""
 
@@ -48,7 +37,6 @@ class WindowTarget:
     priority: Priority = 1.0
 
     def __post_init__(self) -> None:
-        """Check that no table is there twice, and that a constant priority is one."""
         object.__setattr__(self, "tables", (self.tables,) if isinstance(self.tables, str) else tuple(self.tables))
         if len(set(self.tables)) != len(self.tables) or not all(isinstance(t, str) and t for t in self.tables):
             raise SpecError(f"`table` must be a name or several different ones, got {self.tables!r}.")
@@ -57,11 +45,7 @@ class WindowTarget:
 
 
 def table_names(table: str | Sequence[str]) -> tuple[str, ...]:
-    """Return one name, or several, as a tuple.
-
-    Raises:
-        SpecError: there are none.
-    """
+    """Return one name, or several, as a tuple."""
     names = (table,) if isinstance(table, str) else tuple(table)
     if not names:
         raise SpecError("`table` must be a name or several different ones, got none.")
@@ -76,11 +60,7 @@ def window_targets(
     priority: Priority,
     windows: Mapping[str, WindowSpec | WindowTarget] | None,
 ) -> list[WindowTarget]:
-    """Turn an observer's arguments into the kinds of windows it writes.
-
-    Raises:
-        SpecError: there are none, or a table without a length.
-    """
+    """Turn an observer's arguments into the kinds of windows it writes."""
     targets = []
     if table is not None or sequence_length is not None or not windows:
         if table is None or sequence_length is None:
@@ -131,11 +111,7 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
 
 
 def chunk_length_of(targets: Sequence[WindowTarget], chunk_length: int | None, step_bytes: float) -> int:
-    """Return the chunk length that was asked for, or what suits the targets' windows if that is None.
-
-    Raises:
-        SpecError: there are no targets, or it is not in 1..16383.
-    """
+    """Return the chunk length that was asked for, or what suits the targets' windows if that is None."""
     if not targets or not all(target.tables for target in targets):
         raise SpecError(f"`targets` must be at least one kind of window, each with a table, got {targets!r}.")
     if chunk_length is None:

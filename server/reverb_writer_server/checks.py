@@ -6,15 +6,16 @@ Only `serve` checks whether ports are free, and whether another server uses the 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import reverb_writer as rw
-from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.protocol.table_specs import SPECS_TABLE, item_limits, specs_config
 from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences, tables_of
 from reverb_writer_server.checkpoints.folder import CheckpointError, check_directory, select_checkpoint
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability import banner
 
-__all__ = ["RestoreError", "check_memory", "tables_to_serve", "what_to_restore"]
+__all__ = ["RestoreError", "check_memory", "differing_limits", "tables_to_serve", "what_to_restore"]
 
 _logger = logging.getLogger(__name__)
 
@@ -64,6 +65,12 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
         return tables
     saved = tuple(table for table in tables_of(checkpoint) if table.name != SPECS_TABLE)
     return _reconcile_tables(config.checkpoints.on_mismatch, checkpoint, saved, tables)
+
+
+def differing_limits(tables: Sequence[rw.TableConfig], checkpoint: Checkpoint) -> bool:
+    """Return whether a checkpoint tells another `max_item_bytes` than the tables to serve have."""
+    saved = next((table.signature for table in tables_of(checkpoint) if table.name == SPECS_TABLE), None)
+    return item_limits(saved) != item_limits(specs_config(tables).signature)
 
 
 def _reconcile_tables(

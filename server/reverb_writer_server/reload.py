@@ -47,4 +47,5 @@ def _tables(before: tuple[ServedTable, ...], after: tuple[ServedTable, ...]) -> 
         for field in dataclasses.fields(old[name]):
             was, wanted = getattr(old[name], field.name), getattr(new[name], field.name)
             if repr(was) != repr(wanted):  # signatures hold arrays' specs, which a comparison may not take
-                yield f"table `{name}`: {field.name} stays {was}, not {wanted}: {_OF_TABLES}"
+                why = _RESTART if field.name == "max_item_bytes" else _OF_TABLES
+                yield f"table `{name}`: {field.name} stays {was}, not {wanted}: {why}"

@@ -29,7 +29,7 @@ from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.bind import LOOPBACK
 from reverb_writer_server.config.schema import CheckpointConfig, ServerConfig
 from reverb_writer_server.jobs import Jobs
-from reverb_writer_server.limits import raise_descriptor_limit
+from reverb_writer_server.machine_limits import raise_descriptor_limit
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
 from reverb_writer_server.observability.http import StatusServer

@@ -7,7 +7,6 @@ import http.server
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +23,6 @@ pytest.importorskip("furo")
 pytestmark = pytest.mark.timeout(900)
 
 ROOT = Path(__file__).parents[2]
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = (390, 1280)
 SCREENSHOTS = os.environ.get("REVERB_WRITER_SCREENSHOTS")  # a folder that gets a picture of some pages
 SHOWN = ("index.html", "windows.html", "rate-limiters.html", "reference/observers.html", "tutorials/first-agent.html")
@@ -67,17 +65,6 @@ def address(site: Path) -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"
         server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if BROWSER is None:
-        pytest.skip("there is no Chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def pages_of(site: Path) -> list[str]:

@@ -74,6 +74,7 @@ def behind(
     script: Path = FOLDER / "gateway" / "run",
     permitted: str = "* *",
     log: Path | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[Gateway]:
     port = free_port()
     permissions = certificates / "permissions.txt"
@@ -82,7 +83,7 @@ def behind(
         [str(script)],
         port,
         log,
-        REVERB_ADDRESS=f"127.0.0.1:{server.port}",
+        REVERB_ADDRESS=f"{host}:{server.port}",
         GATEWAY_PORT=str(port),
         GATEWAY_SOURCE="127.0.0.2",
         CERTIFICATES=str(certificates / "gateway"),
@@ -327,6 +328,32 @@ def test_gateway_finds_a_server_that_starts_later(lone_server: StartServer, cert
             with pytest.raises(rw.ReverbWriterError):
                 client.server_info(timeout_s=1.0)
             lone_server(rw.TableConfig("replay"), port=port)
+            assert "replay" in client.server_info(timeout_s=30.0)
+
+
+@pytest.mark.only_server("local", "it listens at one address of this machine")
+def test_gateway_finds_a_server_whose_name_is_unknown_at_first_and_gets_another_address_later(
+    replay_server: StartServer, certificates: Path, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    script = tmp_path / "run"  # with a file of names that is its own
+    gateway_script = FOLDER / "gateway" / "run"
+    script.write_text(
+        f"#!/bin/sh\nexec /usr/bin/unshare --mount sh -c 'mount --bind {hosts} /etc/hosts && exec {gateway_script}'\n"
+    )
+    script.chmod(0o755)
+    if subprocess.run(["/usr/bin/unshare", "--mount", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to make a mount namespace")
+    server = replay_server(rw.TableConfig("replay"))
+    for gateway in behind(server, certificates, script, host="replay.test"):
+        with rw.Client(gateway.address, gateway.tls()) as client:
+            for line in ("", "127.0.0.9 replay.test\n"):  # no name; nothing listens there
+                hosts.write_text(f"127.0.0.1 localhost\n{line}")
+                time.sleep(1)  # it looks five times a second
+                with pytest.raises(rw.ReverbWriterError):
+                    client.server_info(timeout_s=1.0)
+            hosts.write_text("127.0.0.1 localhost\n127.0.0.1 replay.test\n")
             assert "replay" in client.server_info(timeout_s=30.0)
 
 

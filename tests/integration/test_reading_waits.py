@@ -251,7 +251,7 @@ def test_close_waits_for_no_server_that_is_gone(lone_server: StartServer) -> Non
     assert list(dataset) == []
 
 
-def test_two_servers_are_sampled_in_turn_and_updates_go_to_the_owner(replay_server: StartServer) -> None:
+def test_two_servers_are_sampled_as_one_and_updates_go_to_the_owner(replay_server: StartServer) -> None:
     config = rw.TableConfig("table", 100, sampler=rw.Prioritized(1.0))
     servers = [replay_server(config), replay_server(config)]
     for number, server in enumerate(servers):
@@ -261,8 +261,7 @@ def test_two_servers_are_sampled_in_turn_and_updates_go_to_the_owner(replay_serv
         assert client.server_info()["table"].current_size == 6
         with rw.ReplayDataset(client, "table", 4) as dataset:
             batches = [next(dataset) for _ in range(4)]
-            seen = {batch.info.server: set(first_numbers(batch)) for batch in batches}
-            assert seen == {addresses[0]: {0}, addresses[1]: {1}}
+            assert {number for batch in batches for number in first_numbers(batch)} == {0, 1}
             # All at once: the same key in two calls may be sent twice.
             dataset.update_priorities(np.concatenate([batch.info.keys for batch in batches]), np.full(16, 5.0))
             dataset.flush_priorities()

@@ -15,7 +15,7 @@ from rollout_steps import tf_agents_steps
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.files.journal import Journal
+from reverb_writer.files.importing import Journal
 from reverb_writer.rollouts import (
     RolloutTee,
     RolloutWriter,

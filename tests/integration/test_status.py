@@ -161,4 +161,32 @@ def test_what_cannot_be_asked_is_exit_code_3_and_a_line(tmp_path: Path) -> None:
 
 def test_help_tells_the_exit_codes() -> None:
     words = " ".join(status("--help").stdout.split())
-    assert "0 healthy 1 a side of a table is blocked 2 unreachable: no server answers 3 not asked" in words
+    assert "0 healthy 1 a side of a table is blocked 2 unreachable: a server does not answer 3 not asked" in words
+
+
+def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
+    tables = (rw.TableConfig.queue("queue", 1), rw.TableConfig("replay"))
+    free, blocked, lost = (lone_server(*tables) for _ in range(3))
+    with rw.Client(blocked.address) as client:
+        client.insert(np.zeros(1), {"queue": 1.0})
+    with blocked_writer(blocked.address, "queue"):
+        done = status(free.address, blocked.address, "--why")
+        assert done.returncode == 1, done.stderr
+        words = " ".join(done.stdout.split())
+        assert f"shard {blocked.address} blocks: table `queue`, inserts" in words
+        assert f"shard {free.address} blocks" not in words
+        assert f"{free.address} queue size 0 / 1" in words  # each on its own, narrow here
+        lost.process.kill()
+        done = status(free.address, blocked.address, lost.address, "--json", "--timeout", "1")
+        assert done.returncode == 2, done.stderr
+        states = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(state["address"], state["health"]) for state in states] == [
+            (free.address, "healthy"),
+            (blocked.address, "blocked"),
+            (lost.address, "unreachable"),
+        ]
+        done = status(free.address, lost.address, "--timeout", "1")
+        assert f"shard {lost.address} is unreachable" in " ".join(done.stdout.split())
+    done = status(free.address, blocked.address)
+    assert done.returncode == 0
+    assert "healthy: none of 2 shards is blocked" in " ".join(done.stdout.split())

@@ -91,12 +91,78 @@ def test_latest_waits_for_its_own_time_out_only(lone_server: StartServer) -> Non
             actor.latest(timeout_s=0.3)
 
 
-def test_several_servers_are_refused_by_name(replay_server: StartServer) -> None:
+def test_weights_go_to_all_of_several_servers(replay_server: StartServer) -> None:
+    addresses = [replay_server(rw.TableConfig("weights", 1)).address for _ in range(3)]
+    with rw.Variables(addresses, "weights", interval_s=0.001) as learner:
+        assert [learner.publish([np.arange(number)]) for number in (3, 4)] == [1, 2]
+    for address in addresses:
+        with rw.Variables(address, "weights") as actor:
+            assert actor.latest()[0].tolist() == [0, 1, 2, 3]
+            assert actor.version == 2
+
+
+def test_weights_are_read_from_whichever_server_has_the_newest(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [lone_server(rw.TableConfig("weights", 1)) for _ in range(2)]
+    addresses = [server.address for server in servers]
+    with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights", interval_s=0.001) as actor:
+
+        def polled(version: int) -> bool:
+            """Return whether polling comes to a version, and to none but newer ones on the way."""
+            versions = [actor.version]
+
+            def is_there() -> bool:
+                if (nest := actor.poll()) is not None:
+                    versions.append(int(nest[0]))
+                return versions[-1] == version
+
+            return eventually(is_there) and versions == sorted(set(versions))
+
+        learner.publish([1])
+        assert polled(1)
+        servers[0].process.kill()
+        learner.publish([2])
+        learner.publish([3])
+        assert polled(3)
+        servers[0].process.restart()  # without weights
+        with rw.Variables(addresses, "weights") as late:
+            assert late.latest() == [3]
+        servers[1].process.kill()
+        learner.publish([4])  # the first server has it
+        assert polled(4)
+        servers[1].process.restart()
+        learner.publish([5])
+        assert polled(5)
+        assert actor.latest() == [5]
+    said = [record.getMessage() for record in caplog.records if "Weights do not reach" in record.getMessage()]
+    assert [line.split(". ")[0] for line in said] == [f"Weights do not reach {address}" for address in addresses]
+
+
+def test_weights_that_an_old_checkpoint_brings_back_are_not_taken(replay_server: StartServer) -> None:
+    """A reader keeps the version of the largest number, whatever a server that comes back has."""
+    servers = [replay_server(rw.TableConfig("weights", 1)) for _ in range(2)]
+    addresses = [server.address for server in servers]
+    with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights", interval_s=0.001) as actor:
+        learner.publish([10], version=10)
+        assert eventually(lambda: actor.poll() == [10] or actor.version == 10)
+        for address in addresses:
+            with rw.Variables(address, "weights") as old:
+                old.publish([9], version=9)
+            assert not any(actor.poll() for _ in range(300))
+        learner.publish([11], version=11)
+        assert eventually(lambda: actor.poll() is not None or actor.version == 11)
+
+
+def test_weights_that_no_server_has_yet_are_waited_for(replay_server: StartServer) -> None:
     addresses = [replay_server(rw.TableConfig("weights", 1)).address for _ in range(2)]
-    with pytest.raises(rw.SpecError, match=r"`client` must be of one server, got one of localhost:\d+,localhost:\d+"):
-        rw.Variables(addresses, "weights")
-    with rw.Client(addresses) as client, pytest.raises(rw.SpecError, match=r"Use one of `client.each\(\)`"):
-        client.request_info()
+    with rw.Variables(addresses, "weights") as learner, rw.Variables(addresses, "weights") as actor:
+        with pytest.raises(rw.ReplayTimeoutError, match=r"table `weights` is empty at .* Nothing was published yet"):
+            actor.latest(timeout_s=0.3)
+        timer = threading.Timer(0.2, learner.publish, [[np.arange(3)]])
+        timer.start()
+        assert actor.latest()[0].tolist() == [0, 1, 2]
+        timer.join()
 
 
 @pytest.mark.parametrize("interval_s", [-1, float("nan"), "often"])

@@ -13,9 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sampled import chunk
 
-from reverb_writer.decoding.chunk_layout_cache import ChunkLayoutCache
 from reverb_writer.decoding.chunk_schema import ChunkSchema
-from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
+from reverb_writer.decoding.encoded_chunk import ChunkLayoutCache, EncodedChunk, EncodedChunks
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.chunk_layout import ExpectedTensor, find_contents, find_tensors_field

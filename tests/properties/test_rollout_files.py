@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as arrays
 from rollout_steps import write_transitions
 
 import reverb_writer as rw
-from reverb_writer.files.nest_json import decode_nest, encode_nest
+from reverb_writer.files.manifest import decode_nest, encode_nest
 from reverb_writer.nests import packer, rows
 from reverb_writer.rollouts import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
 

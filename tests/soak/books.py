@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer_server.checkpoints.contents import Checkpoint, inspect
-from reverb_writer_server.checkpoints.tfrecord import CHUNKS, ITEMS, read_records
 from tensor_codec import decode
 
+from reverb_writer.files.tfrecord import CHUNKS, ITEMS, read_records
 from reverb_writer.protocol import messages
 
 __all__ = ["LENGTH", "Books", "Journal", "Loss", "num_confirmed"]

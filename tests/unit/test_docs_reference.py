@@ -29,8 +29,8 @@ PACKAGES = (
     *(
         f"reverb_writer.{name}"
         for name in (
-            "environments", "episodes", "instinct_rl", "local", "returns", "rollouts", "slices", "tables", "testing",
-            "tf_agents", "windows",
+            "environments", "episodes", "instinct_rl", "local", "ray", "returns", "rollouts", "slices", "tables",
+            "testing", "tf_agents", "windows",
         )
     ),
 )  # fmt: skip
@@ -133,3 +133,9 @@ def test_what_lacks_a_description_is_found() -> None:
     assert described(function).keys() == {"timeout_s", "table"}
     assert [parameter.name for parameter in parameters(function)] == ["length_bytes", "timeout_s", "table"]
     assert raised([function]) == {"SpecError"}
+
+
+def test_every_public_class_says_its_state_in_a_line() -> None:
+    values = [object_of(package, name) for package, name in public_names()]
+    classes = [value for value in values if inspect.isclass(value) and not getattr(value, "_is_protocol", False)]
+    assert not [value.__name__ for value in classes if value.__repr__ is object.__repr__]

@@ -178,7 +178,7 @@ STEP: Any = {"observation": 9, "action": 9, "reward": 9.0, "extra_model_outputs"
         {"observation": {"a": 1}},
         {"observation": None},
         {"action": [1, 2]},
-        {"action": object()},
+        pytest.param({"action": object()}, id="{'action': object()}"),
         {"reward": np.zeros(1)},
         {"reward": "1"},
         {"reward": None},

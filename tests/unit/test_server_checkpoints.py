@@ -16,7 +16,8 @@ pytest.importorskip("reverb_writer_server", reason="the server is not installed 
 
 from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences
 from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointFolder, checkpoints_in, select_checkpoint
-from reverb_writer_server.checkpoints.tfrecord import DONE, FILES, read_records
+
+from reverb_writer.files.tfrecord import DONE, FILES, read_records
 
 
 def written(incoming: Path, name: str, *, at: float, done: bool = True, what: bytes = b"") -> Path:

@@ -36,6 +36,26 @@ def tables(tmp_path: Path, text: str, environment: dict[str, str] | None = None)
 # What is configured.
 
 
+def test_limit_of_items_is_that_of_each_table_queues_too(tmp_path: Path) -> None:
+    found = tables(
+        tmp_path, '[tables.a]\nmax_item_bytes = 7\n[tables.b]\nrate_limiter = "queue"\nmax_item_bytes = 8\n[tables.c]'
+    )
+    assert {name: table.max_item_bytes for name, table in found.items()} == {"a": 7, "b": 8, "c": 0}
+    assert describe(found["b"])[-1] == "our clients send no item of more than 8 B"
+
+
+def test_limit_below_the_items_of_the_signature_is_refused(tmp_path: Path) -> None:
+    text = """
+        [tables.replay]
+        sequence_length = 5
+        signature = {{frame = "uint8[3]", number = "float32"}}
+        max_item_bytes = {}
+    """
+    assert tables(tmp_path, text.format(35))["replay"].max_item_bytes == 35  # 5 steps of 3 + 4 bytes
+    with pytest.raises(ConfigError, match=r"`tables\.replay\.max_item_bytes`: got 34, allowed: at least 35"):
+        tables(tmp_path, text.format(34))
+
+
 def test_without_anything_there_is_one_table_and_the_defaults() -> None:
     config = load(None, {})
     assert config.tables == (ServedTable(TableConfig("replay")),)
@@ -116,7 +136,9 @@ def test_command_line_beats_environment_beats_file_beats_default(tmp_path: Path)
 def test_every_key_can_be_set_by_a_variable(key: str) -> None:
     kind = KEYS[key].kind
     value = kind.options[-1] if kind.options else {bool: "false", int: "7", float: "7", str: "text"}[kind.types[-1]]
-    load(None, {f"REVERB_WRITER__{key.upper().replace('.', '__')}": value})
+    others = {"SHARDS": "8", "SHARD": "3"} if key.startswith("cluster.") else {}  # which are set together
+    environment = {f"REVERB_WRITER__CLUSTER__{name}": other for name, other in others.items()}
+    load(None, {**environment, f"REVERB_WRITER__{key.upper().replace('.', '__')}": value})
 
 
 def test_variables_reach_tables_of_the_file_and_make_new_ones(tmp_path: Path) -> None:
@@ -404,3 +426,59 @@ def test_limit_of_the_container_counts_if_there_is_one(tmp_path: Path, name: str
 def test_what_cannot_be_configured_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+# Several servers with one file.
+
+CLUSTER = """
+cluster.shards = 4
+checkpoints.directory = "checkpoints"
+[tables.replay]
+max_size = 1000
+rate_limiter = "ratio"
+samples_per_insert = 2.0
+min_size = 100
+error_buffer = 80.0
+samples_in_flight = 160
+[tables.weights]
+max_size = 1
+"""
+
+
+def test_each_server_of_a_cluster_serves_its_share(tmp_path: Path) -> None:
+    for shard in range(4):
+        config = read(tmp_path, CLUSTER, {"REVERB_WRITER__CLUSTER__SHARD": str(shard)})
+        replay, weights = (table.config for table in config.tables)
+        assert (replay.max_size, weights.max_size) == (250, 1)
+        assert replay.rate_limiter == SampleToInsertRatio(2, 25, 20)
+        assert config.checkpoints.directory == Path(f"checkpoints/shard-{shard}")
+        assert (config.cluster_shard, config.cluster_shards) == (shard, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (CLUSTER, {}, "`cluster.shard`: got nothing, allowed: 0 to 3, for `cluster.shards` is 4."),
+        (CLUSTER, {"cluster__shard": 4}, "command line: `cluster.shard`: got 4, allowed: 0 to 3"),
+        (
+            "",
+            {"cluster__shard": 1},
+            "command line: `cluster.shard`: got 1, allowed: 0 to 0, for `cluster.shards` is 1.",
+        ),
+        (
+            CLUSTER,
+            {"cluster__shard": 0, "tables__replay__min_size": 3},
+            "`cluster.shards` = 4: table `replay`: `min_size` is 3 for all 4 servers together, expected 4 or more",
+        ),
+        (
+            CLUSTER.replace("samples_in_flight = 160", "samples_in_flight = 170"),
+            {"cluster__shard": 0},
+            "a learner fetches 170 samples",
+        ),
+    ],
+)
+def test_share_that_is_none_or_would_not_work_is_refused(
+    tmp_path: Path, text: str, flags: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read(tmp_path, text, **flags)

@@ -104,7 +104,7 @@ def test_numpy_numbers_are_stored_as_plain_ones() -> None:
 
 def test_defaults_are_a_uniform_replay_of_a_million_items() -> None:
     table = TableConfig("replay")
-    assert dataclasses.astuple(table) == ("replay", 1_000_000, "uniform", "fifo", (1,), 0, None)
+    assert dataclasses.astuple(table) == ("replay", 1_000_000, "uniform", "fifo", (1,), 0, None, 0)
     assert table.rate_limiter == MinSize(1)
 
 
@@ -122,6 +122,7 @@ def test_queue_and_stack_give_each_item_once() -> None:
         ({"max_size": 0}, "`max_size` must be >= 1, got 0."),
         ({"max_size": 2**31}, "`max_size` must be <= 2147483647, got 2147483648."),
         ({"max_times_sampled": -1}, "`max_times_sampled` must be >= 0, got -1."),
+        ({"max_item_bytes": -1}, "`max_item_bytes` must be >= 0, got -1."),
         (
             {"sampler": "unifrom"},
             (
@@ -174,3 +175,59 @@ def test_configurations_travel_by_pickle_and_can_be_keys() -> None:
 def test_configurations_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         TableConfig("replay").max_size = 5  # type: ignore[misc]
+
+
+# Shares of several servers.
+
+
+def test_shares_of_a_table_are_together_what_it_is() -> None:
+    table = TableConfig("replay", 1003, Prioritized(0.6), "lifo", SampleToInsertRatio(4, 101, 200), 3)
+    shares = table.split(4)
+    assert [one.max_size for one in shares] == [251, 251, 251, 250]
+    limiters = [one.rate_limiter for one in shares]
+    assert [limiter.balance.min_size for limiter in limiters] == [26, 25, 25, 25]
+    # 4 x 101 = 404, 200 to either side; a share has 26/101 or 25/101 of it
+    assert sum(limiter.balance.min_diff for limiter in limiters) == pytest.approx(204)
+    assert sum(limiter.balance.max_diff for limiter in limiters) == pytest.approx(604)
+    for one in shares:
+        whole = dataclasses.replace(one, max_size=1003, rate_limiter=table.rate_limiter)
+        assert whole == table
+
+
+def test_shares_of_a_pair_of_bounds_are_in_proportion() -> None:
+    shares = TableConfig("replay", 100, rate_limiter=SampleToInsertRatio(2, 10, (-30, 50))).split(2)
+    assert [one.rate_limiter.balance for one in shares] == [(2, 5, -15, 25)] * 2
+
+
+def test_shares_of_queues_minimal_sizes_and_weights() -> None:
+    assert [one.rate_limiter for one in TableConfig.queue("queue", 5).split(2)] == [Queue(3), Queue(2)]
+    assert TableConfig.stack("stack", 4).split(2)[1] == TableConfig.stack("stack", 2)
+    assert [one.rate_limiter for one in TableConfig("replay", 10).split(3)] == [MinSize(1)] * 3
+    assert [one.rate_limiter for one in TableConfig("replay", 10, rate_limiter=MinSize(7)).split(3)] == [
+        MinSize(3), MinSize(2), MinSize(2),
+    ]  # fmt: skip
+    weights = TableConfig("weights", 1)
+    assert weights.split(3) == (weights,) * 3
+    assert weights.split(1) == (weights,)
+
+
+@pytest.mark.parametrize(
+    ("table", "num_shards", "message"),
+    [
+        (TableConfig("replay", 3), 4, "`max_size` is 3 for all 4 servers together, expected 4 or more: each needs 1."),
+        (
+            TableConfig("replay", 9, rate_limiter=MinSize(3)),
+            4,
+            "`min_size` is 3 for all 4 servers together, expected 4",
+        ),
+        (TableConfig("replay", 3), 0, "`num_shards` must be >= 1, got 0."),
+        (
+            TableConfig("replay", 100, rate_limiter=SampleToInsertRatio(4, 10, 8)),
+            5,
+            "table `replay`: `error_buffer` 8.0 of all servers together leaves too little for one. Raise it, or have",
+        ),
+    ],
+)
+def test_share_that_could_not_work_is_refused(table: TableConfig, num_shards: int, message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        table.split(num_shards)

@@ -1,110 +1,81 @@
-"""What an observer's arguments mean: kinds of windows, their tables and priorities, and the chunks that suit them."""
+"""Targets, and the sources that tell them."""
 
 from __future__ import annotations
 
+import pickle
+import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from reverb_writer.errors import SpecError
-from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
-from reverb_writer.windows import EndOfEpisode, WindowSpec
-from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for, window_targets
-
-DROP = EndOfEpisode.DROP
-pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
+import reverb_writer as rw
+from reverb_writer.client.targets import source_of
 
 
-@pytest.mark.parametrize(
-    ("tables", "expected"), [("one", ("one",)), (["b", "a"], ("b", "a")), (("one",), ("one",)), ((), ())]
-)
-def test_tables_are_a_name_or_several(tables: Any, expected: tuple[str, ...]) -> None:
-    assert WindowTarget(WindowSpec(2), tables).tables == expected
-
-
-@pytest.mark.parametrize("tables", [("a", "a"), ("a", ""), "", ("a", 3), (None,)])
-def test_tables_that_are_none_are_refused(tables: Any) -> None:
-    with pytest.raises(SpecError, match="`table` must be a name or several different ones"):
-        WindowTarget(WindowSpec(2), tables)
-
-
-@pytest.mark.parametrize("priority", [-1.0, float("nan"), float("inf"), "high", None])
-def test_priority_that_is_none_is_refused(priority: Any) -> None:
-    with pytest.raises(SpecError, match="`priority` must be a finite number >= 0"):
-        WindowTarget(WindowSpec(2), ("table",), priority)
-
-
-# Several kinds of windows.
-
-
-def test_one_kind_goes_to_all_tables() -> None:
-    assert window_targets(["a", "b"], 4, 2, EndOfEpisode.PAD, 3.0, None) == [
-        WindowTarget(WindowSpec(4, 2, "pad"), ("a", "b"), 3.0)
-    ]
-
-
-def test_windows_go_to_the_tables_of_their_names_or_their_own() -> None:
-    windows: dict[str, WindowSpec | WindowTarget] = {
-        "short": WindowSpec(2),
-        "long": WindowTarget(WindowSpec(8, 4), ("x", "y"), 0.5),
-        "named": WindowTarget(WindowSpec(3), (), 7.0),
-    }
-    assert window_targets("all", 5, 1, DROP, 2.0, windows) == [
-        WindowTarget(WindowSpec(5), ("all",), 2.0),
-        WindowTarget(WindowSpec(2), ("short",), 2.0),
-        WindowTarget(WindowSpec(8, 4), ("x", "y"), 0.5),
-        WindowTarget(WindowSpec(3), ("named",), 7.0),
-    ]
-    assert len(window_targets(None, None, 1, DROP, 2.0, windows)) == 3
+def test_a_file_tells_names_addresses_and_states_and_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "shards"
+    path.write_text("# two servers\nlocalhost:8000\n\nsecond  localhost:8001 draining  # until Friday\n")
+    source = source_of(f"file:{path}")
+    assert source == rw.TargetFile(str(path))
+    assert source.look_up(1.0).shards == (
+        rw.Shard("localhost:8000", "localhost:8000"),
+        rw.Shard("second", "localhost:8001", "draining"),
+    )
+    path.write_text("second unix:/run/replay\n")
+    assert source.look_up(1.0).shards == (rw.Shard("second", "unix:/run/replay"),)
 
 
 @pytest.mark.parametrize(
-    ("table", "length", "windows", "message"),
+    ("text", "message"),
     [
-        (None, None, None, "`table` and `sequence_length` belong together, got None and None"),
-        (None, None, {}, "belong together"),
-        ("a", None, None, "got 'a' and None. Give both, or `windows` alone."),
-        ("a", None, {"b": WindowSpec(2)}, "belong together"),
-        (None, 3, {"b": WindowSpec(2)}, "got None and 3"),
-        ([], 3, None, "`table` must be a name or several different ones, got none"),
-        (["a", "a"], 3, None, "several different ones"),
-        (None, None, {"b": 3}, r"`windows\['b'\]` must be a WindowSpec or a WindowTarget, got int"),
-        ("a", 0, None, "`sequence_length` must be >= 1, got 0"),
+        ("a localhost:8000\na localhost:8001", "different ones, got a, a"),
+        ("localhost:8000\nx y", "line 2: `address` must be"),
+        ("a localhost:8000 gone", "line 1: `state` of shard a must be one of 'up', 'draining', 'lost', got 'gone'"),
+        ("a localhost:8000 up down", "line 1: .* got 'down'"),
+        ("# nothing", "names no shard"),
     ],
 )
-def test_arguments_that_name_no_windows_are_refused(table: Any, length: Any, windows: Any, message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        window_targets(table, length, 1, DROP, 1.0, windows)
+def test_a_file_that_cannot_be_right_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "shards"
+    path.write_text(text)
+    with pytest.raises(rw.SpecError, match=message):
+        rw.TargetFile(str(path)).look_up(1.0)
 
 
-# Chunks.
+def test_a_file_that_is_not_there_is_no_bad_argument(tmp_path: Path) -> None:
+    with pytest.raises(rw.ServerUnavailableError, match="cannot be read"):
+        rw.TargetFile(str(tmp_path / "none")).look_up(1.0)
+
+
+def test_each_record_of_a_dns_name_is_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def records(host: str, port: int, **_: Any) -> list[Any]:
+        assert (host, port) == ("replay-headless", 8000)
+        kinds = [(socket.AF_INET, "10.0.0.2"), (socket.AF_INET6, "fd00::1"), (socket.AF_INET, "10.0.0.1")]
+        return [(kind, socket.SOCK_STREAM, 6, "", (ip, port)) for kind, ip in kinds]
+
+    monkeypatch.setattr(socket, "getaddrinfo", records)  # a name with several records, without a name server
+    target = source_of("shards:dns:replay-headless:8000").look_up(1.0)
+    assert [shard.address for shard in target.shards] == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
+    assert [shard.name for shard in target.shards] == [shard.address for shard in target.shards]
+
+
+def test_a_name_without_records_is_an_unavailable_server() -> None:
+    with pytest.raises(rw.ServerUnavailableError, match="no-such-host has no address"):
+        rw.TargetDns("no-such-host", 8000).look_up(10.0)
+
+
+@pytest.mark.parametrize("address", [[], ["localhost:1", "localhost:1"], "localhost", 3, "shards:dns:host"])
+def test_what_is_no_target_is_refused(address: Any) -> None:
+    with pytest.raises(rw.SpecError):
+        source_of(address)
 
 
 @pytest.mark.parametrize(
-    ("windows", "expected"),
-    [
-        # One window a chunk where they do not overlap.
-        ([(20, 20)], 20),
-        ([(1, 1)], 1),
-        # The common grid, where a window touches at most four chunks of it.
-        ([(20, 10)], 10),
-        ([(4, 1)], 1),
-        ([(4, 3)], 1),
-        ([(12, 9)], 3),
-        # The shortest window where the grid is too fine.
-        ([(5, 1)], 5),
-        ([(20, 1)], 20),
-        ([(20, 3)], 20),
-        ([(2, 1), (80, 40)], 2),
-        ([(40, 40), (80, 40)], 40),
-        ([(20_000, 1)], MAX_CHUNK_LENGTH),
-        ([(20_000, 20_000)], MAX_CHUNK_LENGTH),
-    ],
+    "source", [rw.Target(7, (rw.Shard("a", "localhost:1", "lost"),)), rw.TargetFile("x"), rw.TargetDns("h", 1)]
 )
-def test_chunks_follow_from_the_windows(windows: list[tuple[int, int]], expected: int) -> None:
-    assert chunk_length_for([WindowSpec(*window) for window in windows]) == expected
-
-
-def test_whole_episodes_take_the_chunks_of_the_windows_beside_them() -> None:
-    assert chunk_length_for([WindowSpec.whole_episode()]) == 100
-    assert chunk_length_for([WindowSpec.whole_episode(), WindowSpec(20, 10)]) == 10
+def test_targets_and_sources_are_picklable_and_hashable(source: rw.TargetSource) -> None:
+    assert isinstance(source, rw.TargetSource)
+    copied = pickle.loads(pickle.dumps(source))  # noqa: S301  # our own bytes
+    assert copied == source
+    assert len({source, copied}) == 1

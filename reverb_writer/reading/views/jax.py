@@ -10,8 +10,6 @@ from reverb_writer.extras import needs
 with needs("`as_jax`", "reverb-writer[jax]"):
     import jax
 
-__all__ = ["jax_batches"]
-
 
 def jax_batches(dataset: Any, device: Any) -> Iterator[Any]:
     """Yield batches whose leaves are JAX arrays on `device`; strings stay NumPy arrays.

@@ -15,8 +15,6 @@ from reverb_writer.extras import needs
 with needs("`as_tf`", "tensorflow"):
     import tensorflow as tf
 
-__all__ = ["reverb_dataset", "tf_dataset"]
-
 
 def tf_dataset(dataset: Any, num_open: int = 2) -> Any:
     """Return a `tf.data.Dataset` of pairs: the nest of a batch, and a dict of the arrays of its info and markers.
@@ -55,10 +53,6 @@ def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch
         has_time: whether the shapes in `spec` have the time dimension.
         batch_size: samples in a batch; of one length.
         max_in_flight: limit of samples fetched ahead.
-
-    Raises:
-        MissingExtraError: dm-reverb is not installed.
-        SpecError: the structure of the table is not known.
     """
     with needs("`native`", "dm-reverb[tensorflow]"):
         import reverb  # noqa: PLC0415  # not a dependency

@@ -18,8 +18,6 @@ with needs("`as_torch`", "reverb-writer[torch]"):
     import torch
     import torch.utils.data
 
-__all__ = ["TensorConverter", "TorchDataset", "replay_view"]
-
 # What PyTorch has no dtype for, or computes nothing with.
 _WIDER = {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 
@@ -87,15 +85,11 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
                 picklable for workers that are spawned.
             device: where tensors go, see `TensorConverter`.
             dataset: iterated over in this process; None to open the share of the only worker instead.
-
-        Raises:
-            SpecError: it is a CUDA device, and PyTorch finds none.
         """
         super().__init__()
         self._open_share, self._convert, self._dataset = open_share, TensorConverter(device), dataset
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches of tensors."""
         worker = torch.utils.data.get_worker_info()
         if worker is None and self._dataset is not None:
             yield from map(self._convert, self._dataset)

@@ -18,9 +18,7 @@ import tree
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError
-from reverb_writer.protocol import messages, signatures
-from reverb_writer.tables import Prioritized, Selector, TableConfig
-from reverb_writer_server.checkpoints.tfrecord import (
+from reverb_writer.files.tfrecord import (
     CHUNKS,
     DONE,
     FILES,
@@ -30,6 +28,8 @@ from reverb_writer_server.checkpoints.tfrecord import (
     read_file,
     read_records,
 )
+from reverb_writer.protocol import messages, signatures
+from reverb_writer.tables import Prioritized, Selector, TableConfig
 from reverb_writer_server.config.textproto import selector
 
 __all__ = [

@@ -26,9 +26,9 @@ from datetime import timezone
 from pathlib import Path
 
 from reverb_writer.errors import FormatError
+from reverb_writer.files.tfrecord import DONE
 from reverb_writer_server.checkpoints.contents import MANIFEST, NAME, Checkpoint, checked, tables_of
 from reverb_writer_server.checkpoints.owner import OWNER, CheckpointError, OwnerFile
-from reverb_writer_server.checkpoints.tfrecord import DONE
 
 __all__ = [
     "Adopted",

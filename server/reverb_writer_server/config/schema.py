@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import tree
 
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
@@ -20,6 +23,7 @@ from reverb_writer.tables import (
 )
 from reverb_writer_server.config import rate_limiter_checks, textproto
 from reverb_writer_server.config.bind import ALL, LOOPBACK
+from reverb_writer_server.config.shares import shares_of
 from reverb_writer_server.config.signature_syntax import read_signature
 from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
 
@@ -69,6 +73,10 @@ KEYS: Mapping[str, Key] = {
         120.0,
         "time without an answer of Reverb after which `/livez` fails, so that the server is restarted; 0 for no limit",
     ),
+    "cluster.shards": Key(
+        count(1, 1000), 1, "number of servers with this file that are one replay: each serves its share of every table"
+    ),
+    "cluster.shard": Key(count(0, 999), None, "number of this server among them, from 0; `--shard`"),
     "gateway.certificate": Key(text("a path"), None, "PEM file with the gateway's certificate, whose end is a metric"),
     "checkpoints.directory": Key(
         text("a path"),
@@ -123,6 +131,11 @@ KEYS: Mapping[str, Key] = {
     "tables.*.remover_exponent": Key(quantity("of the priority"), 1.0, "exponent of a prioritized remover"),
     "tables.*.max_times_sampled": Key(
         count(0, _MAX_COUNT), 0, "number of samples after which an item is removed; 0 for no limit"
+    ),
+    "tables.*.max_item_bytes": Key(
+        count(0, 2**62),
+        0,
+        "size of an item, uncompressed, above which our clients refuse to send it; 0 for no limit",
     ),
     "tables.*.rate_limiter": Key(
         choice(*_LIMITERS),
@@ -204,6 +217,8 @@ class ServerConfig:
     http_port: int
     http_address_file: Path | None
     http_max_silence_s: float
+    cluster_shards: int
+    cluster_shard: int | None
     gateway_certificate: Path | None
     checkpoints: CheckpointConfig
     memory_on_excess: str
@@ -261,6 +276,10 @@ def load(
     def value(key: str) -> Any:
         return settings.get(*key.split("."), default=KEYS[key].default)
 
+    shards, shard, folder = value("cluster.shards"), value("cluster.shard"), _path(value("checkpoints.directory"))
+    served = shares_of(settings, given + named or (ServedTable(TableConfig("replay")),), shards, shard)
+    if folder is not None and shards > 1:
+        folder /= f"shard-{shard}"  # each server locks its own
     return ServerConfig(
         port=value("port"),
         bind=value("bind"),
@@ -268,9 +287,11 @@ def load(
         http_port=value("http.port"),
         http_address_file=_path(value("http.address_file")),
         http_max_silence_s=value("http.max_silence_s"),
+        cluster_shards=shards,
+        cluster_shard=shard,
         gateway_certificate=_path(value("gateway.certificate")),
         checkpoints=CheckpointConfig(
-            _path(value("checkpoints.directory")),
+            folder,
             *(value(f"checkpoints.{name}") for name in _CHECKPOINT_KEYS),
         ),
         memory_on_excess=value("memory.on_excess"),
@@ -278,7 +299,7 @@ def load(
         log_format=value("log.format"),
         log_level=value("log.level"),
         log_figures_every_s=value("log.figures_every_s"),
-        tables=given + named or (ServedTable(TableConfig("replay")),),
+        tables=served,
     )
 
 
@@ -297,14 +318,28 @@ def _table(settings: Settings, name: str) -> ServedTable:
         leaves = None if signature is None else read_signature(signature, length)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            config = _table_config(settings, name, leaves, value)
+            config = replace(_table_config(settings, name, leaves, value), max_item_bytes=value("max_item_bytes"))
         rate_limiter_checks.check(config, value("samples_in_flight"))
+        _check_item_bytes(settings, config, length)
     except ConfigError:
         raise
     except SpecError as error:
         raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
     advice = (*(str(warning.message) for warning in caught), *rate_limiter_checks.advice(config))
     return ServedTable(config, length, value("stride_length"), advice, value("episode_length"))
+
+
+def _check_item_bytes(settings: Settings, table: TableConfig, length: int | None) -> None:
+    """Refuse a limit that is below the size of the table's own items, as far as that is known."""
+    if table.max_item_bytes and table.signature is not None and length:
+        leaves = [leaf for leaf in tree.flatten(table.signature) if None not in leaf.shape]
+        size = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves if leaf.dtype.kind != "O")
+        if size > table.max_item_bytes:
+            where = f"{settings.origin('tables', table.name, 'max_item_bytes')}: `tables.{table.name}.max_item_bytes`"
+            raise ConfigError(
+                f"{where}: got {table.max_item_bytes}, allowed: at least {size}, which is what {length} steps of the "
+                "signature take."
+            )
 
 
 def _table_config(settings: Settings, name: str, signature: Any, value: _Values) -> TableConfig:

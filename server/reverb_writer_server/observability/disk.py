@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography import x509
+
+from reverb_writer_server.watch_thread import WatchThread
 
 __all__ = ["DiskFacts", "DiskWatch"]
 
@@ -37,7 +38,7 @@ class DiskFacts:
     certificate_expires_at: float | None = None
 
 
-class DiskWatch:
+class DiskWatch(WatchThread):
     """Looks at once, and then every ten seconds in its own thread until it is closed."""
 
     def __init__(self, directory: Path | None, certificate: Path | None, found: Callable[[DiskFacts], None]) -> None:
@@ -49,16 +50,9 @@ class DiskWatch:
             found: called with what was found. An OSError from it is logged as one of the look itself.
         """
         self._directory, self._certificate, self._found = directory, certificate, found
-        self._closed = threading.Event()
         self._told = ""
         self._look()
-        self._thread = threading.Thread(target=self._run, name="disk-watch", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop the thread, or leave it behind if the disk does not answer. Idempotent."""
-        self._closed.set()
-        self._thread.join(_JOIN_S)
+        super().__init__("disk-watch", _JOIN_S)
 
     def _run(self) -> None:
         while not self._closed.wait(_EVERY_S):

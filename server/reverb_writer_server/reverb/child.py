@@ -8,12 +8,9 @@ service is killed: a server that restores for minutes would otherwise hold the p
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import functools
-import os
 import shutil
-import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,12 +19,11 @@ from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
+from reverb_writer_server.parent_death import end_with
 from reverb_writer_server.reverb.draining import Drain
 from reverb_writer_server.reverb.writer_guard import WriterGuard
 
 __all__ = ["StartRequest"]
-
-_PR_SET_PDEATHSIG = 1  # of Linux
 
 
 @dataclass(frozen=True)
@@ -39,8 +35,8 @@ class StartRequest:
         port: 1 to 65535, or None for a free one.
         checkpoints: the folder that Reverb writes to; None for a temporary one.
         restore: a complete checkpoint to restore; None to begin empty.
-        fitted: where to write a copy of the checkpoint for the tables, which is restored in its place; None to restore
-            the checkpoint with its own tables.
+        fitted: where to write a copy of the checkpoint, which is restored in its place; None to restore it as it is.
+        fits_tables: whether the copy has the rules of `tables`, or only their `max_item_bytes`.
         bind: the address to accept connections on, as `ReplayServer` takes it.
         max_bytes: resident memory of this process from which on writers are disconnected; 0 for no limit.
     """
@@ -50,6 +46,7 @@ class StartRequest:
     checkpoints: Path | None
     restore: Path | None
     fitted: Path | None
+    fits_tables: bool
     bind: str
     max_bytes: int = 0
 
@@ -84,23 +81,20 @@ def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
     serve = functools.partial(server, request.tables, request.port, checkpoints=request.checkpoints, bind=request.bind)
     if request.fitted is None or request.restore is None:
         return serve(restore=request.restore), {}
-    from reverb_writer_server.checkpoints.convert import convert_checkpoint  # noqa: PLC0415  # rarely needed
+    from reverb_writer_server.checkpoints import convert  # noqa: PLC0415  # rarely needed
 
     shutil.rmtree(request.fitted, ignore_errors=True)
+    left_out: dict[str, int] = {}
     try:
-        left_out = convert_checkpoint(request.restore, request.fitted, request.tables)
+        if request.fits_tables:
+            left_out = convert.convert_checkpoint(request.restore, request.fitted, request.tables)
+        else:
+            convert.convert_limits(request.restore, request.fitted, request.tables)
         return serve(restore=request.fitted), left_out
     finally:
         shutil.rmtree(request.fitted, ignore_errors=True)
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before that
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    _end_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     main(Connection(int(sys.argv[1])))

@@ -24,6 +24,7 @@ import grpc
 
 from reverb_writer_server.reverb.loopback import LOOPBACK_INTERFACE
 from reverb_writer_server.reverb.writer_guard import RESUME_SHARE, resident_bytes
+from reverb_writer_server.watch_thread import WatchThread
 
 __all__ = ["MemoryLimit"]
 
@@ -38,7 +39,7 @@ _COPY_BYTES = 1 << 16
 _LISTENING = "0A"  # in /proc/net/tcp
 
 
-class MemoryLimit:
+class MemoryLimit(WatchThread):
     """Watches the Reverb process in a thread of its own, and refuses inserts while it is above its limit."""
 
     def __init__(
@@ -55,14 +56,7 @@ class MemoryLimit:
         """
         self._interface = LOOPBACK_INTERFACE if on_loopback else None
         self._port, self._process, self._max_bytes, self._told = port, process, max_bytes, told
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memory-limit", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop watching, and refuse no more. Idempotent."""
-        self._closed.set()
-        self._thread.join(_JOIN_S)
+        super().__init__("memory-limit", _JOIN_S)
 
     def _run(self) -> None:
         while not self._closed.wait(_EVERY_S):

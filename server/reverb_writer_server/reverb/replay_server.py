@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
-from reverb_writer.protocol.table_specs import SPECS_CONFIG, SPECS_TABLE
+from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
 from reverb_writer_server.config.bind import ALL, LOOPBACK
 from reverb_writer_server.reverb.errors import UnrestorableError
@@ -76,7 +76,7 @@ class ReplayServer:
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        reverb_tables = [reverb_table(table) for table in (*tables, SPECS_CONFIG)]
+        reverb_tables = [reverb_table(table) for table in (*tables, specs_config(tables))]
         with contextlib.ExitStack() as undo:
             folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
             checkpointer = DefaultCheckpointer(

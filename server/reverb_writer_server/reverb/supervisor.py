@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer_server.limits import num_oom_kills
+from reverb_writer_server.machine_limits import num_oom_kills
 from reverb_writer_server.reverb.allocator import with_jemalloc
 from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.child_log import level_of

@@ -1,0 +1,86 @@
+"""What is kept on all shards: asked and stored at once, and shards that do not answer are left out."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from reverb_writer.background import in_background
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.table_info import ServerInfo
+from reverb_writer.transport.server_info import try_server_info
+
+__all__ = ["answering", "on_each", "store_spec_on_all"]
+
+_LOG = logging.getLogger(__package__)
+_T = TypeVar("_T")
+
+_ANSWER_WITHIN_S = 2.0
+_RETRY_S = 0.1
+
+
+def on_each(
+    shards: Sequence[ServerConnection], verb: Callable[[ServerConnection], _T]
+) -> tuple[dict[ServerConnection, _T], dict[ServerConnection, Exception]]:
+    """Do something on all shards at once; return what came of it, and which of them are unreachable, and why.
+
+    Raises:
+        ReverbWriterError: the first other error, once all are done.
+    """
+    outcomes = {shard: in_background(functools.partial(verb, shard)) for shard in shards}
+    for outcome in outcomes.values():
+        outcome.wait()
+    done: dict[ServerConnection, _T] = {}
+    unreachable: dict[ServerConnection, Exception] = {}
+    for shard, outcome in outcomes.items():
+        try:
+            done[shard] = outcome.result()
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            unreachable[shard] = error
+    return done, unreachable
+
+
+def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+    """Return the tables of the shards that answer; of several, as soon as one does, and within two seconds.
+
+    Raises:
+        ServerUnavailableError, ReplayTimeoutError: none does within `timeout_s` seconds.
+    """
+    if len(shards) == 1:
+        return {shards[0]: shards[0].request_info(timeout_s)}
+    until = time.monotonic() + timeout_s
+    while True:
+        brief_s = max(min(until - time.monotonic(), _ANSWER_WITHIN_S), _RETRY_S)
+        infos, unreachable = on_each(shards, functools.partial(_try_info, timeout_s=brief_s))
+        if found := {shard: info for shard, info in infos.items() if info is not None}:
+            return found
+        if time.monotonic() + _RETRY_S > until:
+            names = ", ".join(shard.name for shard in shards)
+            why = "".join(f" {error}" for error in unreachable.values())
+            raise ServerUnavailableError(f"none of {names} answers within {timeout_s:.1f} s.{why}")
+        time.sleep(_RETRY_S)
+
+
+def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
+    return try_server_info(shard.channel, timeout_s)
+
+
+def store_spec_on_all(shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
+    """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it.
+
+    Raises:
+        StructureError: a table was first written with another structure; names the leaf.
+        ServerUnavailableError, ReplayTimeoutError: no shard answers.
+    """
+    found = answering(shards, deadline.left_s())
+    missing, _ = on_each([*found], lambda shard: shard.missing_specs(found[shard], tables, spec, deadline))
+    stored, failed = on_each([*missing], lambda shard: shard.keep_specs(found[shard], missing[shard], spec, deadline))
+    if not stored and failed:
+        raise next(iter(failed.values()))
+    if left_out := [shard.name for shard in shards if shard not in stored]:
+        _LOG.info("The spec of %s is not on %s, which gets it when it is written.", tables, ", ".join(left_out))

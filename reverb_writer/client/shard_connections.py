@@ -1,0 +1,139 @@
+"""The connections of a client, which follow its target.
+
+source -> look_up(), now and then and when a shard is unreachable -> Target -> a ServerConnection for each shard
+
+While the source cannot tell anything, the last target stays. A shard that has another address keeps its connection's
+object, so streams that it carries connect again to the new address by themselves.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from reverb_writer.background import Flag, start_thread
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.targets import Shard, Target, TargetSource
+from reverb_writer.client.waiting_log import logged
+from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+
+_LOG = logging.getLogger(__package__)
+
+_REFRESH_S = 5.0
+_NOT_BEFORE_S = 0.5  # from one question to the next, however many shards are unreachable
+_LOOK_UP_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
+_THREAD = "reverb-writer-target"
+
+
+class ShardConnections:
+    """A connection for each shard of a target. Thread-safe.
+
+    Attributes:
+        source: what tells the target.
+        target: the newest that it has told.
+        shards: the connections, in the order of the target; another tuple when the target changes.
+    """
+
+    def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], ServerConnection]) -> None:
+        """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
+        self.source, self.target, self._connect = source, target, connect
+        self._lock = threading.Lock()
+        self._known: dict[str, ServerConnection] = {}  # by name, those of earlier targets too: streams may use them
+        self._is_closed, self._wanted = Flag(), Flag()
+        self._source_is_gone = False
+        self.shards = self._connections_of(target)
+        if not isinstance(source, Target):
+            # The thread must not keep a client alive that nobody uses any more.
+            start_thread(functools.partial(_follow, weakref.ref(self), self._is_closed, self._wanted), _THREAD)
+
+    def refresh_soon(self) -> None:
+        """Have the source asked soon, because a shard is unreachable. Does not wait."""
+        self._wanted.set()
+
+    def refresh(self) -> None:
+        """Ask the source, and follow what it tells; if it tells nothing, log that once."""
+        try:
+            target = self.source.look_up(_LOOK_UP_TIMEOUT_S)
+        except Exception as error:  # noqa: BLE001  # a caller's source may raise anything, and nothing is to stop
+            if not self._source_is_gone:
+                self._source_is_gone = True
+                _LOG.warning("No new target: %s The client goes on with %s.", error, _text(self.target))
+            return
+        if self._source_is_gone:
+            self._source_is_gone = False
+            _LOG.info("The target is told again: %s.", _text(target))
+        self._take(target)
+
+    def close(self) -> None:
+        """Close the connections. Idempotent; does nothing in a forked child."""
+        self._is_closed.set()
+        self._wanted.set()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        for connection in list(self._known.values()):
+            connection.close()
+
+    def _take(self, target: Target) -> None:
+        with self._lock:
+            if target.epoch < self.target.epoch or target == self.target:
+                return
+            _LOG.info("The target has changed: %s.", _text(target))
+            self.shards = self._connections_of(target)
+            self.target = target
+        if self._is_closed.is_set():  # meanwhile
+            self._close_all()
+
+    def _connections_of(self, target: Target) -> tuple[ServerConnection, ...]:
+        for shard in target.shards:
+            connection = self._known.get(shard.name)
+            if connection is None:
+                self._known[shard.name] = self._connect(shard)
+            else:
+                connection.follow(shard)
+        return tuple([self._known[shard.name] for shard in target.shards])
+
+
+def first_target(source: TargetSource, timeout_s: float) -> Target:
+    """Ask a source until it tells a target.
+
+    Raises:
+        ServerUnavailableError, ReplayTimeoutError: not within `timeout_s` seconds.
+        ReverbWriterError: whatever else the source raises.
+    """
+    deadline = Deadline(timeout_s)
+    with logged(lambda: f"waiting for the target of {source}"):
+        while True:
+            try:
+                return source.look_up(deadline.left_s())
+            except (ServerUnavailableError, ReplayTimeoutError):
+                if deadline.spent_s + _RETRY_S >= timeout_s:
+                    raise
+            time.sleep(_RETRY_S)
+
+
+def _follow(ref: weakref.ref[ShardConnections], is_closed: Flag, wanted: Flag) -> None:
+    while not is_closed.wait(_NOT_BEFORE_S):
+        wanted.wait(_REFRESH_S)
+        wanted.clear()
+        connections = ref()
+        if connections is None or is_closed.is_set():
+            return
+        connections.refresh()
+        del connections
+
+
+def _text(target: Target) -> str:
+    shards = ", ".join(
+        shard.name
+        + (f" at {shard.address}" if shard.name != shard.address else "")
+        + (f" ({shard.state})" if shard.state != "up" else "")
+        for shard in target.shards
+    )
+    return f"epoch {target.epoch}, {len(target.shards)} shards: {shards}"

@@ -1,0 +1,228 @@
+"""Which servers are one replay: targets, and the sources that tell them.
+
+A target is a list of shards at one moment. Sources tell the newest: a fixed list, a file, a name in the DNS, or an
+object of your own, such as one that asks Ray.
+
+    source -> look_up() -> Target(epoch, shards) -> kept by each client, which goes on with it while the source is gone
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from reverb_writer.arguments import check_address, integer
+from reverb_writer.background import in_background
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
+
+ShardState = Literal["up", "draining", "lost"]
+
+_STATES = ("up", "draining", "lost")
+_FILE, _DNS = "file:", "shards:dns:"
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One server of a target.
+
+    Attributes:
+        name: it stays when the server starts again at another address.
+        address: `host:port`, `unix:path` or `dns:host:port`.
+        state: "up"; "draining" to be read, but not written any more; "lost" for neither.
+
+    Raises:
+        SpecError: an attribute cannot be what it is to be.
+    """
+
+    name: str
+    address: str
+    state: ShardState = "up"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise SpecError(f"`name` of a shard must be a string that is not empty, got {self.name!r}.")
+        check_address(self.address)
+        if self.state not in _STATES:
+            raise SpecError(
+                f"`state` of shard {self.name} must be one of {', '.join(map(repr, _STATES))}, got {self.state!r}."
+            )
+
+
+@dataclass(frozen=True)
+class Target:
+    """The shards of a replay at one moment; also a source that always tells itself. Picklable.
+
+    Attributes:
+        epoch: number of this list, which grows with each change. A client ignores a target of a lower epoch than the
+            one that it has: an old answer that comes late changes nothing. 0 from sources that do not count.
+        shards: servers with the same tables and different names, at least one.
+
+    Raises:
+        SpecError: there is no shard, or two have one name.
+
+    >>> Target.of(["localhost:8000", "localhost:8001"]).shards[1]
+    Shard(name='localhost:8001', address='localhost:8001', state='up')
+    """
+
+    epoch: int
+    shards: tuple[Shard, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epoch", integer("epoch", self.epoch, minimum=0))
+        object.__setattr__(self, "shards", tuple(self.shards))
+        names = [shard.name for shard in self.shards]
+        if not names or len(set(names)) < len(names):
+            raise SpecError(f"a target must be one server or different ones, got {', '.join(names) or 'none'}.")
+
+    @classmethod
+    def of(cls, addresses: Sequence[str]) -> Target:
+        """Return the target of servers at fixed `addresses`, which are their names, too.
+
+        Raises:
+            SpecError: there is none, two are the same, or one cannot be an address.
+        """
+        return cls(0, tuple([Shard(check_address(address), address) for address in addresses]))
+
+    def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol
+        """Return the target itself, within any `timeout_s` seconds."""
+        return self
+
+
+@runtime_checkable
+class TargetSource(Protocol):
+    """What tells the newest target. It must be picklable and hashable: clients of equal sources share connections."""
+
+    def look_up(self, timeout_s: float) -> Target:
+        """Return the newest target, within `timeout_s` seconds.
+
+        Raises:
+            ReverbWriterError: it cannot be told now. A client that has a target goes on with it.
+        """
+        ...  # pragma: no cover
+
+
+@dataclass(frozen=True)
+class TargetFile:
+    """A file of shards, one a line: `address`, or `name address`, or `name address state`; `#` begins a comment.
+
+    Clients look at the file every few seconds. To change it, write another file and rename it: a client may read a file
+    that is half written.
+
+    Attributes:
+        path: of the file.
+    """
+
+    path: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))  # noqa: PTH100  # of `~` and the like nothing is to be made
+
+    def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol; a file answers at once
+        """Return what the file says now, within any `timeout_s` seconds.
+
+        Raises:
+            ServerUnavailableError: it cannot be read.
+            SpecError: a line is not a shard, or there is none.
+        """
+        try:
+            text = pathlib.Path(self.path).read_text("utf-8")
+        except OSError as error:
+            raise ServerUnavailableError(
+                f"the file of shards {self.path} cannot be read ({error.strerror}). Write it, one address a line."
+            ) from None
+        return Target(0, tuple(_shards_of(text, self.path)))
+
+
+@dataclass(frozen=True)
+class TargetDns:
+    """A name in the DNS of which each A and AAAA record is a shard, as of a headless service of Kubernetes.
+
+    A server that comes back under another IP address is another shard: a record has no name. Where names matter, give
+    the list of the servers' own names, such as "replay-0.replay-headless:8000".
+
+    Attributes:
+        host: the name.
+        port: of all servers.
+    """
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        """Check the attributes.
+
+        Raises:
+            SpecError: the port cannot be one, or there is no name.
+        """
+        object.__setattr__(self, "port", integer("port", self.port, minimum=1, maximum=65535))
+        check_address(f"{self.host}:{self.port}")
+
+    def look_up(self, timeout_s: float) -> Target:
+        """Return a shard for each address that the name has now, in the order of the addresses.
+
+        Raises:
+            ServerUnavailableError: the name has no address, or no name server answers.
+            ReplayTimeoutError: not within `timeout_s` seconds.
+        """
+        asked = in_background(lambda: socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
+        if not asked.wait(timeout_s):
+            raise ReplayTimeoutError(f"the DNS did not tell the addresses of {self.host} within {timeout_s:.1f} s.")
+        try:
+            found = asked.result()
+        except OSError as error:
+            raise ServerUnavailableError(f"{self.host} has no address in the DNS ({error.strerror}).") from None
+        hosts = sorted({str(sockaddr[0]) for *_, sockaddr in found})
+        return Target.of([f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}" for host in hosts])
+
+
+def source_of(address: Any) -> TargetSource:
+    """Return the source that a `client` argument stands for.
+
+    Args:
+        address: an address or several; "file:PATH", as `TargetFile`; "shards:dns:HOST:PORT", as `TargetDns`; or a
+            `Target` or another source.
+
+    Raises:
+        SpecError: it cannot be one.
+
+    >>> source_of("shards:dns:replay-headless:8000"), source_of("file:/etc/replay/shards")
+    (TargetDns(host='replay-headless', port=8000), TargetFile(path='/etc/replay/shards'))
+    """
+    if isinstance(address, list | tuple):
+        return Target.of(address)
+    if isinstance(address, str):
+        if address.startswith(_FILE):
+            return TargetFile(address.removeprefix(_FILE))
+        if address.startswith(_DNS):
+            host, _, port = address.removeprefix(_DNS).rpartition(":")
+            return TargetDns(host, integer("port", int(port) if port.isdecimal() else port, minimum=1))
+        return Target.of([address])
+    if isinstance(address, TargetSource):
+        return address
+    raise SpecError(f"`address` must be an address, several, a Target or a source of one, got {address!r}.")
+
+
+def _shards_of(text: str, path: str) -> list[Shard]:
+    shards = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        try:
+            if words:
+                shards.append(_shard_of(*words))
+        except SpecError as error:
+            raise SpecError(f"{path}, line {number}: {error}") from None
+    if not shards:
+        raise SpecError(f"{path} names no shard. Write one address a line.")
+    return shards
+
+
+def _shard_of(name: str, address: str | None = None, state: Any = "up", *more: str) -> Shard:
+    if more:
+        raise SpecError(
+            f"a shard is `address`, `name address` or `name address state`, got {more[0]!r} after {state!r}."
+        )
+    return Shard(name, name if address is None else address, state)

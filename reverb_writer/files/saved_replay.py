@@ -1,0 +1,104 @@
+"""The items of one server on disk, as bytes of Reverb's messages: a checkpoint of Reverb, or a save of `LocalServer`.
+
+A checkpoint of Reverb is a folder, or the newest one of a folder of checkpoints. `tfrecord` and `local/saved_tables`
+describe the files.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reverb_writer.errors import FormatError
+from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, read_records
+
+__all__ = ["LOCAL_FORMAT", "LOCAL_MANIFEST", "SavedReplay", "open_saved", "read_local_records"]
+
+LOCAL_FORMAT, LOCAL_MANIFEST = "reverb-writer local server", "manifest.json"
+
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True)
+class SavedReplay:
+    """What a server has saved.
+
+    Attributes:
+        path: its folder.
+        items: returns PrioritizedItem messages, table by table, oldest first.
+        chunks: returns ChunkData messages.
+    """
+
+    path: Path
+    items: Callable[[], Iterable[bytes]]
+    chunks: Callable[[], Iterable[bytes]]
+
+
+def open_saved(path: Path) -> SavedReplay:
+    """Find out what a folder holds; of several checkpoints take the newest complete one.
+
+    Raises:
+        FormatError: nothing that a server has saved.
+    """
+    manifest = path / LOCAL_MANIFEST
+    try:
+        if manifest.is_file():
+            files = _local_files(manifest)
+            return SavedReplay(
+                path,
+                functools.partial(read_local_records, path, files["items"]),
+                functools.partial(read_local_records, path, files["chunks"]),
+            )
+        found = [path] if (path / DONE).is_file() else _complete_in(path)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error.strerror}).") from error
+    if not found:
+        raise FormatError(f"{path}: is no checkpoint, and has none in it. Name the folder of a server's checkpoints.")
+    if missing := [name for name in FILES if not (found[-1] / name).is_file()]:
+        raise FormatError(f"{found[-1]}: {', '.join(missing)} missing. It is incomplete; use another one.")
+    items, chunks = found[-1] / ITEMS, found[-1] / CHUNKS
+    return SavedReplay(found[-1], functools.partial(read_records, items), functools.partial(read_records, chunks))
+
+
+def read_local_records(folder: Path, entry: dict[str, Any]) -> list[bytes]:
+    """Return the records of a file that is as its entry in the manifest says.
+
+    Raises:
+        FormatError: it is not.
+    """
+    path = folder / Path(entry["name"]).name
+    data = path.read_bytes()
+    if len(data) != entry["bytes"] or hashlib.sha256(data).hexdigest() != entry["sha256"]:
+        raise FormatError(f"{path}: damaged: its bytes are not those that were saved.")
+    records, at = [], 0
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        records.append(data[at : at + length])
+        at += length
+    return records
+
+
+def _local_files(manifest: Path) -> Any:
+    try:
+        read = json.loads(manifest.read_bytes())
+        if read["format"] == LOCAL_FORMAT:
+            return read["files"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{manifest}: is damaged ({error!r}).") from error
+    raise FormatError(f"{manifest}: is not of a `LocalServer`, but `{read['format']}`.")
+
+
+def _complete_in(folder: Path) -> list[Path]:
+    """Return the complete checkpoints in a folder of Reverb's or of `reverb-writer-server`, the newest last.
+
+    Both name them so that the newest comes last: by the time, or by a number and the time.
+    """
+    kept = folder / "kept"
+    return sorted(path.parent for path in (kept if kept.is_dir() else folder).glob(f"*/{DONE}"))

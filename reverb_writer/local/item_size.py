@@ -1,0 +1,61 @@
+"""How large an item is: the bytes of the rows that it names, uncompressed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from reverb_writer.errors import ReverbWriterError
+from reverb_writer.local.chunk_store import Chunk
+from reverb_writer.local.refusals import Refusal, Status
+from reverb_writer.protocol import messages, strings, tensors, trajectory_parsing
+
+
+def check_item_size(item: Any, chunks: Mapping[int, Chunk], max_bytes: int) -> None:
+    """Refuse an item that is larger than its table allows.
+
+    Args:
+        item: a `messages.StoredItem`.
+        chunks: those that it names, by key.
+        max_bytes: of its table.
+
+    Raises:
+        Refusal: it is larger, or a chunk is damaged.
+    """
+    layout, slices = trajectory_parsing.parse_trajectory(item.flat_trajectory)
+    sizes: dict[int, int] = {}
+    try:
+        for group, pieces in zip(layout.groups, slices, strict=True):
+            for key, first, length in pieces:
+                for column, tensor in zip(group.columns, group.tensors, strict=True):
+                    row = _row_bytes(chunks[key])[tensor]
+                    added = length * row if isinstance(row, int) else sum(row[first : first + length])
+                    sizes[column] = sizes.get(column, 0) + added
+    except ReverbWriterError as error:
+        raise Refusal(Status.INVALID_ARGUMENT, f"item {item.key} names a damaged chunk: {error}") from None
+    total = sum(sizes.values())
+    if total > max_bytes:
+        largest = max(sizes, key=lambda column: sizes[column])
+        raise Refusal(
+            Status.INVALID_ARGUMENT,
+            f"item {item.key} takes {total} bytes, and table `{item.table}` allows {max_bytes} (`max_item_bytes`); its "
+            f"largest column, {largest}, takes {sizes[largest]}. Write shorter items, or raise the limit.",
+        )
+
+
+def _row_bytes(chunk: Chunk) -> list[int | list[int]]:
+    """Return, for each tensor, the bytes of a row, or of strings those of each row."""
+    if chunk.row_bytes is None:
+        chunk.row_bytes = [_of_tensor(one) for one in messages.ChunkData.FromString(chunk.data).data.tensors]
+    return chunk.row_bytes
+
+
+def _of_tensor(tensor: Any) -> int | list[int]:
+    header = tensors.parse_header(tensor.dtype, tensor.tensor_shape.SerializeToString())
+    num_rows, *shape = header.shape or (1,)
+    per_row = math.prod(shape)
+    if header.dtype.kind != "O" or not per_row:
+        return per_row * header.dtype.itemsize
+    lengths = [len(one) for one in strings.decode(tensor.tensor_content, tensor.string_val, num_rows * per_row)]
+    return [sum(lengths[row * per_row : (row + 1) * per_row]) for row in range(num_rows)]

@@ -1,0 +1,321 @@
+"""Samples of a table that lies on several shards, as if one server had all its items.
+
+    ShardStream a \
+    ShardStream b  > a shard is drawn for each sample, by its share of the mass -> read()
+
+Each shard's samples are requested ahead, in proportion to its share. So the samples of a batch are independent of each
+other, and an item's probability is that of one server with all items, see `shard_weights`.
+
+A shard's share is left out while it cannot give samples:
+
+- at once, when its connection is lost or the target says that it is lost;
+- after two seconds in which samples are waited for and nothing comes from it;
+- after one second in which samples are waited for and its rate limiter blocks them, until a sample comes.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.background import Flag
+from reverb_writer.client.client import Client
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shard_weights import shares
+from reverb_writer.reading.server_link import ServerLink
+from reverb_writer.reading.shard_stream import ShardStream
+from reverb_writer.reading.stats import FetchStats
+from reverb_writer.table_info import ServerInfo, TableInfo
+
+__all__ = ["GlobalSampler"]
+
+_ASK_EVERY_S = 0.5  # for the sizes, while samples are read
+_LOOK_S = 0.05  # whether a shard that is waited for is to be left out
+_SILENCE_S, _PATIENCE_S = 2.0, 1.0
+_STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells the mass
+
+
+class GlobalSampler:
+    """Samples of one table on the shards of a client. It has the methods of a `SampleFetcher`, which see.
+
+    Attributes:
+        removes_items: whether sampling removes items from the table.
+        latest: the shard that the last samples came from.
+        num_dropped: samples dropped unread, for newer ones or because their shard has left the target.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        infos: Mapping[str, ServerInfo],
+        table: TableInfo,
+        *,
+        batch_size: int,
+        max_samples: int,
+        num_held: Callable[[], int],
+        pause: Callable[[float | None], object],
+        remember: Callable[[Sequence[int], ServerConnection], object],
+    ) -> None:
+        """Prepare to sample; `start` begins.
+
+        Args:
+            client: of the shards; not closed by this.
+            infos: tables of the shards that have answered, by name.
+            table: the table, as one of the shards has it.
+            batch_size: samples in a batch: so many shards are drawn at a time.
+            max_samples: how many samples may be held by the caller, and how many may be in flight or wait here.
+            num_held: as that of `SampleFetcher`.
+            pause: likewise.
+            remember: gets the keys of samples, and the shard that they come from.
+        """
+        self.removes_items = table.max_times_sampled > 0
+        self.latest = client.shards[0]
+        self.num_dropped = 0
+        self._drops_stale = not self.removes_items and table.sampler_exponent is not None
+        self._on_loss = client.connections.refresh_soon
+        self._client, self._table, self._batch_size, self._max_samples = client, table, batch_size, max_samples
+        self._num_held, self._pause, self._remember = num_held, pause, remember
+        self._changed = Flag()
+        self._rng = np.random.default_rng()
+        self._shards: Sequence[ServerConnection] = ()
+        self._streams: dict[str, ShardStream] = {}
+        self._ended: list[ShardStream] = []  # of shards that have left the target
+        self._rest: list[Any] = []  # their samples, if sampling removes items
+        self._choices: collections.deque[ShardStream] = collections.deque()
+        self._share_of: dict[ShardStream, float] = {}
+        self._num_items = 0  # of all shards that are not left out
+        self._num_expected = 0  # samples returned that the caller has not accepted
+        self._waits_since: float | None = None
+        self._is_ending = self._is_stopped = self._has_begun = False
+        self._infos = dict(infos)
+        self._left_out: set[ShardStream] = set()  # when the choices were drawn
+        self._lock = threading.Lock()  # guards `_num_expected`
+        self._follow_target()
+
+    def start(self) -> None:
+        """Start to request samples."""
+        self._has_begun = True
+        for stream in self._streams.values():
+            stream.start()
+
+    # ------------------------------------------------------------------------------- counters, for any thread
+
+    @property
+    def links(self) -> list[ServerLink]:
+        """The connections to the shards."""
+        return [stream.link for stream in list(self._streams.values()) if not stream.has_ended]
+
+    @property
+    def _all(self) -> list[ShardStream]:
+        return [*self._ended, *list(self._streams.values())]
+
+    @property
+    def lost_servers(self) -> set[str]:
+        """Names of the shards to which there is no connection."""
+        return {name for name, stream in list(self._streams.items()) if stream.is_lost}
+
+    def count(self, stats: FetchStats) -> None:
+        """Add the counters of the shards."""
+        now = list(self._streams.values())
+        stats.left_out_servers = sum(stream.is_lost or stream.is_late for stream in now)
+        stats.ready_samples += self.num_waiting if self.removes_items or not self._is_ending else 0
+        stats.dropped_samples += self.num_dropped
+        for stream in (*self._ended, *now):
+            stats.lost_samples += stream.num_lost
+            stats.reconnects += stream.link.reconnects
+            stats.server_restarts += stream.link.server_restarts
+
+    @property
+    def num_in_flight(self) -> int:
+        """Samples that were requested and `read` has not returned."""
+        waiting = self.num_waiting if self.removes_items else 0
+        return waiting + sum(stream.fetcher.num_in_flight for stream in list(self._streams.values()))
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that have come and `read` has not returned."""
+        return len(self._rest) + sum(stream.num_waiting for stream in list(self._streams.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all messages so far."""
+        return sum(stream.fetcher.num_bytes for stream in self._all)
+
+    @property
+    def num_unasked(self) -> int:
+        """Samples that came although they were not requested."""
+        return sum(stream.fetcher.num_unasked for stream in self._all)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is in flight and nothing more will be requested."""
+        return self._is_stopped or (self._is_ending and not self.num_in_flight)
+
+    # ----------------------------------------------------------------------------- for the thread that reads
+
+    def ask(self) -> bool:
+        """Wait until the caller has room for samples; return whether to `read`."""
+        while not self._is_stopped and not self._is_ending:
+            if self._room() > 0:
+                return True
+            self._pause(None)
+        return not self.is_done
+
+    def read(self) -> list[Any]:
+        """Wait for the next samples of the shards that are drawn; none at the end.
+
+        Raises:
+            ReverbWriterError: a message cannot be read, or a server refuses this client.
+        """
+        while True:
+            self._changed.clear()
+            for stream in self._streams.values():
+                if (error := stream.take_error()) is not None:
+                    raise error
+            samples = self._all_waiting() if self._is_ending else self._drawn(max(self._room(), 1))
+            if samples or self.is_done:
+                with self._lock:
+                    self._num_expected += len(samples)
+                return samples
+            self._changed.wait(_LOOK_S)
+
+    def accept(self, num_samples: int) -> None:
+        """Note that `num_held` counts so many samples that `read` has returned."""
+        with self._lock:
+            self._num_expected -= num_samples
+
+    def fill(self) -> None:
+        """Do nothing: samples are requested as they are drawn."""
+
+    def end(self) -> int:
+        """Do nothing: each stream goes on by itself, and counts what it has lost."""
+        return 0
+
+    def stop_asking(self) -> None:
+        """Ask for no more samples; those in flight can still be read."""
+        self._is_ending = True
+        for stream in list(self._streams.values()):
+            stream.fetcher.stop_asking()
+            stream.resume()
+        self._changed.set()
+
+    def stop(self) -> None:
+        """End a call to `ask` or `read` in another thread, and all later ones. Idempotent."""
+        self._is_ending = self._is_stopped = True
+        for stream in list(self._streams.values()):
+            stream.stop()
+        self._changed.set()
+
+    def _room(self) -> int:
+        return self._max_samples - self._num_expected - self._num_held()
+
+    def _all_waiting(self) -> list[Any]:
+        """Return what has come when no more is requested; only samples that are lost else."""
+        samples, self._rest = self._rest, []
+        for stream in self._streams.values() if self.removes_items else ():
+            while (sample := stream.pop()) is not None:
+                samples.append(sample)
+        return samples
+
+    def _drawn(self, num_samples: int) -> list[Any]:
+        """Return samples of the shards that were drawn, in that order, as many as have come; `num_samples` at most."""
+        self._follow_target()
+        now = time.monotonic()
+        for stream in self._streams.values():
+            stream.ask(now, _ASK_EVERY_S)
+        if any(stream.num_waiting and self._is_usable(stream) for stream in self._left_out):
+            self._choices.clear()  # a shard is back: it gets its share at once
+        samples, self._rest = self._rest, []
+        touched: dict[ShardStream, list[int]] = {}
+        while len(samples) < num_samples and (self._choices or self._draw(now)):
+            stream = self._choices[0]
+            sample = stream.pop() if self._is_usable(stream) else None
+            if sample is None:
+                if not self._is_left_out(stream, now):
+                    break
+                self._choices.clear()  # the choices after this one are drawn anew
+                continue
+            self._choices.popleft()
+            self._waits_since = None
+            info = sample.info
+            info.probability *= self._share_of[stream]
+            info.table_size = self._num_items
+            touched.setdefault(stream, []).append(info.item.key)
+            samples.append(sample)
+        for stream, keys in touched.items():
+            self._remember(keys, stream.server)
+            self.latest = stream.server
+            stream.resume()
+        return samples
+
+    def _draw(self, now: float) -> bool:
+        """Draw the shards of the next batch; return whether that can be done now."""
+        streams = [stream for stream in self._streams.values() if self._is_usable(stream)]
+        unknown = [stream for stream in streams if stream.num_items and stream.mean is None]
+        if unknown := [stream for stream in unknown if not self._is_left_out(stream, now)]:
+            return False
+        streams = [stream for stream in streams if stream.mean is not None and not stream.is_late]
+        self._left_out = {stream for stream in self._streams.values() if stream.is_lost or stream.is_late}
+        sizes = [stream.num_items for stream in streams]
+        found = shares(sizes, [stream.mean or 0.0 for stream in streams])
+        if not any(found):
+            return False
+        self._share_of = dict(zip(streams, found, strict=True))
+        self._num_items = sum(sizes)
+        self._waits_since = None
+        drawn = self._rng.choice(len(streams), self._batch_size, p=found)
+        self._choices.extend([streams[number] for number in drawn.tolist()])
+        for stream, share in self._share_of.items():
+            expected = share * self._max_samples
+            stream.fetcher.max_samples = math.ceil(expected + 2 * math.sqrt(expected)) + 1
+            if self._drops_stale and now - stream.told_at > _STALE_S and stream.pop() is not None:
+                self.num_dropped += 1
+            stream.resume()
+        return True
+
+    def _is_usable(self, stream: ShardStream) -> bool:
+        """Whether a shard is connected; or has given samples that would be lost otherwise."""
+        return not stream.is_lost or (self.removes_items and stream.num_waiting > 0)
+
+    def _is_left_out(self, stream: ShardStream, now: float) -> bool:
+        """Whether a shard is not to be waited for, and from now on is left out; begins a wait otherwise."""
+        if not self._is_usable(stream):
+            return True
+        if self._waits_since is None:
+            self._waits_since = now
+        waited_s = now - self._waits_since
+        silent_s = now - max(stream.heard_at, self._waits_since)
+        if silent_s > _SILENCE_S or (stream.is_blocked and (waited_s > _PATIENCE_S or not stream.size)):
+            stream.is_late = True
+            self._waits_since = None
+        return stream.is_late
+
+    def _follow_target(self) -> None:
+        """Begin with shards that are new in the client's target, and end with those that have left it."""
+        if self._client.shards is self._shards:
+            return
+        self._shards = self._client.shards
+        names = {shard.name for shard in self._shards}
+        for name in [name for name in self._streams if name not in names]:
+            stream = self._streams.pop(name)
+            stream.stop()
+            while (sample := stream.pop()) is not None:
+                self._rest.append(sample)
+            self._ended.append(stream)
+            self._choices.clear()
+        if not self.removes_items:
+            self.num_dropped += len(self._rest)
+            self._rest.clear()
+        for shard in self._shards:
+            if shard.name not in self._streams:
+                info = self._infos.pop(shard.name, None)
+                stream = ShardStream(shard, info, self._table, self._batch_size, self._changed.set, self._on_loss)
+                self._streams[shard.name] = stream
+                if self._has_begun:
+                    stream.start()

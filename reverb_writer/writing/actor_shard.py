@@ -1,0 +1,163 @@
+"""Which of several servers an actor writes to, and when it goes to another one.
+
+rendezvous hashing of its id -> its order of the shards -> the first that answers
+no confirmation for `patience_s`, or the target says "lost" -> the next that takes inserts; what is unconfirmed stays
+one that it prefers answers again, or the target says "draining" -> that one, once all is confirmed
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reverb_writer.background import Outcome, in_background
+from reverb_writer.client.client import Client
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shard_choice import rank_shards
+from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.table_info import ServerInfo
+from reverb_writer.transport.server_info import try_server_info
+
+__all__ = ["ActorShard", "ShardChangedError", "ShardFound"]
+
+_LOG = logging.getLogger(__package__)
+_LOG_EVERY_S = 10.0
+_ANSWER_WITHIN_S = 2.0
+_RETRY_S = 0.1
+
+
+class ShardChangedError(Exception):
+    """The session has gone to another shard, so a writer must not be used any more. Observers catch it."""
+
+
+class ShardFound(NamedTuple):
+    """A shard that an actor can go to.
+
+    Attributes:
+        shard: its connection.
+        info: its tables.
+        is_rescue: whether the actor leaves a lost shard, with what is unconfirmed there.
+    """
+
+    shard: ServerConnection
+    info: ServerInfo
+    is_rescue: bool
+
+
+class ActorShard:
+    """The shard of one actor. Not thread-safe.
+
+    Attributes:
+        actor_id: what tells its order of the shards.
+        current: the shard that it writes to.
+    """
+
+    def __init__(self, client: Client, actor_id: str, patience_s: float, tables: Sequence[str]) -> None:
+        """Begin with the actor's own shard; nothing is asked yet."""
+        self.actor_id = actor_id
+        self._client, self._patience_s, self._tables = client, patience_s, tables
+        self._shards: Sequence[ServerConnection] = ()
+        self._ranked: list[ServerConnection] = []
+        self._ask_at = 0.0
+        self._search: Outcome[ShardFound | None] | None = None
+        self.current = (self._order() or list(client.shards))[0]
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there is another shard."""
+        shards = self._client.shards
+        return len(shards) > 1 or shards[0] is not self.current
+
+    def connect(self, timeout_s: float) -> ServerInfo:
+        """Find the first shard that answers; say in the log every ten seconds that it is waited for.
+
+        Raises:
+            ReplayTimeoutError, ServerUnavailableError: none answers in time.
+        """
+        began_at = logged_at = time.monotonic()
+        while True:
+            left_s = began_at + timeout_s - time.monotonic()
+            part_s = max(min(left_s, logged_at + _LOG_EVERY_S - time.monotonic()), 0.001)
+            asked_at = time.monotonic()
+            try:
+                return self._ask_all(part_s) if self.has_choice else self.current.request_info(part_s)
+            except (ReplayTimeoutError, ServerUnavailableError) as error:
+                is_final = not self.has_choice and time.monotonic() - asked_at < part_s / 2  # waiting does not help
+                if is_final or time.monotonic() >= began_at + timeout_s:
+                    raise
+                if time.monotonic() - logged_at >= _LOG_EVERY_S:
+                    logged_at = time.monotonic()
+                    _LOG.warning("An observer waits for its server, for %.0f s: %s", logged_at - began_at, error)
+                time.sleep(_RETRY_S if self.has_choice else 0.0)
+
+    def is_lost(self, stalled_s: float) -> bool:
+        """Whether the actor should leave, and it is time to look for another shard.
+
+        Args:
+            stalled_s: seconds without a confirmation that is due.
+        """
+        return self._is_lost(stalled_s) and time.monotonic() >= self._ask_at
+
+    def look(self, stalled_s: float) -> ShardFound | None:
+        """Return where to go now, if there is reason to; waits a few seconds at most, and only if the shard is lost."""
+        order, now = self._order(), time.monotonic()
+        others = [shard for shard in order if shard is not self.current]
+        if self._is_lost(stalled_s):
+            if now < self._ask_at:
+                return None
+            self._ask_at, self._search = now + self._patience_s, None
+            self._client.connections.refresh_soon()
+            found = self._first_that_takes_inserts(others, is_rescue=True)
+            if found is None:
+                _LOG.warning("Shard %s is lost, and no other one takes inserts; staying.", self.current.address)
+            return found
+        preferred = order[: order.index(self.current)] if self.current in order else others
+        if self._search is not None and self._search.done():
+            found, self._search = self._search.result(), None
+            return found if found is not None and found.shard in preferred else None
+        if preferred and self._search is None and now >= self._ask_at:
+            self._ask_at = now + self._patience_s
+            self._search = in_background(lambda: self._first_that_takes_inserts(preferred, is_rescue=False))
+        return None
+
+    def _is_lost(self, stalled_s: float) -> bool:
+        return stalled_s >= self._patience_s or self.current.shard.state == "lost"
+
+    def _order(self) -> list[ServerConnection]:
+        """Return the shards that may be written to, in the actor's order."""
+        shards = self._client.shards
+        if shards is not self._shards:
+            named = {shard.name: shard for shard in shards if shard.shard.state == "up"}
+            self._ranked = [named[name] for name in rank_shards(self.actor_id, named)]
+            self._shards = shards
+        return self._ranked
+
+    def _ask_all(self, timeout_s: float) -> ServerInfo:
+        """Ask one shard after the other; the first that answers is the current one."""
+        last: ReverbWriterError | None = None
+        until = time.monotonic() + timeout_s
+        for shard in self._order():
+            try:
+                info = try_server_info(shard.channel, max(min(_ANSWER_WITHIN_S, until - time.monotonic()), 0.001))
+            except ServerUnavailableError as error:
+                last = error
+                continue
+            if info is not None:
+                self.current = shard
+                return info
+        names = ", ".join(shard.address for shard in self._client.shards)
+        raise ServerUnavailableError(f"none of the shards answers: {names}. {last or ''}".rstrip())
+
+    def _first_that_takes_inserts(self, shards: Sequence[ServerConnection], *, is_rescue: bool) -> ShardFound | None:
+        for shard in shards:
+            try:
+                info = try_server_info(shard.channel, _ANSWER_WITHIN_S)
+            except ReverbWriterError:
+                continue
+            if info is not None and all(
+                name in info.tables and not info.tables[name].blocks_inserts() for name in self._tables
+            ):
+                return ShardFound(shard, info, is_rescue)
+        return None

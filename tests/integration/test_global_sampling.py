@@ -1,0 +1,108 @@
+"""Several servers are sampled as one table: each item as often, and with the probability, as one server would."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.tables import Selector
+
+StartServer = Callable[..., HostedServer]
+
+SIZES = (1, 10, 100)
+NUM_ITEMS = sum(SIZES)
+TABLES = [
+    rw.TableConfig("uniform", 1000, rate_limiter=rw.MinSize(1)),
+    rw.TableConfig("prioritized", 1000, rw.Prioritized(0.6), rate_limiter=rw.MinSize(1)),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Servers that hold items 0, 1, 2, ... with these priorities."""
+
+    addresses: list[str]
+    priorities: npt.NDArray[np.float64]
+
+
+@pytest.fixture
+def cluster(replay_server: StartServer) -> Cluster:
+    return filled([replay_server(*TABLES) for _ in SIZES])
+
+
+def filled(servers: Sequence[HostedServer]) -> Cluster:
+    priorities = np.random.default_rng(0).uniform(0.1, 10.0, NUM_ITEMS)
+    item = 0
+    for server, size in zip(servers, SIZES, strict=True):
+        with rw.Client(server.address, timeout_s=60) as client:
+            for _ in range(size):
+                client.insert(np.array([item]), {table.name: priorities[item] for table in TABLES})
+                item += 1
+    return Cluster([server.address for server in servers], priorities)
+
+
+def expected(table: str, cluster: Cluster) -> npt.NDArray[np.float64]:
+    """Return the closed form of one server with all items."""
+    weights = cluster.priorities**0.6 if table == "prioritized" else np.ones(NUM_ITEMS)
+    result: npt.NDArray[np.float64] = weights / weights.sum()
+    return result
+
+
+def check_frequencies(items: npt.NDArray[np.int64], probabilities: npt.NDArray[np.float64]) -> None:
+    """Check by chi-square, with a bound that a fair sampler exceeds once in some 10**9 runs; by item, and by server."""
+    counts = np.bincount(items, minlength=NUM_ITEMS)
+    starts = np.cumsum((0, *SIZES[:-1]))
+    for seen, due, bound in (
+        (counts, probabilities * len(items), 230.0),  # 110 degrees of freedom
+        (np.add.reduceat(counts, starts), np.add.reduceat(probabilities, starts) * len(items), 42.0),  # 2
+    ):
+        assert ((seen - due) ** 2 / due).sum() < bound
+    assert abs(counts / len(items) - probabilities).max() < 0.01
+
+
+@pytest.mark.parametrize("table", ["uniform", "prioritized"])
+def test_a_dataset_samples_servers_of_1_10_and_100_items_as_one(cluster: Cluster, table: str) -> None:
+    due = expected(table, cluster)
+    with rw.ReplayDataset(cluster.addresses, table, 256, timeout_s=60) as dataset:
+        batches = [next(dataset) for _ in range(150)]
+    items = np.stack([batch.data[0][:, 0] for batch in batches])
+    check_frequencies(items.ravel(), due)
+    assert {len({int(np.searchsorted(np.cumsum(SIZES), item, "right")) for item in batch}) for batch in items} <= {2, 3}
+    for batch in batches:
+        np.testing.assert_allclose(batch.info.probabilities, due[batch.data[0][:, 0]], rtol=1e-9)
+        assert (batch.info.table_sizes == NUM_ITEMS).all()
+        assert batch.info.server == ""
+    weights = (NUM_ITEMS * due[items[-1]]) ** -0.5
+    np.testing.assert_allclose(batches[-1].info.importance_weights(0.5), weights / weights.max())
+
+
+@pytest.mark.parametrize("table", ["uniform", "prioritized"])
+def test_a_client_samples_them_as_one(cluster: Cluster, table: str) -> None:
+    due = expected(table, cluster)
+    with rw.Client(cluster.addresses, timeout_s=60) as client:
+        samples = list(client.sample(table, 20_000))
+    items = np.array([sample.data[0][0] for sample in samples])
+    check_frequencies(items, due)
+    np.testing.assert_allclose([sample.info.probability for sample in samples], due[items], rtol=1e-9)
+    assert {sample.info.table_size for sample in samples} == {NUM_ITEMS}
+
+
+@pytest.mark.parametrize("sampler", ["fifo", "lifo", "max_heap"])
+def test_tables_with_an_order_stay_in_turns(replay_server: StartServer, sampler: Selector) -> None:
+    servers = [replay_server(rw.TableConfig("ordered", 10, sampler)) for _ in range(2)]
+    for number, server in enumerate(servers):
+        with rw.Client(server.address, timeout_s=60) as client:
+            for _ in range(1 + 3 * number):
+                client.insert(np.array([number]), {"ordered": 1.0})
+    with rw.ReplayDataset([server.address for server in servers], "ordered", 4, timeout_s=60) as dataset:
+        batches = [next(dataset) for _ in range(4)]
+    assert {batch.info.server: set(batch.data[0].ravel().tolist()) for batch in batches} == {
+        server.address: {number} for number, server in enumerate(servers)
+    }
+    assert {int(size) for batch in batches for size in batch.info.table_sizes} == {1, 4}

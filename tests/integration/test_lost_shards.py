@@ -1,0 +1,183 @@
+"""Readers of several servers go on without one that is lost, silent or blocked, and take it back when it returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from reading import eventually
+from server_process import HostedServer
+
+import reverb_writer as rw
+from reverb_writer.tables import SelectorName
+
+StartServer = Callable[..., HostedServer]
+
+TABLE = rw.TableConfig("replay", 1000, rw.Prioritized(1.0))
+MANY = (
+    60  # batches of 8; the shares of these tests are 1/5 or more: a server that takes part is seen, but for 1 in 10**46
+)
+
+
+def insert(address: str, items: list[int], table: str = "replay") -> None:
+    with rw.Client(address, timeout_s=60) as client:
+        for item in items:
+            client.insert(np.array([item]), {table: 1.0})
+
+
+def items_of(batch: rw.Batch) -> npt.NDArray[np.int64]:
+    items: npt.NDArray[np.int64] = batch.data[0].ravel()
+    return items
+
+
+def seen_in(dataset: rw.ReplayDataset, num_batches: int = MANY) -> set[int]:
+    return {int(item) for _ in range(num_batches) for item in items_of(next(dataset))}
+
+
+def test_a_server_that_is_killed_is_skipped_and_taken_back(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    insert(servers[0].address, [0, 1])
+    insert(servers[1].address, [2])
+    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1, 2}
+        batches = [next(dataset) for _ in range(MANY)]
+        servers[1].process.kill()
+        assert eventually(lambda: dataset.stats().left_out_servers == 1)
+        seen_in(dataset, 4)  # what was drawn before
+        alone = [next(dataset) for _ in range(MANY)]
+        assert {int(item) for batch in alone for item in items_of(batch)} == {0, 1}
+        for batch in alone:
+            np.testing.assert_allclose(batch.info.probabilities, 1 / 2)
+            assert (batch.info.table_sizes == 2).all()
+
+        keys = {
+            int(key): int(item) for batch in batches for key, item in zip(batch.info.keys, items_of(batch), strict=True)
+        }
+        dataset.update_priorities(np.array(list(keys), np.uint64), np.full(len(keys), 2.0))
+        dataset.flush_priorities()
+        assert len(keys) == 3
+        stats = dataset.stats()
+        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (2, 0, 1)
+        assert [line for line in caplog.messages if "servers that are gone" in line]
+
+        servers[1].process.restart()
+        insert(servers[1].address, [3] * 4)
+        assert eventually(lambda: 3 in items_of(next(dataset)))
+        stats = dataset.stats()
+        assert (stats.left_out_servers, stats.server_restarts) == (0, 1)
+        latest = [next(dataset) for _ in range(MANY)][-1]
+        # Priorities of the first two are 2 now.
+        np.testing.assert_allclose(latest.info.probabilities, np.where(items_of(latest) == 3, 1 / 8, 2 / 8))
+
+
+def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: StartServer) -> None:
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1}
+        servers[1].process.pause()
+        assert eventually(lambda: bool((items_of(next(dataset)) == 0).all() and dataset.stats().left_out_servers))
+        assert seen_in(dataset) == {0}
+        servers[1].process.resume()
+        assert eventually(lambda: 1 in items_of(next(dataset)))
+        assert dataset.stats().left_out_servers == 0
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
+def test_a_dataset_opens_without_a_server_that_is_down(lone_server: StartServer, sampler: SelectorName) -> None:
+    table = rw.TableConfig("replay", 10, sampler)
+    servers = [lone_server(table), lone_server(table)]
+    insert(servers[0].address, [0])
+    servers[1].process.kill()
+    with rw.ReplayDataset([server.address for server in servers], "replay", 2, timeout_s=60) as dataset:
+        assert seen_in(dataset, 3) == {0}
+        servers[1].process.restart()
+        insert(servers[1].address, [1])
+        assert eventually(lambda: 1 in items_of(next(dataset)))
+
+
+def test_a_server_that_its_rate_limiter_blocks_does_not_stall_the_others(replay_server: StartServer) -> None:
+    config = rw.TableConfig("replay", 1000, rate_limiter=rw.MinSize(1))
+    blocked = rw.TableConfig("replay", 1000, rate_limiter=rw.MinSize(4))
+    servers = [replay_server(config), replay_server(blocked)]
+    insert(servers[0].address, [0])
+    insert(servers[1].address, [1, 1, 1])
+    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+        batch = next(dataset)
+        assert set(items_of(batch).tolist()) == {0}
+        np.testing.assert_allclose(batch.info.probabilities, 1.0)
+        assert dataset.stats().left_out_servers == 1
+        insert(servers[1].address, [1])
+        assert eventually(lambda: 1 in items_of(next(dataset)))
+        latest = [next(dataset) for _ in range(MANY)][-1]
+        np.testing.assert_allclose(latest.info.probabilities, 1 / 5)
+        assert dataset.stats().left_out_servers == 0
+
+
+@pytest.mark.parametrize("sampler", ["uniform", "fifo"])
+def test_readers_follow_the_target(replay_server: StartServer, tmp_path: Path, sampler: SelectorName) -> None:
+    table = rw.TableConfig("replay", 10, sampler)
+    servers = [replay_server(table) for _ in range(3)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    path = tmp_path / "shards"
+    path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
+    with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1}
+        path.write_text(f"b {servers[1].address}\nc {servers[2].address}\n")
+        client.connections.refresh()
+        assert eventually(lambda: 2 in items_of(next(dataset)))
+        seen_in(dataset, 12)  # what was fetched ahead
+        assert seen_in(dataset) == {1, 2}
+
+
+def test_a_server_that_starts_again_elsewhere_is_found_there(lone_server: StartServer, tmp_path: Path) -> None:
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    path = tmp_path / "shards"
+    path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
+    with rw.ReplayDataset(f"file:{path}", "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {0, 1}
+        servers[1].process.kill()
+        elsewhere = lone_server(TABLE)
+        insert(elsewhere.address, [2])
+        path.write_text(f"a {servers[0].address}\nb {elsewhere.address}\n")
+        assert eventually(lambda: 2 in items_of(next(dataset)))
+        stats = dataset.stats()
+        assert (stats.left_out_servers, stats.server_restarts) == (0, 1)
+
+
+def test_a_server_that_the_target_calls_lost_is_left_out(replay_server: StartServer) -> None:
+    servers = [replay_server(TABLE) for _ in range(2)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    target = rw.Target(0, (rw.Shard("a", servers[0].address, "lost"), rw.Shard("b", servers[1].address)))
+    with rw.ReplayDataset(target, "replay", 8, timeout_s=60) as dataset:
+        assert seen_in(dataset) == {1}
+        assert dataset.stats().left_out_servers == 1
+
+
+def test_items_that_are_sampled_once_come_once_from_several_servers(replay_server: StartServer) -> None:
+    table = rw.TableConfig("replay", 1000, max_times_sampled=1)
+    servers = [replay_server(table) for _ in range(2)]
+    insert(servers[0].address, list(range(90)))
+    insert(servers[1].address, list(range(90, 100)))
+    with rw.ReplayDataset([server.address for server in servers], "replay", 8, timeout_s=60) as dataset:
+        found = [int(item) for _ in range(10) for item in items_of(next(dataset))]
+        actor = threading.Thread(target=insert, args=[servers[1].address, list(range(100, 120))])
+        actor.start()
+        found += [int(item) for _ in range(4) for item in items_of(next(dataset))]
+        actor.join()
+    found += [int(item) for batch in dataset for item in items_of(batch)]
+    with rw.Client([server.address for server in servers], timeout_s=60) as client:
+        left = client.server_info()["replay"].current_size
+        found += [int(sample.data[0][0]) for sample in client.sample("replay", left)] if left else []
+    assert sorted(found) == list(range(120))

@@ -1,0 +1,155 @@
+"""A client follows its target: servers move, come and go, and the source may be gone."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reading import eventually
+
+import reverb_writer as rw
+from reverb_writer.client.shared_clients import as_client
+
+TABLE = rw.TableConfig("replay", 1000)
+
+
+class Source:
+    """Tells what it is told to tell."""
+
+    def __init__(self, target: rw.Target) -> None:
+        """Begin with a target."""
+        self.answer: rw.Target | Exception = target
+
+    def look_up(self, timeout_s: float) -> rw.Target:
+        """Return or raise the answer."""
+        assert timeout_s > 0
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[], rw.LocalServer]]:
+    servers: list[rw.LocalServer] = []
+
+    def start() -> rw.LocalServer:
+        servers.append(rw.LocalServer([TABLE]))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def sizes(client: rw.Client) -> list[int]:
+    return [shard.request_info(10.0).tables["replay"].current_size for shard in client.shards]
+
+
+def test_a_shard_that_moves_keeps_its_name_and_its_connection(
+    start: Callable[[], rw.LocalServer], tmp_path: Path
+) -> None:
+    servers, path = [start(), start()], tmp_path / "shards"
+    path.write_text("".join(f"{number} {server.address}\n" for number, server in enumerate(servers)))
+    with rw.Client(f"file:{path}") as client:
+        (first, second) = client.shards
+        assert (first.name, second.name) == ("0", "1")
+        servers[1].close()
+        path.write_text(f"0 {servers[0].address}\n1 {start().address}\n")
+        client.connections.refresh()
+        assert client.shards == (first, second)
+        assert client.target.shards[1].address == second.address != servers[1].address
+        client.insert(np.zeros(1), {"replay": 1.0})
+        client.insert(np.zeros(1), {"replay": 1.0})
+        assert sizes(client) == [1, 1]
+
+
+def test_what_is_in_flight_goes_to_the_new_address(tmp_path: Path) -> None:
+    path = tmp_path / "shards"
+    server = rw.LocalServer([TABLE])
+    path.write_text(f"a {server.address}")
+    with (
+        rw.Client(f"file:{path}", timeout_s=60) as client,
+        rw.TrajectoryObserver(client, "replay", 1, on_block="raise") as observer,
+    ):
+        for number in range(10):
+            observer({"n": np.int64(number)})
+        observer.flush()
+        server.save(tmp_path / "saved")
+        server.close()
+        for number in range(10, 20):
+            observer({"n": np.int64(number)})
+        with rw.LocalServer.restore(tmp_path / "saved") as restored:
+            path.write_text(f"a {restored.address}")
+            observer.flush()
+            with rw.Client(restored.address) as reader, rw.ReplayDataset(reader, "replay", 20) as dataset:
+                assert reader.server_info()["replay"].current_size == 20
+                seen = {int(number) for _ in range(60) for number in next(dataset).data["n"].ravel()}
+            assert seen == set(range(20))
+            observer.close()
+
+
+def test_the_file_is_read_again_when_it_has_changed(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
+    path = tmp_path / "shards"
+    path.write_text(start().address)
+    with rw.Client(f"file:{path}") as client:
+        path.write_text(f"{start().address}\n{start().address}\n{start().address} # more than one\n")
+        eventually(lambda: len(client.shards) == 3)
+        assert sizes(client) == [0, 0, 0]
+
+
+def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
+    start: Callable[[], rw.LocalServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    known = rw.Target(3, (rw.Shard("a", start().address),))
+    source = Source(known)
+    with rw.Client(source) as client, caplog.at_level(logging.INFO):
+        source.answer = RuntimeError("the control store is gone")
+        for _ in range(3):
+            client.connections.refresh()
+        (line,) = [line for line in caplog.messages if "control store is gone" in line]
+        assert "goes on with epoch 3, 1 shards: a at" in line
+        client.insert(np.zeros(1), {"replay": 1.0})
+        source.answer = rw.Target(2, (rw.Shard("a", "localhost:1"),))  # an old answer that comes late
+        client.connections.refresh()
+        assert client.target == known
+        source.answer = rw.Target(4, (rw.Shard("b", start().address), *known.shards))
+        client.connections.refresh()
+        assert [shard.name for shard in client.shards] == ["b", "a"]
+        assert sizes(client) == [0, 1]
+
+
+def test_a_client_is_unpickled_while_the_source_is_gone(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
+    path = tmp_path / "shards"
+    path.write_text(f"a {start().address}")
+    with rw.Client(rw.TargetFile(str(path))) as client:
+        path.unlink()
+        with pickle.loads(pickle.dumps(client)) as copied:  # noqa: S301  # our own bytes
+            assert copied.target == client.target
+            assert sizes(copied) == [0]
+    with pytest.raises(rw.ServerUnavailableError, match="cannot be read"):
+        rw.Client(f"file:{path}", timeout_s=0.3)
+
+
+def test_clients_of_one_source_share_connections(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
+    path = tmp_path / "shards"
+    path.write_text(f"a {start().address}")
+    (one, _), (other, _) = as_client(f"file:{path}"), as_client(rw.TargetFile(str(path)))
+    assert one.shards == other.shards
+    one.close()
+    assert sizes(other) == [0]
+    other.close()
+
+
+def test_shards_that_are_lost_are_not_asked_and_those_that_drain_get_no_items(
+    start: Callable[[], rw.LocalServer],
+) -> None:
+    shards = (rw.Shard("up", start().address), rw.Shard("full", start().address, "draining"))
+    with rw.Client(rw.Target(1, (*shards, rw.Shard("gone", "localhost:1", "lost"))), timeout_s=20) as client:
+        for _ in range(4):
+            client.insert(np.zeros(1), {"replay": 1.0})
+        assert client.server_info()["replay"].current_size == 4
+        assert [shard.request_info().tables["replay"].current_size for shard in client.shards[:2]] == [4, 0]
