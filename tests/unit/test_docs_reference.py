@@ -139,3 +139,9 @@ def test_every_public_class_says_its_state_in_a_line() -> None:
     values = [object_of(package, name) for package, name in public_names()]
     classes = [value for value in values if inspect.isclass(value) and not getattr(value, "_is_protocol", False)]
     assert not [value.__name__ for value in classes if value.__repr__ is object.__repr__]
+
+
+def test_every_example_is_shown() -> None:
+    page = (ROOT / "docs/project/examples.md").read_text("utf-8")
+    examples = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")}
+    assert set(re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", page)) == examples
