@@ -72,7 +72,7 @@ class ShardReport:
         pid: of the server; None if it does not run.
         attempts: starts of the server by this actor.
         starts: starts of a server on this shard's checkpoints.
-        memory_bytes: resident memory of the server, in bytes.
+        memory_bytes: resident memory of the server, bytes.
         checkpoint: name of the newest checkpoint; None if there is none.
         checkpoint_age_s: its age in seconds; None if there is none.
         tables: by name.
