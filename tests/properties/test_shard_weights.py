@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def probabilities(priorities: list[float], exponent: float) -> list[float]:
 
 @given(SHARDS, EXPONENTS, st.randoms(use_true_random=False))
 def test_share_times_probability_is_that_of_one_server(
-    shards: list[list[float]], exponent: float, random: object
+    shards: list[list[float]], exponent: float, chance: random.Random
 ) -> None:
     within = [probabilities(shard, exponent) if shard else [] for shard in shards]
     means = []
