@@ -4,6 +4,7 @@
 #   .venv-tf-agents  CPython 3.11: the same beside TF-Agents 0.19, the peer of conformance tests and benchmarks
 #   .venv-client     any CPython: the client alone, editable, where dm-reverb cannot be installed
 #   .venv-rllib      CPython 3.11: the client beside RLlib of Ray 2.35, the peer of `Episode`
+#   .venv-ray        CPython 3.11: the client beside Ray; its shards run on the servers of .venv
 #   .venv-newest     newest CPython here: the built client alone, with the newest numpy, protobuf and grpcio
 #   .venv-docs       any CPython: what builds the documentation and the distributions
 #   .venv-frameworks CPython 3.11: the client beside PyTorch, JAX, Minari, and the peers of the returns
@@ -26,6 +27,7 @@ TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group te
 	--group $(PEERS):conformance
 FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group test --group $(PEERS):frameworks
 RLLIB := --editable . --group $(PEERS):rllib
+RAY := --editable '.[ray]' --group test
 DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
 	--group test
 CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test
@@ -44,20 +46,36 @@ FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,propert
 help:  ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-.PHONY: demo test
+# Tests wait more often than they compute, so there are more processes than cores. WORKERS=0 is none but pytest itself.
+WORKERS ?= 4
+PARALLEL = --numprocesses $(WORKERS) --dist worksteal
+
+.PHONY: demo test slow
 ifneq ($(HAS_SERVER),)
 demo: .venv/.made  ## server, actors and a learner on CartPole, live in the terminal
 	@.venv/bin/python examples/demo.py
 
-test: .venv/.made .venv-tf-agents/.made  ## all tests, on real servers
-	.venv/bin/pytest
-	.venv-tf-agents/bin/pytest tests/conformance tests/integration/test_docs_blocks.py
+test: .venv/.made .venv-tf-agents/.made  ## the tests, on real servers, but for those marked `slow`
+	$(call test-beside-peers,not slow)
+
+slow: .venv/.made .venv-tf-agents/.made  ## the tests marked `slow`: with `make test` these are all
+	$(call test-beside-peers,slow)
+
+define test-beside-peers
+	.venv/bin/pytest $(PARALLEL) -m '$(1)'
+	.venv-tf-agents/bin/pytest $(PARALLEL) -m '$(1)' tests/conformance $(TF_AGENTS_PAGES)
+endef
+
+# The pages of the documentation that go further where TF-Agents is installed.
+TF_AGENTS_PAGES = $(foreach page,$(shell grep -rl --include='*.md' 'needs: tf_agents' docs), $(foreach test, \
+	test_every_program_of_a_page_runs test_every_session_of_a_page_prints_what_the_page_says, \
+	'tests/integration/test_docs_blocks.py::$(test)[$(page)]'))
 else
 demo: .venv-client/.made
 	@.venv-client/bin/python examples/demo.py
 
-test: .venv-client/.made
-	.venv-client/bin/pytest reverb_writer $(CLIENT_TESTS)
+test slow: .venv-client/.made
+	.venv-client/bin/pytest $(PARALLEL) -m '$(if $(filter slow,$@),slow,not slow)' reverb_writer $(CLIENT_TESTS)
 	@echo "Left out, for want of CPython 3.11 on x86-64 Linux: every test that runs on dm-reverb's server (skipped above,"
 	@echo "each with its other half on the local server), $(SERVER_TESTS)."
 endif
@@ -88,6 +106,10 @@ rllib: .venv-rllib/.made  ## compare and measure `Episode` beside RLlib, which i
 	.venv-rllib/bin/pytest tests/rllib
 	.venv-rllib/bin/pytest tests/integration/test_docs_blocks.py -k rllib
 	.venv-rllib/bin/python -m benchmarks episode_steps episode_getters
+
+.PHONY: ray
+ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this machine, lost and restored
+	REVERB_WRITER_SERVER_PYTHON=$(CURDIR)/.venv/bin/python .venv-ray/bin/pytest tests/ray_shards
 
 .PHONY: newest
 newest: .venv-newest/.made  ## the client's tests on the newest CPython here, on the server in pure Python
@@ -193,6 +215,11 @@ clean:  ## remove environments, caches and builds
 .venv-rllib/.made: $(PROJECTS)
 	$(require-311)
 	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RLLIB)
+	@touch $@
+
+.venv-ray/.made: $(PROJECTS)
+	$(require-311)
+	scripts/make-venv $(@D) '$(PYTHON311)' /dev/null $(RAY)
 	@touch $@
 
 .venv-newest/.made: $(PROJECTS)

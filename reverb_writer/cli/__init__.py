@@ -13,6 +13,7 @@ _MODULE_OF = {
     "export": "export_rollouts",
     "import": "import_rollouts",
     "local": "serve_locally",
+    "ray": "ray_commands",
     "reshard": "reshard",
     "status": "status",
 }

@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from reverb_writer.cli.server_options import report_errors, sampler_options
+from reverb_writer.cli.server_options import report_errors, sampler_options, table_configs
 from reverb_writer.local import LocalServer
-from reverb_writer.tables import Prioritized, TableConfig
 
 _TICK_S = 0.5  # Windows tells the main thread of Ctrl-C only between two waits
 
@@ -35,18 +34,10 @@ def command(
     stopping = threading.Event()
     with (
         report_errors(),
-        LocalServer(_configs(tables, max_size, sampler, sampler_exponent), port, max_bytes=max_bytes) as server,
+        LocalServer(table_configs(tables, max_size, sampler, sampler_exponent), port, max_bytes=max_bytes) as server,
     ):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stopping.set())
         click.echo(f"serving {', '.join(tables)} at {server.address}; Ctrl-C ends it, and the data with it")
         while not stopping.wait(_TICK_S):
             pass
-
-
-def _configs(tables: tuple[str, ...], max_size: int, sampler: Any, exponent: float | None) -> list[TableConfig]:
-    if sampler == "prioritized":
-        sampler = Prioritized(1.0 if exponent is None else exponent)
-    elif exponent is not None:
-        raise click.UsageError("--sampler-exponent belongs to --sampler prioritized.")
-    return [TableConfig(name, max_size, sampler or "uniform") for name in tables]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer.tables import SelectorName
+from reverb_writer.tables import Prioritized, SelectorName, TableConfig
 
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client
@@ -69,6 +69,15 @@ def security_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def sampler_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options for the sampler of the tables that a command line names."""
     return _with(_SAMPLER, command)
+
+
+def table_configs(names: Sequence[str], max_size: int, sampler: Any, exponent: float | None) -> list[TableConfig]:
+    """Return the tables that options name, each of that size; `sampler_options` gives the sampler and its exponent."""
+    if sampler == "prioritized":
+        sampler = Prioritized(1.0 if exponent is None else exponent)
+    elif exponent is not None:
+        raise click.UsageError("--sampler-exponent belongs to --sampler prioritized.")
+    return [TableConfig(name, max_size, sampler or "uniform") for name in names]
 
 
 def _with(options: Sequence[Callable[..., Any]], command: Callable[..., Any]) -> Callable[..., Any]:

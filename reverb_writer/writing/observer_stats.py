@@ -50,7 +50,7 @@ class ObserverStats(Scalars):
         items: windows completed, counted once for each table.
         acknowledged_items: of them, those that the server has confirmed.
         pending_items: of them, those that it has not, yet.
-        pending_bytes: what they occupy here.
+        pending_bytes: bytes that they occupy here.
         dropped_items: of them, those given up under `on_block="drop_oldest"` or at a close that ran out of time.
         dropped_steps: steps that are in no window, by reason; with several kinds of windows, summed over the kinds.
             Steps appended = steps in a window + steps dropped, for each kind, once its episode has ended.

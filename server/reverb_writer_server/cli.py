@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -66,6 +67,9 @@ def commands() -> None:
     help="What to do if the newest checkpoint is damaged: restore an older one, or stop.",
 )
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
+@click.option(
+    "--end-with", type=int, metavar="PID", help="Parent process to end with, at once and without a last checkpoint."
+)
 def serve(
     config: Path | None,
     names: Sequence[str],
@@ -73,6 +77,7 @@ def serve(
     min_size: int | None,
     sampler: str | None,
     sampler_exponent: float | None,
+    end_with: int | None,
     **given: Any,
 ) -> None:
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
@@ -80,8 +85,10 @@ def serve(
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
     failed.
     """
-    from reverb_writer_server import signals
+    from reverb_writer_server import parent_death, signals
 
+    if end_with is not None:
+        parent_death.end_with(end_with)
     signals.install_handlers()
     from reverb_writer.tables import check_unique_names
     from reverb_writer_server import log_setup
@@ -128,7 +135,8 @@ def serve(
 @commands.command()
 @click.argument("config", type=_PATH)
 @click.option("--shard", type=click.IntRange(0, 999), help="Number of the server, if they are several.")
-def validate(config: Path, shard: int | None) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print the estimated memory as JSON, for programs.")
+def validate(config: Path, shard: int | None, as_json: bool) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
@@ -136,9 +144,12 @@ def validate(config: Path, shard: int | None) -> None:
     """
     from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration
-    from reverb_writer_server.observability import banner
+    from reverb_writer_server.observability import banner, memory
 
     loaded = configuration.load(config, os.environ, {} if shard is None else {("cluster", "shard"): shard})
+    if as_json:
+        click.echo(json.dumps(memory.need(loaded)._asdict()))
+        return
     for line in (*banner.table_lines(loaded.tables), *banner.memory_lines(loaded)[0]):
         click.echo(line)
     checks.check_memory(loaded)

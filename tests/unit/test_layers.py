@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 CLIENT = [
     "cli",
+    "ray",
     "pytest_plugin",
     "testing",
     "tf_agents",
@@ -31,6 +32,7 @@ CLIENT = [
     "returns",
     "slices",
     "transitions",
+    "table_shares",
     "tables",
     "windows",
     "steps",
@@ -64,6 +66,7 @@ SERVER = [
     "machine_limits",
     "watch_thread",
     "log_setup",
+    "parent_death",
     "signals",
 ]
 LAYERS = {"reverb_writer": CLIENT, "reverb_writer_server": SERVER}
@@ -71,7 +74,7 @@ FOLDERS = {"reverb_writer": ROOT / "reverb_writer", "reverb_writer_server": ROOT
 
 WITH_GRPC = {"transport", "local"}  # the client's end of a connection, and a server's
 PURE = CLIENT[CLIENT.index("transport") + 1 :]
-FRAMEWORKS = {"jax", "reverb", "tensorflow", "tf_agents", "torch"}
+FRAMEWORKS = {"jax", "ray", "reverb", "tensorflow", "tf_agents", "torch"}
 
 FILES = sorted(
     (package, path)

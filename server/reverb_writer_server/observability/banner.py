@@ -11,7 +11,14 @@ from importlib import metadata
 from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
-from reverb_writer_server.observability.memory import PROCESS_BYTES, Estimate, available_bytes, estimate, used_bytes
+from reverb_writer_server.observability.memory import (
+    PROCESS_BYTES,
+    Estimate,
+    available_bytes,
+    estimate,
+    need,
+    used_bytes,
+)
 from reverb_writer_server.observability.state import ServiceState
 
 __all__ = ["exposure_lines", "figures_line", "memory_lines", "table_lines", "versions", "versions_line"]
@@ -46,12 +53,11 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     estimates = [estimate(table) for table in config.tables]
     available = available_bytes()
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
-    saving = sum(one.save_bytes or 0 for one in estimates) if config.checkpoints.directory else 0
-    total = PROCESS_BYTES + saving + sum(one.total_bytes or 0 for one in estimates)
+    total, saving, unknown = need(config)
     excess = total > available
-    if not any(one.total_bytes for one in estimates):
+    if len(unknown) == len(estimates):
         return [*lines, f"total memory: unknown, available: {format_bytes(available)}"], False
-    which = "" if _all_known(estimates) else " for the tables with an estimate"
+    which = "" if not unknown else " for the tables with an estimate"
     verdict = ": more than is available. Lower max_size or raise the limit" if excess else ""
     parts = f"{format_bytes(PROCESS_BYTES)} for the processes"
     if saving:
@@ -95,10 +101,6 @@ def _describe_estimate(one: Estimate) -> str:
         without_overlap = f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap"
     size = f"{one.steps:,} steps of {one.step_bytes:,} bytes before compression"
     return f"about {format_bytes(one.total_bytes)} ({size}){without_overlap}"
-
-
-def _all_known(estimates: Sequence[Estimate]) -> bool:
-    return all(one.total_bytes is not None for one in estimates)
 
 
 def _version(name: str) -> str:

@@ -22,9 +22,9 @@ import tree
 
 from reverb_writer.windows import WindowSpec
 from reverb_writer.writing.window_targets import chunk_length_for
-from reverb_writer_server.config.schema import ServedTable
+from reverb_writer_server.config.schema import ServedTable, ServerConfig
 
-__all__ = ["PROCESS_BYTES", "Estimate", "available_bytes", "estimate", "used_bytes"]
+__all__ = ["PROCESS_BYTES", "Estimate", "Need", "available_bytes", "estimate", "need", "used_bytes"]
 
 PROCESS_BYTES = 600_000_000  # of both processes with empty tables, and of streams
 _ITEM_BYTES = 600
@@ -64,6 +64,28 @@ class _PerItem(NamedTuple):
     slices: float
     chunks: float
     steps: float
+
+
+class Need(NamedTuple):
+    """The estimated memory of a server with full tables.
+
+    Attributes:
+        total_bytes: of all that is known, while a checkpoint is written.
+        save_bytes: the part of it that is needed only then.
+        unknown: names of the tables whose size is unknown, and not in the total.
+    """
+
+    total_bytes: int
+    save_bytes: int
+    unknown: tuple[str, ...]
+
+
+def need(config: ServerConfig) -> Need:
+    """Return the estimated memory of a server."""
+    estimates = [estimate(table) for table in config.tables]
+    save_bytes = sum(one.save_bytes or 0 for one in estimates) if config.checkpoints.directory else 0
+    total = PROCESS_BYTES + save_bytes + sum(one.total_bytes or 0 for one in estimates)
+    return Need(total, save_bytes, tuple(one.table for one in estimates if one.total_bytes is None))
 
 
 def estimate(table: ServedTable) -> Estimate:

@@ -8,12 +8,9 @@ service is killed: a server that restores for minutes would otherwise hold the p
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import faulthandler
 import functools
-import os
 import shutil
-import signal
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -22,12 +19,11 @@ from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
+from reverb_writer_server.parent_death import end_with
 from reverb_writer_server.reverb.draining import Drain
 from reverb_writer_server.reverb.writer_guard import WriterGuard
 
 __all__ = ["StartRequest"]
-
-_PR_SET_PDEATHSIG = 1  # of Linux
 
 
 @dataclass(frozen=True)
@@ -99,13 +95,6 @@ def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
         shutil.rmtree(request.fitted, ignore_errors=True)
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that has started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended before that
-        os._exit(1)
-
-
 if __name__ == "__main__":
-    _end_with(int(sys.argv[2]))
+    end_with(int(sys.argv[2]))
     main(Connection(int(sys.argv[1])))

@@ -1,0 +1,251 @@
+"""A cluster of shards on Ray: started once, found by its name from everywhere, stopped by what has started it.
+
+start   1 the starter    an actor whose name only one process can have: a second start waits, and attaches
+        2 memory         the server's own estimate, which its command prints
+        3 placement      a detached group with room for every shard, or an error that says what is missing
+        4 actors         a detached one for each shard, until all serve; if one does not, all is undone
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from reverb_writer.arguments import check_timeout, integer
+from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ServerUnavailableError, SpecError
+from reverb_writer.protocol.table_specs import SPECS_TABLE
+from reverb_writer.ray.actor_target import ActorTarget, actor_of, ask_actors, ask_shards
+from reverb_writer.ray.cluster_start import named_shards, remove_cluster, start_shards
+from reverb_writer.ray.connecting import connect_ray
+from reverb_writer.ray.placement import Spread
+from reverb_writer.ray.shard_actor import server_configuration
+from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
+from reverb_writer.tables import TableConfig, check_tables
+
+_logger = logging.getLogger(__name__)
+_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+_POLL_S = 0.2
+_ANSWER_TIMEOUT_S = 10.0
+
+
+class ReplayCluster:
+    """Replay servers that Ray places, watches and starts again: one replay, whose data never pass through Ray.
+
+    Thread-safe. A context manager: its end stops the cluster if this object has started it, and leaves it if it was
+    attached to.
+
+    Attributes:
+        name: of the cluster.
+        spec: what it is.
+        started: whether this object has started it.
+
+    Example:
+        with ReplayCluster.start("experiment", tables=[...], shards=4, python="/opt/replay/bin/python") as cluster:
+            with rw.TrajectoryObserver(cluster.target(), "replay", sequence_length=20) as observer:
+                ...
+    """
+
+    def __init__(self, spec: ClusterSpec, *, started: bool, remarks: Sequence[str] = ()) -> None:
+        """Use `start` or `attach`; `remarks` are sentences about what is not as asked for, see `status`."""
+        self.name = spec.name
+        self.started = started
+        self.spec = spec
+        self._remarks = tuple(remarks)
+        self._known: tuple[ShardReport, ...] = tuple(ShardReport(name) for name in spec.shard_names())
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        tables: Sequence[TableConfig],
+        shards: int = 1,
+        *,
+        python: str = sys.executable,
+        checkpoints: str | None = None,
+        checkpoint_every_s: float = 600.0,
+        spread: Spread = "strict",
+        num_cpus: float = 1.0,
+        memory_bytes: int | None = None,
+        port: int | None = None,
+        bind: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        timeout_s: float = 300.0,
+        placement_timeout_s: float = 30.0,
+    ) -> ReplayCluster:
+        """Start a cluster and wait until it serves; attach to it if it is there already.
+
+        It outlives this process. If Ray is not connected yet, `ray.init()` does that first.
+
+        Args:
+            name: of the cluster: letters, digits, `_`, `.` and `-`.
+            tables: of all shards together: each has its share of `max_size`, `min_size` and error buffers.
+            shards: number of servers, >= 1.
+            python: interpreter of the servers, at the same path on every node; needs `reverb-writer-server`.
+            checkpoints: folder on storage that every node reaches by this path; each shard has one of its own in it.
+                Without one, the data of a shard that is lost are lost.
+            checkpoint_every_s: seconds between checkpoints; 0 for none but the last.
+            spread: "strict" for a node each, where there are as many nodes; "best" for as many as there are.
+            num_cpus: processors that Ray reserves for each shard.
+            memory_bytes: memory that Ray reserves for each shard, in bytes; None for the server's own estimate.
+            port: of the first shard, the next one has the next; None for free ones.
+            bind: address that the servers accept connections on: 127.0.0.1 for those of this machine; None for all,
+                unless nodes know each other by 127.0.0.1.
+            environment: variables for the servers.
+            runtime_env: of the actors, if the cluster's own does not have this package.
+            timeout_s: how long all of it may take, seconds.
+            placement_timeout_s: how much of it may pass until there is room, seconds.
+
+        Raises:
+            SpecError: an argument can never work, or a cluster of this name has other tables or another size.
+            PlacementError: there is no room; says what is needed and what is free. Nothing is left behind.
+            ShardStartError: a server does not start; has its last log lines. Nothing is left behind.
+            ReplayTimeoutError: the time is up. Nothing is left behind.
+            MissingExtraError: Ray is not installed.
+        """
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise SpecError(f"`name` must be letters, digits, `_`, `.` and `-`, got {name!r}.")
+        check_tables(tables, SPECS_TABLE)
+        if checkpoints is not None and not str(checkpoints).startswith("/"):
+            raise SpecError(f"`checkpoints` must be an absolute path, the same on every node, got {checkpoints!r}.")
+        if spread not in ("strict", "best"):
+            raise SpecError(f"`spread` must be 'strict' or 'best', got {spread!r}.")
+        num_shards = integer("shards", shards, minimum=1)
+        spec = ClusterSpec(
+            name,
+            tuple(tables),
+            num_shards,
+            str(python),
+            None if checkpoints is None else str(checkpoints),
+            float(checkpoint_every_s),
+            None if port is None else integer("port", port, minimum=1, maximum=65536 - num_shards),
+            bind,
+            dict(environment or {}),
+        )
+        for number in range(num_shards):
+            server_configuration(spec, number, 1, 1, "127.0.0.1")  # refuses tables that cannot be split
+        deadline = Deadline(check_timeout(timeout_s))
+        connect_ray()
+        remarks = start_shards(
+            spec,
+            spread=spread,
+            num_cpus=num_cpus,
+            memory_bytes=memory_bytes,
+            runtime_env=runtime_env,
+            deadline=deadline,
+            placement_timeout_s=check_timeout(placement_timeout_s, "placement_timeout_s"),
+        )
+        if remarks is None:
+            cluster = cls.attach(name, timeout_s=deadline.left_s())
+            _check_same(cluster.spec, spec)
+            _logger.info("cluster `%s` is there already: attached to it", name)
+            return cluster
+        return cls(spec, started=True, remarks=remarks)
+
+    @classmethod
+    def attach(cls, name: str, *, timeout_s: float = 30.0) -> ReplayCluster:
+        """Return the cluster of that name.
+
+        Raises:
+            ServerUnavailableError: there is none; names those that there are.
+            ReplayTimeoutError: none of its actors answers within `timeout_s` seconds.
+        """
+        connect_ray()
+        deadline = Deadline(check_timeout(timeout_s))
+        found = named_shards()
+        if name not in found:
+            there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
+            raise ServerUnavailableError(f"there is no cluster `{name}` on this Ray; there is {there}.")
+        while True:
+            answers = ask_actors(found[name], "spec", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
+            for spec in answers.values():
+                return cls(spec, started=False)
+            deadline.left_s(f"no actor of the cluster `{name}` answered")
+            time.sleep(_POLL_S)
+
+    @staticmethod
+    def names() -> list[str]:
+        """Return the names of the clusters on this Ray."""
+        connect_ray()
+        return sorted(named_shards())
+
+    def target(self) -> ActorTarget:
+        """Return the source of the shards' addresses, for clients, observers and datasets in any process."""
+        return ActorTarget(self.name, self._ask(_ANSWER_TIMEOUT_S))
+
+    def status(self, timeout_s: float = 5.0) -> ClusterStatus:
+        """Return what the shards tell within `timeout_s` seconds; what is silent has the state "no answer"."""
+        known = {report.name: report for report in self._known}
+        answers = ask_shards(list(self.spec.shard_names()), check_timeout(timeout_s))
+        shards = []
+        for name in self.spec.shard_names():
+            silent = ShardReport(
+                name, known[name].address, "no answer", "its actor does not answer: see Ray's dashboard"
+            )
+            shards.append(answers.get(name, silent))
+        self._note(answers)
+        return ClusterStatus(self.name, tuple(shards), self._remarks)
+
+    def stop(self, timeout_s: float = 600.0) -> None:
+        """End all servers, each with a last checkpoint, and give the room back. Idempotent.
+
+        Args:
+            timeout_s: how long the last checkpoints may take, seconds; servers that take longer are killed, which is
+                logged with their names.
+        """
+        connect_ray()
+        names = list(self.spec.shard_names())
+        end = time.monotonic() + check_timeout(timeout_s)
+        left = {name for name in names if actor_of(name) is not None}
+        ask_actors(sorted(left), "stop", min(_ANSWER_TIMEOUT_S, timeout_s))
+        while left and time.monotonic() < end:
+            answers = ask_shards(sorted(left), min(_ANSWER_TIMEOUT_S, timeout_s))
+            silent = left - answers.keys()
+            left = {name for name in answers if answers[name].state != "stopped"}
+            if silent:
+                _logger.warning("cluster `%s`: %s did not answer and will be killed", self.name, ", ".join(silent))
+            time.sleep(_POLL_S)
+        if left:
+            _logger.warning(
+                "cluster `%s`: no last checkpoint of %s within %g s: killed", self.name, ", ".join(left), timeout_s
+            )
+        remove_cluster(self.name, names)
+
+    def _ask(self, timeout_s: float) -> tuple[ShardReport, ...]:
+        self._note(ask_shards(list(self.spec.shard_names()), timeout_s))
+        return self._known
+
+    def _note(self, answers: Mapping[str, ShardReport]) -> None:
+        self._known = tuple(answers.get(report.name, report) for report in self._known)
+
+    def __enter__(self) -> ReplayCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.started:
+            self.stop()
+
+    def __repr__(self) -> str:
+        return f"ReplayCluster({self.name!r}, {self.spec.num_shards} shards)"
+
+
+def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:
+    """Refuse a cluster that is not the wanted one."""
+    differences = [
+        f"{field} {getattr(there, field)!r}, not {getattr(wanted, field)!r}"
+        for field in ("num_shards", "tables")
+        if repr(getattr(there, field)) != repr(getattr(wanted, field))  # a signature's arrays do not compare
+    ]
+    if differences:
+        raise SpecError(
+            f"cluster `{there.name}` is there already and has {'; '.join(differences)}. Attach to it, stop it, or take "
+            "another name."
+        )

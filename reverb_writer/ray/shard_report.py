@@ -1,0 +1,130 @@
+"""What a shard says of itself, and all of them together. Plain values: they pass between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reverb_writer.tables import TableConfig
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """What a cluster is, as each of its actors knows it.
+
+    Attributes:
+        name: of the cluster.
+        tables: of all shards together.
+        num_shards: how many there are.
+        python: interpreter of the servers.
+        checkpoints: folder of all checkpoints, on storage that every node reaches; None for none.
+        checkpoint_every_s: seconds between checkpoints.
+        port: of the first shard, the next one has the next; None for free ones.
+        bind: the address that servers accept connections on; None for that of the node.
+        environment: variables for the servers, beside those of the node.
+    """
+
+    name: str
+    tables: tuple[TableConfig, ...]
+    num_shards: int
+    python: str
+    checkpoints: str | None = None
+    checkpoint_every_s: float = 600.0
+    port: int | None = None
+    bind: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def shard_names(self) -> tuple[str, ...]:
+        """Return the names of the shards, which are those of their actors, too."""
+        return tuple(f"replay:{self.name}:shard-{number}-of-{self.num_shards}" for number in range(self.num_shards))
+
+
+@dataclass(frozen=True)
+class TableFigures:
+    """A table of a shard.
+
+    Attributes:
+        size: items it holds.
+        max_size: items it holds at most.
+        inserts: items inserted so far.
+        samples: items sampled so far.
+    """
+
+    size: int
+    max_size: int
+    inserts: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class ShardReport:
+    """A shard at one moment.
+
+    Attributes:
+        name: of the shard.
+        address: `host:port`; "" before the first start.
+        state: "starting", "restoring", "serving", "draining", "stopped", or "failed" while it waits to start again;
+            "no answer" if its actor does not answer.
+        detail: more about the state, such as the progress of a restore or the last lines of the log.
+        generation: grows with each change of address or state, also from one actor to the next.
+        node: IP address of the node.
+        pid: of the server; None if it does not run.
+        attempts: starts of the server by this actor.
+        starts: starts of a server on this shard's checkpoints.
+        memory_bytes: resident memory of the server, bytes.
+        checkpoint: name of the newest checkpoint; None if there is none.
+        checkpoint_age_s: its age in seconds; None if there is none.
+        tables: by name.
+    """
+
+    name: str
+    address: str = ""
+    state: str = "starting"
+    detail: str = ""
+    generation: int = 0
+    node: str = ""
+    pid: int | None = None
+    attempts: int = 0
+    starts: int = 0
+    memory_bytes: int = 0
+    checkpoint: str | None = None
+    checkpoint_age_s: float | None = None
+    tables: Mapping[str, TableFigures] = field(default_factory=dict)
+
+    @property
+    def number(self) -> int:
+        """The shard's number in its cluster, from 0."""
+        return int(self.name.rpartition("shard-")[2].partition("-")[0])
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """All shards at one moment.
+
+    Attributes:
+        name: of the cluster.
+        shards: in order.
+        remarks: sentences about what is not as asked for, such as shards that share a node.
+    """
+
+    name: str
+    shards: tuple[ShardReport, ...]
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether every shard serves."""
+        return all(shard.state == "serving" for shard in self.shards)
+
+    def tables(self) -> dict[str, TableFigures]:
+        """Return the tables of all shards together."""
+        names = dict.fromkeys(name for shard in self.shards for name in shard.tables)
+        return {name: _sum([shard.tables[name] for shard in self.shards if name in shard.tables]) for name in names}
+
+
+def _sum(figures: list[TableFigures]) -> TableFigures:
+    def total(name: str) -> Any:
+        return sum(getattr(one, name) for one in figures)
+
+    return TableFigures(total("size"), total("max_size"), total("inserts"), total("samples"))

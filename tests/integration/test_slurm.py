@@ -1,0 +1,57 @@
+"""The Slurm script serves a shard: here without Slurm, whose part is to run its lines once on each node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ports import free_port
+from server_process import HAS_REVERB, SERVER_PYTHON
+from service_process import eventually
+
+import reverb_writer as rw
+
+SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "replay.sbatch"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.skipif(not HAS_REVERB, reason="dm-reverb is not installed")
+def test_script_serves_a_shard_again_after_a_crash_and_saves_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "server.toml").write_text("[tables.replay]\nmax_size = 1000\n")
+    port = free_port()
+    environment = {
+        "REPLAY": str(tmp_path),
+        "REPLAY_PYTHON": SERVER_PYTHON,
+        "REPLAY_PORT": str(port),
+        "REPLAY_NODES": "localhost",
+        "REPLAY_SRUN": "env SLURM_PROCID=0",
+    }
+    with subprocess.Popen([str(SCRIPT)], env={**os.environ, **environment}, start_new_session=True) as job:
+        try:
+            eventually((tmp_path / "shards").exists, "the file of shards is written")
+            assert (tmp_path / "shards").read_text() == f"shard-0 localhost:{port}\n"
+            with rw.Client(f"file:{tmp_path}/shards", timeout_s=120) as client:
+                client.insert(np.array([1]), {"replay": 1.0})
+                client.checkpoint()
+                (server,) = map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
+                os.kill(server, signal.SIGKILL)
+                eventually(lambda: not Path(f"/proc/{server}").exists(), "the server has ended")
+                client.insert(np.array([2]), {"replay": 1.0})
+                assert client.server_info()["replay"].current_size == 2
+            job.send_signal(signal.SIGTERM)
+            assert job.wait(120) == 0
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+    with subprocess.Popen([str(SCRIPT)], env={**os.environ, **environment}, start_new_session=True) as job:
+        try:
+            with rw.Client(f"file:{tmp_path}/shards", timeout_s=120) as client:
+                assert client.server_info()["replay"].current_size == 2
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)

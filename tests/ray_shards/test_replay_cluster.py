@@ -1,0 +1,237 @@
+"""Shards on Ray: started, found, refused, lost and restored. Fake nodes on one machine, real servers and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from service_process import eventually
+
+import reverb_writer as rw
+import reverb_writer.ray as rwr
+from reverb_writer.protocol.signatures import ArraySpec
+
+SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
+Start = Callable[..., rwr.ReplayCluster]
+SIGNATURE = {"number": ArraySpec((1,), np.dtype(np.int64))}
+TABLES = [rw.TableConfig("replay", 1000, rate_limiter=rw.MinSize(1), signature=SIGNATURE)]
+
+
+def insert(source: Any, numbers: range) -> None:
+    """Insert an item for each number, confirmed when this returns."""
+    with rw.Client(source, timeout_s=60) as client:
+        for number in numbers:
+            client.insert({"number": np.array([number])}, {"replay": 1.0})
+
+
+def numbers_at(address: str) -> list[int]:
+    """Return the numbers of all items of a shard, each item once."""
+    with rw.Client(address, timeout_s=60) as client:
+        size = client.server_info()["replay"].current_size
+        found: dict[int, int] = {}
+        while len(found) < size:
+            found |= {one.info.key: int(one.data["number"][0]) for one in client.sample("replay", 20 * size)}
+    return sorted(found.values())
+
+
+def numbers_in(cluster: rwr.ReplayCluster) -> list[int]:
+    """Return the numbers of all items of all shards, each item once."""
+    return sorted(number for shard in cluster.target().look_up(10).shards for number in numbers_at(shard.address))
+
+
+def serving(cluster: rwr.ReplayCluster) -> rwr.ClusterStatus:
+    """Wait until all shards serve, and return what they say."""
+    eventually(lambda: cluster.status().is_serving, "all shards serve")
+    return cluster.status()
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except OSError:
+        return True
+
+
+def processes_of(pid: int) -> list[int]:
+    """Return a server's process and the one that has Reverb in it."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
+    free = ray.available_resources()["memory"]
+    outcomes: list[rwr.ReplayCluster] = []
+    both = [threading.Thread(target=lambda: outcomes.append(start("one", TABLES, memory_bytes=None))) for _ in "ab"]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    attached, cluster = sorted(outcomes, key=lambda one: one.started)
+    assert (attached.started, cluster.started) == (False, True)
+    # Of each shard 0.6 GB for two processes, 38 MB for streams, and little for 500 items: docs/sizing.md.
+    assert 2 * 600e6 <= free - ray.available_resources()["memory"] < 2 * 650e6
+
+    insert(cluster.target(), range(20))
+    with rw.ReplayDataset(cluster.target(), "replay", 8, timeout_s=60) as dataset:
+        assert next(dataset).data["number"].shape == (8, 1)
+    found = rwr.ReplayCluster.attach("one")
+    figures = eventually(
+        lambda: (one := found.status().tables().get("replay")) and one.size == 20 and one, "all 20 items are told"
+    )
+    assert (figures.max_size, figures.inserts) == (1000, 20)
+    assert [shard.tables["replay"].max_size for shard in found.status().shards] == [500, 500]
+    assert "one" in rwr.ReplayCluster.names()
+    with found:
+        pass
+    assert cluster.status().is_serving  # for `found` has not started it
+
+    with pytest.raises(rw.SpecError, match=r"there already and has tables .*max_size=1000.*, not .*max_size=999"):
+        rwr.ReplayCluster.start("one", [rw.TableConfig("replay", 999)], 2, python=SERVER_PYTHON)
+    with pytest.raises(rw.SpecError, match="has num_shards 2, not 1"):
+        rwr.ReplayCluster.start("one", TABLES, 1, python=SERVER_PYTHON)
+
+
+def nothing_is_left(name: str) -> bool:
+    groups = [one for one in ray.util.placement_group_table().values() if one["name"] == f"replay:{name}"]
+    actors = [one for one in ray.util.list_named_actors(all_namespaces=True) if f":{name}:" in one["name"]]
+    return not actors and all(one["state"] == "REMOVED" for one in groups)
+
+
+def test_start_without_room_says_what_is_free_and_leaves_nothing(machines: Any) -> None:
+    with pytest.raises(rwr.PlacementError, match="4 shards have no room: needs 4 CPUs, 3 are free"):
+        rwr.ReplayCluster.start("large", TABLES, 4, python=SERVER_PYTHON, memory_bytes=10**6, placement_timeout_s=0.5)
+    eventually(lambda: nothing_is_left("large"), "nothing is left of the cluster")
+
+
+def test_failed_start_names_the_cause_and_leaves_nothing(machines: Any, tmp_path: Path) -> None:
+    with pytest.raises(rwr.ShardStartError, match=r"/no/python3.11 cannot be run on node"):
+        rwr.ReplayCluster.start("bad", TABLES, 2, python="/no/python3.11")
+    blocked = tmp_path / "file"
+    blocked.write_text("no folder")
+    with pytest.raises(rwr.ShardStartError, match=r"shard-0-of-2 on node .* does not start: .*Not a directory"):
+        rwr.ReplayCluster.start("bad", TABLES, 2, python=SERVER_PYTHON, memory_bytes=10**6, checkpoints=str(blocked))
+    eventually(lambda: nothing_is_left("bad"), "nothing is left of the cluster")
+
+
+def test_commands_start_and_stop_a_cluster_which_the_next_start_restores(machines: Any, tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        line = [sys.executable, "-m", "reverb_writer.cli", "ray", *arguments, "--address", machines.address]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    up = ("up", "typed", "--max-size", "1000", "--python", SERVER_PYTHON, "--checkpoints", str(tmp_path))
+    assert "serving" in run(*up)
+    first = rwr.ReplayCluster.attach("typed")
+    with rw.Client(first.target(), timeout_s=60) as client:
+        for number in range(30):
+            client.insert(np.array([number]), {"replay": 1.0})
+    (shard,) = first.status().shards
+    assert shard.pid is not None
+    pids = processes_of(shard.pid)
+    assert len(pids) == 2
+    assert "stopped" in run("down", "typed")
+    assert all(gone(pid) for pid in pids)
+    assert nothing_is_left("typed")
+
+    assert "serving" in run(*up)
+    again = rwr.ReplayCluster.attach("typed")
+    with rw.Client(again.target(), timeout_s=60) as client:
+        assert client.server_info()["replay"].current_size == 30
+    assert "there already" in run(*up)
+    assert run("status").split() == ["typed"]
+    again.stop(60)
+    again.stop(60)
+
+
+def checkpoint(cluster: rwr.ReplayCluster) -> None:
+    for shard in cluster.target().look_up(10).shards:
+        with rw.Client(shard.address, timeout_s=60) as client:
+            client.checkpoint()
+
+
+def test_shard_whose_server_or_actor_is_killed_is_back_from_its_checkpoint(start: Start, tmp_path: Path) -> None:
+    cluster = start("killed", TABLES, checkpoints=str(tmp_path))
+    source = cluster.target()
+    insert(source, range(20))
+    checkpoint(cluster)
+    before = source.look_up(10)
+
+    insert(source, range(20, 30))  # no checkpoint has these
+    server = cluster.status().shards[0]
+    assert server.pid is not None
+    lost = {number for number in numbers_at(server.address) if number >= 20}
+    assert lost
+    os.kill(server.pid, signal.SIGKILL)
+    eventually(lambda: cluster.status().shards[0].attempts == 2, "the actor starts the server again")
+    serving(cluster)
+    left = sorted({*range(30)} - lost)
+    assert numbers_in(cluster) == left
+    after = source.look_up(10)
+    assert after.epoch > before.epoch
+    assert after.shards == before.shards  # the same addresses: who has one need not ask
+
+    checkpoint(cluster)
+    victim = cluster.status().shards[1]
+    assert victim.pid is not None
+    pids = processes_of(victim.pid)
+    ray.kill(ray.get_actor(victim.name, namespace="reverb-writer"), no_restart=False)
+    eventually(lambda: all(gone(pid) for pid in pids), "no process of the server is left")
+    eventually(lambda: cluster.status().shards[1].pid not in (None, victim.pid), "Ray starts the actor again")
+    assert serving(cluster).shards[1].address == victim.address
+    assert numbers_in(cluster) == left
+
+
+def test_shard_of_a_lost_node_comes_back_on_another_one(start: Start, machines: Any, tmp_path: Path) -> None:
+    cluster = start("moved", TABLES, checkpoints=str(tmp_path))
+    insert(cluster.target(), range(20))
+    checkpoint(cluster)
+    victim = cluster.status().shards[0]
+    assert victim.pid is not None
+    pids = processes_of(victim.pid)
+    machines.remove_node(node_of(machines, victim.pid), allow_graceful=False)
+    try:
+        eventually(lambda: all(gone(pid) for pid in pids), "no process of the server is left")
+        with rw.Client(cluster.target(), timeout_s=60) as client:  # the other shard serves all the while
+            assert next(iter(client.sample("replay", 1))).data["number"].shape == (1,)
+        eventually(lambda: cluster.status().shards[0].pid not in (None, victim.pid), "the shard is on another node")
+        serving(cluster)
+        assert numbers_in(cluster) == list(range(20))
+    finally:
+        machines.add_node(num_cpus=1, object_store_memory=80 * 2**20)
+
+
+def node_of(machines: Any, pid: int) -> Any:
+    """Return the fake node whose raylet is above a server's process."""
+    while pid > 1:
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+        for node in machines.worker_nodes:
+            if any(process.process.pid == pid for process in node.all_processes["raylet"]):
+                return node
+    raise AssertionError("no raylet is above it")
+
+
+def test_clients_go_on_without_the_control_store_and_servers_are_kept(machines: Any) -> None:
+    """The last test of this file: on this Ray nothing starts any more."""
+    cluster = rwr.ReplayCluster.start("orphan", TABLES, 2, python=SERVER_PYTHON, memory_bytes=10**8)
+    source = cluster.target()
+    insert(source, range(10))
+    machines.head_node.kill_gcs_server()
+    insert(source, range(10, 20))
+    assert numbers_in(cluster) == list(range(20))
+    with rw.ReplayDataset(source, "replay", 8, timeout_s=60) as dataset:
+        assert next(dataset).data["number"].shape == (8, 1)
+    server = cluster.status().shards[0].pid
+    assert server is not None
+    os.kill(server, signal.SIGKILL)  # its actor needs no control store to start it again
+    eventually(lambda: cluster.status().shards[0].pid not in (None, server), "the server is started again")
+    serving(cluster)
+    insert(source, range(20, 30))
