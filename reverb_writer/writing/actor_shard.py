@@ -17,6 +17,7 @@ from reverb_writer.client.client import Client
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_choice import rank_shards
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.rate_limits import inserts_progress
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
@@ -25,6 +26,7 @@ __all__ = ["ActorShard", "ShardChangedError", "ShardFound"]
 _LOG = logging.getLogger(__package__)
 _LOG_EVERY_S = 10.0
 _ANSWER_WITHIN_S = 2.0
+_PROGRESS_WITHIN_S = 1.0
 _RETRY_S = 0.1
 
 
@@ -101,17 +103,21 @@ class ActorShard:
         return self._is_lost(stalled_s) and time.monotonic() >= self._ask_at
 
     def look(self, stalled_s: float) -> ShardFound | None:
-        """Return where to go now, if there is reason to; waits a few seconds at most, and only if the shard is lost."""
+        """Return where to go now, if there is reason to; waits a few seconds, if the shard seems lost."""
         order, now = self._order(), time.monotonic()
         others = [shard for shard in order if shard is not self.current]
         if self._is_lost(stalled_s):
             if now < self._ask_at:
                 return None
             self._ask_at, self._search = now + self._patience_s, None
+            if self._makes_progress():
+                return None
             self._client.connections.refresh_soon()
             found = self._first_that_takes_inserts(others, is_rescue=True)
             if found is None:
-                _LOG.warning("Shard %s is lost, and no other one takes inserts; staying.", self.current.address)
+                _LOG.warning(
+                    "Shard %s makes no progress, and no other one takes inserts; staying.", self.current.address
+                )
             return found
         preferred = order[: order.index(self.current)] if self.current in order else others
         if self._search is not None and self._search.done():
@@ -121,6 +127,22 @@ class ActorShard:
             self._ask_at = now + self._patience_s
             self._search = in_background(lambda: self._first_that_takes_inserts(preferred, is_rescue=False))
         return None
+
+    def _makes_progress(self) -> bool:
+        """Return whether the shard takes inserts of others while its rate limiters hold ours up: then it is slow."""
+        if self.current.shard.state == "lost":
+            return False
+        answers: list[ServerInfo | None] = []
+        for pause_s in (0.0, _PROGRESS_WITHIN_S):
+            time.sleep(pause_s)
+            try:
+                answers.append(try_server_info(self.current.channel, _ANSWER_WITHIN_S))
+            except ServerUnavailableError:
+                return False
+            if answers[-1] is None:
+                return False
+        before, now = answers
+        return before is not None and now is not None and inserts_progress(before, now, {*self._tables})
 
     def _is_lost(self, stalled_s: float) -> bool:
         return stalled_s >= self._patience_s or self.current.shard.state == "lost"
