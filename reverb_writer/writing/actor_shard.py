@@ -78,21 +78,17 @@ class ActorShard:
         Raises:
             ReplayTimeoutError, ServerUnavailableError: none answers in time.
         """
-        began_at = logged_at = time.monotonic()
-        while True:
-            left_s = began_at + timeout_s - time.monotonic()
-            part_s = max(min(left_s, logged_at + _LOG_EVERY_S - time.monotonic()), 0.001)
+        began_at = time.monotonic()
+        while (left_s := began_at + timeout_s - time.monotonic()) > _LOG_EVERY_S:
             asked_at = time.monotonic()
             try:
-                return self._ask_all(part_s) if self.has_choice else self.current.request_info(part_s)
+                return self._ask(_LOG_EVERY_S)
             except (ReplayTimeoutError, ServerUnavailableError) as error:
-                is_final = not self.has_choice and time.monotonic() - asked_at < part_s / 2  # waiting does not help
-                if is_final or time.monotonic() >= began_at + timeout_s:
+                if time.monotonic() - asked_at < _LOG_EVERY_S / 2:  # no time-out: waiting does not help
                     raise
-                if time.monotonic() - logged_at >= _LOG_EVERY_S:
-                    logged_at = time.monotonic()
-                    _LOG.warning("An observer waits for its server, for %.0f s: %s", logged_at - began_at, error)
-                time.sleep(_RETRY_S if self.has_choice else 0.0)
+                waited_s = asked_at + _LOG_EVERY_S - began_at
+                _LOG.warning("An observer waits for its server, for %.0f s: %s", waited_s, error)
+        return self._ask(max(left_s, 0.001))
 
     def is_lost(self, stalled_s: float) -> bool:
         """Whether the actor should leave, and it is time to look for another shard.
@@ -156,21 +152,26 @@ class ActorShard:
             self._shards = shards
         return self._ranked
 
-    def _ask_all(self, timeout_s: float) -> ServerInfo:
-        """Ask one shard after the other; the first that answers is the current one."""
-        last: ReverbWriterError | None = None
+    def _ask(self, timeout_s: float) -> ServerInfo:
+        """Ask one shard after the other, again and again; the first that answers is the current one."""
+        if not self.has_choice:
+            return self.current.request_info(timeout_s)
         until = time.monotonic() + timeout_s
-        for shard in self._order():
-            try:
-                info = try_server_info(shard.channel, max(min(_ANSWER_WITHIN_S, until - time.monotonic()), 0.001))
-            except ServerUnavailableError as error:
-                last = error
-                continue
-            if info is not None:
-                self.current = shard
-                return info
-        names = ", ".join(shard.address for shard in self._client.shards)
-        raise ServerUnavailableError(f"none of the shards answers: {names}. {last or ''}".rstrip())
+        while True:
+            last: ReverbWriterError | None = None
+            for shard in self._order():
+                try:
+                    info = try_server_info(shard.channel, max(min(_ANSWER_WITHIN_S, until - time.monotonic()), 0.001))
+                except ServerUnavailableError as error:
+                    last = error
+                    continue
+                if info is not None:
+                    self.current = shard
+                    return info
+            if time.monotonic() + _RETRY_S > until:
+                names = ", ".join(shard.address for shard in self._client.shards)
+                raise ServerUnavailableError(f"none of the shards answers: {names}. {last or ''}".rstrip())
+            time.sleep(_RETRY_S)
 
     def _first_that_takes_inserts(self, shards: Sequence[ServerConnection], *, is_rescue: bool) -> ShardFound | None:
         for shard in shards:
