@@ -65,7 +65,7 @@ def torchrl_ray(rounds: int, seconds: float) -> Table:
         rows,
         "One program writes and reads, the replay is another process. A window begins at every step. Step by step, "
         "ours is an observer's call and theirs an `add` of the window that the step completes; at once, ours is "
-        f"`extend` of many steps, and theirs of as many windows. Batches have {_BATCH} windows; ours are fetched ahead.",
+        f"`extend` of many steps, and theirs of as many windows. Batches have {_BATCH} windows, ours fetched ahead.",
     )
 
 
