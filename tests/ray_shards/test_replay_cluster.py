@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import signal
@@ -25,6 +26,7 @@ from reverb_writer.protocol.signatures import ArraySpec
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
 Start = Callable[..., rwr.ReplayCluster]
 SIGNATURE = {"number": ArraySpec((1,), np.dtype(np.int64))}
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
 TABLES = [rw.TableConfig("replay", 1000, rate_limiter=rw.MinSize(1), signature=SIGNATURE)]
 
 
@@ -271,6 +273,38 @@ def node_of(machines: Any, pid: int) -> Any:
             if any(process.process.pid == pid for process in node.all_processes["raylet"]):
                 return node
     raise AssertionError("no raylet is above it")
+
+
+def test_example_on_ray_writes_to_all_shards_and_learns_from_them(
+    machines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gymnasium")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    example: Any = importlib.import_module("apex_dqn")
+    ray.cloudpickle.register_pickle_by_value(example)  # Ray's workers here have no path to it
+    ray.cloudpickle.register_pickle_by_value(importlib.import_module("q_network"))
+    options = {"python": SERVER_PYTHON, "memory_bytes": 10**8}
+    with example.on_ray(4, "apex", 2, **options) as source:
+        assert [update for update, _ in example.learn(source, 100)] == [100]
+        cluster = rwr.ReplayCluster.attach("apex")
+        for shard in cluster.target().look_up(10).shards:
+            with rw.Client(shard.address, timeout_s=60) as client:
+                table = client.server_info()["replay"]
+                limiter = table.rate_limiter
+                assert table.current_size, shard
+                assert limiter.diff <= limiter.max_diff  # samples per insert stay in their bounds
+                assert limiter.diff >= limiter.min_diff or limiter.num_samples == 0
+    assert nothing_is_left("apex")
+
+
+def test_ppo_runs_on_a_cluster(machines: Any) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    line = [sys.executable, f"{EXAMPLES}/ppo_vector.py", "--ray", "ppo", "--python", SERVER_PYTHON, "--steps", "3000"]
+    environment = {**os.environ, "RAY_ADDRESS": machines.address}
+    done = subprocess.run(line, capture_output=True, text=True, timeout=200, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "2056 steps:" in done.stdout
+    assert nothing_is_left("ppo")
 
 
 def test_clients_go_on_without_the_control_store_and_servers_are_kept(machines: Any) -> None:
