@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.background import in_background
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
-from reverb_writer.client.on_shards import store_spec_on_all
+from reverb_writer.client.on_shards import answers, store_spec_on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.client.shard_choice import choose_shard, default_actor_id
 from reverb_writer.client.shard_connections import ShardConnections, first_target
@@ -218,6 +218,8 @@ class Client(ClosedAtExit):
     ) -> None:
         """Write one item, and return when the server has it. An insert that waits does not block another one.
 
+        Several servers get items in turn; one that does not answer is left out.
+
         Args:
             data: nest whose leaves are arrays [T_i, ...]; lengths may differ from leaf to leaf, T_i >= 1. No time axis
                 is added, as `reverb.Client.insert` does: for a single value pass `value[None]`.
@@ -236,7 +238,8 @@ class Client(ClosedAtExit):
             ServerUnavailableError: not confirmed in time, because there is no connection to the server.
             ClosedError: another thread has closed the client.
         """
-        self._next().insert(data, priorities, self._deadline(timeout_s), squeeze=squeeze, spec=spec)
+        deadline = self._deadline(timeout_s)
+        self._next().insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
@@ -364,9 +367,11 @@ class Client(ClosedAtExit):
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def _next(self) -> ServerConnection:
+        """Return the server whose turn it is, or the first after it that answers; if none does, the first."""
         self.check_usable()
-        shards = self.in_state("up")
-        return shards[next(self._turns) % len(shards)]
+        shards, turn = self.in_state("up"), next(self._turns)
+        order = [shards[(turn + step) % len(shards)] for step in range(len(shards))]
+        return order[0] if len(order) == 1 else next((one for one in order if answers(one)), order[0])
 
     def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
         """Return the servers in one of these states; all if none is."""

@@ -15,7 +15,7 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["answering", "on_each", "store_spec_on_all"]
+__all__ = ["answering", "answers", "on_each", "store_spec_on_all"]
 
 _LOG = logging.getLogger(__package__)
 _T = TypeVar("_T")
@@ -64,6 +64,14 @@ def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[Serv
             why = "".join(f" {error}" for error in unreachable.values())
             raise ServerUnavailableError(f"none of {names} answers within {timeout_s:.1f} s.{why}")
         time.sleep(_RETRY_S)
+
+
+def answers(shard: ServerConnection) -> bool:
+    """Return whether a server answers within two seconds."""
+    try:
+        return _try_info(shard, _ANSWER_WITHIN_S) is not None
+    except ServerUnavailableError:
+        return False
 
 
 def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:

@@ -33,11 +33,10 @@ from reverb_writer.reading.shard_stream import ShardStream
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = ["GlobalSampler"]
-
 _ASK_EVERY_S = 0.5  # for the sizes, while samples are read
 _LOOK_S = 0.05  # whether a shard that is waited for is to be left out
 _SILENCE_S, _PATIENCE_S = 2.0, 1.0
+_AHEAD = 2  # so many times the samples that the caller holds may be in flight or wait for their turn
 _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells the mass
 
 
@@ -69,7 +68,7 @@ class GlobalSampler:
             infos: tables of the shards that have answered, by name.
             table: the table, as one of the shards has it.
             batch_size: samples in a batch: so many shards are drawn at a time.
-            max_samples: how many samples may be held by the caller, and how many may be in flight or wait here.
+            max_samples: how many samples may be held by the caller; twice as many may be in flight or wait here.
             num_held: as that of `SampleFetcher`.
             pause: likewise.
             remember: gets the keys of samples, and the shard that they come from.
@@ -232,24 +231,31 @@ class GlobalSampler:
         if any(stream.num_waiting and self._is_usable(stream) for stream in self._left_out):
             self._choices.clear()  # a shard is back: it gets its share at once
         samples, self._rest = self._rest, []
-        touched: dict[ShardStream, list[int]] = {}
-        while len(samples) < num_samples and (self._choices or self._draw(now)):
-            stream = self._choices[0]
-            sample = stream.pop() if self._is_usable(stream) else None
+        keys: dict[ShardStream, list[int]] = collections.defaultdict(list)
+        choices, share_of, num_items = self._choices, self._share_of, self._num_items
+        if not all(map(self._is_usable, self._share_of)):
+            choices.clear()
+        while len(samples) < num_samples:
+            if not choices:
+                if not self._draw(now):
+                    break
+                share_of, num_items = self._share_of, self._num_items
+            stream = choices[0]
+            sample = stream.pop()
             if sample is None:
                 if not self._is_left_out(stream, now):
                     break
-                self._choices.clear()  # the choices after this one are drawn anew
+                choices.clear()  # those after this one are drawn anew
                 continue
-            self._choices.popleft()
+            choices.popleft()
             self._waits_since = None
             info = sample.info
-            info.probability *= self._share_of[stream]
-            info.table_size = self._num_items
-            touched.setdefault(stream, []).append(info.item.key)
+            info.probability *= share_of[stream]
+            info.table_size = num_items
+            keys[stream].append(info.item.key)
             samples.append(sample)
-        for stream, keys in touched.items():
-            self._remember(keys, stream.server)
+        for stream, of_stream in keys.items():
+            self._remember(of_stream, stream.server)
             self.latest = stream.server
             stream.resume()
         return samples
@@ -269,11 +275,12 @@ class GlobalSampler:
         self._share_of = dict(zip(streams, found, strict=True))
         self._num_items = sum(sizes)
         self._waits_since = None
-        drawn = self._rng.choice(len(streams), self._batch_size, p=found)
+        ends = np.cumsum(found)
+        drawn = ends.searchsorted(self._rng.random(self._batch_size) * ends[-1], side="right")
         self._choices.extend([streams[number] for number in drawn.tolist()])
         for stream, share in self._share_of.items():
-            expected = share * self._max_samples
-            stream.fetcher.max_samples = math.ceil(expected + 2 * math.sqrt(expected)) + 1
+            expected = _AHEAD * share * self._max_samples
+            stream.allow(math.ceil(expected + 2 * math.sqrt(expected)) + 1)
             if self._drops_stale and now - stream.told_at > _STALE_S and stream.pop() is not None:
                 self.num_dropped += 1
             stream.resume()

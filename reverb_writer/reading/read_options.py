@@ -22,7 +22,8 @@ class ReadOptions:
 
     Attributes:
         max_in_flight_batches: limit of batches fetched ahead, for each server, >= 1. What is ahead is older than what
-            could be sampled now, and counts as sampled for the rate limiter.
+            could be sampled now, and counts as sampled for the rate limiter. If servers are sampled as one, it is for
+            all together, and samples of twice as many batches may wait to be drawn.
         timeout_s: time-out of a batch, in seconds; None for the client's.
         connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
             learner that may wait an hour for its first batch should know within seconds that its server is not there.

@@ -29,7 +29,7 @@ from reverb_writer.transport.connection import Reply
 from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import parse_server_info
 
-__all__ = ["ShardStream"]
+_REQUEST_SHARE = 2  # half of the room must be free: a request and its message cost as much as many samples
 
 
 class ShardStream:
@@ -132,6 +132,10 @@ class ShardStream:
     def pop(self) -> Any:
         """Return the oldest sample that waits; None if none does."""
         return self._waiting.popleft() if self._waiting else None
+
+    def allow(self, max_samples: int) -> None:
+        """Set how many samples may be in flight or wait."""
+        self.fetcher.max_samples, self.fetcher.min_request = max_samples, 1 + max_samples // _REQUEST_SHARE
 
     def resume(self) -> None:
         """Have more samples requested, as far as there is room."""

@@ -32,6 +32,7 @@ class SampleFetcher:
     Attributes:
         removes_items: whether sampling removes items from the table.
         max_samples: how many samples may be in flight or held by the caller; more are requested at the next `fill`.
+        min_request: how much room there must be for a request, if sampling does not remove items.
         num_unasked: samples that came although they were not requested; they were left out.
     """
 
@@ -67,6 +68,7 @@ class SampleFetcher:
         self._channel, self._table, self._pause, self._deadline = channel, table, pause, deadline
         self._single_pass = single_pass
         self.max_samples, self._num_held = max_samples, num_held
+        self.min_request = 1
         self.num_unasked = 0
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server
         self._remaining = limit
@@ -136,7 +138,8 @@ class SampleFetcher:
         """Ask for as many samples as there is room for, if sampling does not remove items."""
         if not self.removes_items:
             with self._lock:
-                self._request(self._room())
+                room = self._room()
+                self._request(room if room >= self.min_request else 0)
 
     def end(self) -> int:
         """Close the stream, and return how many samples were in flight; `ask` asks for as many again."""

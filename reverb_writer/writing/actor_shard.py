@@ -62,7 +62,7 @@ class ActorShard:
         self._ranked: list[ServerConnection] = []
         self._ask_at = 0.0
         self._search: Outcome[ShardFound | None] | None = None
-        self.current = (self._order() or list(client.shards))[0]
+        self.current = self._order()[0]
 
     @property
     def has_choice(self) -> bool:
@@ -129,7 +129,7 @@ class ActorShard:
         """Return the shards that may be written to, in the actor's order."""
         shards = self._client.shards
         if shards is not self._shards:
-            named = {shard.name: shard for shard in shards if shard.shard.state == "up"}
+            named = {shard.name: shard for shard in self._client.in_state("up")}
             self._ranked = [named[name] for name in rank_shards(self.actor_id, named)]
             self._shards = shards
         return self._ranked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from reading import fifo, read_column, spec
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.client.shard_choice import rank_shards
 
 StartServer = Callable[..., HostedServer]
 
@@ -306,3 +308,95 @@ def test_stream_of_a_sequence_writer_goes_to_the_shard_of_its_id(replay_server: 
     for server in servers:
         mine = [number for number in range(5) if shards_for(f"actor-{number}", servers)[0] is server]
         assert [column for (column,) in numbers(server)] == mine
+
+
+def test_single_items_go_to_the_servers_in_turn_but_not_to_one_that_is_lost(lone_server: StartServer) -> None:
+    servers = [lone_server(fifo("replay")) for _ in range(3)]
+    with rw.Client([server.address for server in servers], timeout_s=20) as client:
+        for number in range(3):
+            client.insert([np.array([number])], {"replay": 1.0})
+        assert [len(numbers(server)) for server in servers] == [1, 1, 1]
+        servers[1].process.kill()
+        for number in range(6):
+            client.insert([np.array([number])], {"replay": 1.0})
+    assert sorted(numbers(servers[0]) + numbers(servers[2])) == [[number] for number in range(6)]
+
+
+# Targets that change.
+
+
+def move_on(observer: Any, written: int) -> int:
+    """Write episodes until the observer has changed the shard once more; return how many steps were written."""
+    before = observer.stats().shard_changes
+    while observer.stats().shard_changes == before:
+        episode(observer, written)
+        written += 10
+    return written
+
+
+def test_actor_leaves_a_shard_that_is_drained_and_goes_to_one_that_is_added(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    """And nothing is dropped by either."""
+    servers = [replay_server(fifo("replay")) for _ in range(2)]
+    names = {"a": servers[0], "b": servers[1]}
+    home = rw.choose_shard("actor", names)
+    (other,) = names.keys() - {home}
+    path = tmp_path / "shards"
+
+    def tell(*lines: str) -> None:
+        path.write_text("\n".join(lines))
+        client.connections.refresh()
+
+    path.write_text(f"{other} {names[other].address}")
+    with (
+        rw.Client(f"file:{path}") as client,
+        rw.TrajectoryObserver(client, "replay", 2, actor_id="actor", patience_s=0.2) as observer,
+    ):
+        episode(observer, 0)
+        tell(f"{other} {names[other].address}", f"{home} {names[home].address}")
+        written = move_on(observer, 10)
+        episode(observer, written)
+        tell(f"{other} {names[other].address}", f"{home} {names[home].address} draining")
+        last = move_on(observer, written + 10)
+        observer.flush()
+        stats = observer.stats()
+    assert (stats.shard_changes, stats.dropped_items, stats.unconfirmed_items) == (2, 0, 0)
+    assert numbers(names[other]) == [pair for number in range(0, written, 10) for pair in pairs(number)]
+    assert numbers(names[home]) == [pair for number in range(written, last, 10) for pair in pairs(number)]
+
+
+def test_actor_leaves_a_shard_that_is_called_lost_at_once_and_one_that_hangs_after_its_patience(
+    lone_server: StartServer, tmp_path: Path
+) -> None:
+    servers = [lone_server(fifo("replay")) for _ in range(3)]
+    names = dict(zip("abc", servers, strict=True))
+    first, second, third = rank_shards("actor", names)
+    path = tmp_path / "shards"
+    lines = {name: f"{name} {server.address}" for name, server in names.items()}
+    path.write_text("\n".join(lines.values()))
+    with (
+        rw.Client(f"file:{path}") as client,
+        rw.TrajectoryObserver(client, "replay", 2, actor_id="actor", patience_s=60) as observer,
+    ):
+        episode(observer, 0)
+        observer.flush()
+        path.write_text("\n".join([lines[second], lines[third], f"{lines[first]} lost"]))
+        client.connections.refresh()
+        episode(observer, 10)
+        assert observer.stats().shard_changes == 1
+        episode(observer, 20)
+        observer.flush()
+        assert numbers(names[second]) == pairs(20)
+    with (
+        rw.Client(f"file:{path}") as client,
+        rw.TrajectoryObserver(client, "replay", 2, actor_id="actor", patience_s=0.5) as observer,
+    ):
+        episode(observer, 30)
+        observer.flush()
+        names[second].process.pause()
+        written = move_on(observer, 40)
+        episode(observer, written)
+        observer.flush()
+        names[second].process.resume()
+    assert numbers(names[third]) == pairs(written)
