@@ -27,7 +27,7 @@ TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group te
 	--group $(PEERS):conformance
 FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group test --group $(PEERS):frameworks
 RLLIB := --editable . --group $(PEERS):rllib
-RAY := --editable '.[ray]' --group test
+RAY := --editable '.[gymnasium,ray]' --group test
 DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
 	--group test
 CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test

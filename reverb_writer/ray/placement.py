@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from reverb_writer.ray.start_errors import PlacementError
 Spread = Literal["strict", "best"]
 _logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 5.0
+_FIRST_LOG_S = 1.0
 _POLL_S = 0.1
 _GIB = 2**30
 
@@ -46,7 +46,7 @@ def reserve_placement(
     group = placement_group(
         [dict(bundle)] * num_shards, strategy=strategy, name=group_name(cluster), lifetime="detached"
     )
-    end, told_at = time.monotonic() + timeout_s, -math.inf
+    end, told_at = time.monotonic() + timeout_s, time.monotonic() - _LOG_EVERY_S + _FIRST_LOG_S
     while not group.wait(0):
         lack = f"{num_shards} shards have no room: {_lack(num_shards, bundle, strategy)}"
         if time.monotonic() >= end:
