@@ -183,7 +183,7 @@ def source_of(address: Any) -> TargetSource:
     """Return the source that a `client` argument stands for.
 
     Args:
-        address: an address or several; "file:PATH", as `TargetFile`; "shards:dns:HOST:PORT", as `TargetDns`; or a
+        address: an address or several; `file:PATH`, as `TargetFile`; `shards:dns:HOST:PORT`, as `TargetDns`; or a
             `Target` or another source.
 
     Raises:

@@ -92,7 +92,9 @@ def test_every_page_opens_fits_and_links_to_pages_that_are_there(site: Path, add
             found = page.evaluate(LINKS)
             complaints.extend(f"{name}: no picture at {source}" for source in found["broken"])
             own = ("http://127.0.0.1:", "http://localhost:")
-            plain = [link for link in found["links"] if link.startswith("http://") and not link.startswith(own)]
+            plain = [
+                link for link in found["links"] if link.startswith(("http://", "file:")) and not link.startswith(own)
+            ]
             complaints.extend(f"{name}: no encrypted link: {link}" for link in plain)
             links[name] = {link for link in found["links"] if link.startswith(address)}
             anchors[address + name] = set(found["anchors"])
