@@ -46,20 +46,36 @@ FRAMEWORK_TESTS := tests/{unit,properties}/test_*returns*.py tests/{unit,propert
 help:  ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-.PHONY: demo test
+# Tests wait more often than they compute, so there are more processes than cores. WORKERS=0 is none but pytest itself.
+WORKERS ?= 4
+PARALLEL = --numprocesses $(WORKERS) --dist worksteal
+
+.PHONY: demo test slow
 ifneq ($(HAS_SERVER),)
 demo: .venv/.made  ## server, actors and a learner on CartPole, live in the terminal
 	@.venv/bin/python examples/demo.py
 
-test: .venv/.made .venv-tf-agents/.made  ## all tests, on real servers
-	.venv/bin/pytest
-	.venv-tf-agents/bin/pytest tests/conformance tests/integration/test_docs_blocks.py
+test: .venv/.made .venv-tf-agents/.made  ## the tests, on real servers, but for those marked `slow`
+	$(call test-beside-peers,not slow)
+
+slow: .venv/.made .venv-tf-agents/.made  ## the tests marked `slow`: with `make test` these are all
+	$(call test-beside-peers,slow)
+
+define test-beside-peers
+	.venv/bin/pytest $(PARALLEL) -m '$(1)'
+	.venv-tf-agents/bin/pytest $(PARALLEL) -m '$(1)' tests/conformance $(TF_AGENTS_PAGES)
+endef
+
+# The pages of the documentation that go further where TF-Agents is installed.
+TF_AGENTS_PAGES = $(foreach page,$(shell grep -rl --include='*.md' 'needs: tf_agents' docs), $(foreach test, \
+	test_every_program_of_a_page_runs test_every_session_of_a_page_prints_what_the_page_says, \
+	'tests/integration/test_docs_blocks.py::$(test)[$(page)]'))
 else
 demo: .venv-client/.made
 	@.venv-client/bin/python examples/demo.py
 
-test: .venv-client/.made
-	.venv-client/bin/pytest reverb_writer $(CLIENT_TESTS)
+test slow: .venv-client/.made
+	.venv-client/bin/pytest $(PARALLEL) -m '$(if $(filter slow,$@),slow,not slow)' reverb_writer $(CLIENT_TESTS)
 	@echo "Left out, for want of CPython 3.11 on x86-64 Linux: every test that runs on dm-reverb's server (skipped above,"
 	@echo "each with its other half on the local server), $(SERVER_TESTS)."
 endif

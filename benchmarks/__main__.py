@@ -15,6 +15,7 @@ from benchmarks.chunk_length import chunk_length_frames, chunk_length_small
 from benchmarks.comparison import Effort
 from benchmarks.endurance import endurance
 from benchmarks.episodes import episode_getters, episode_steps
+from benchmarks.failover import failover
 from benchmarks.footprint import footprint
 from benchmarks.gateway import gateway
 from benchmarks.in_flight import in_flight
@@ -32,6 +33,7 @@ from benchmarks.report import Table, machine
 from benchmarks.rollout_files import import_rollouts, read_rollouts
 from benchmarks.rollout_storages import rollout_gae, rollout_mini_batches, rollout_recurrent_mini_batches
 from benchmarks.scaling import actor_processes
+from benchmarks.shards import shards
 from benchmarks.slices import slices
 from benchmarks.vector import write_vector
 from benchmarks.write import write_frames, write_small, write_small_strided
@@ -51,6 +53,8 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         read_one_by_one,
         slices,
         learner_processes,
+        shards,
+        failover,
         local_server,
         call_times,
         footprint,

@@ -31,10 +31,7 @@ class Deadline:
         return self.timeout_s - (self._at - time.monotonic())
 
     def left_s(self, what: str = "the server did not answer") -> float:
-        """Return the seconds that are left, > 0.
-
-        Args:
-            what: what did not happen in time, for the error.
+        """Return the seconds that are left, > 0; `what` did not happen in time, for the error.
 
         Raises:
             ReplayTimeoutError: the time is up.

@@ -12,9 +12,7 @@ from reverb_writer.errors import MissingExtraError
 def needs(what: str, install: str) -> Iterator[None]:
     """Turn a failed import in the block into an error that says what to install.
 
-    Args:
-        what: the feature that needs it, for the error.
-        install: the argument of `pip install`, such as "reverb-writer[torch]".
+    `what` is the feature that needs it, `install` the argument of `pip install`, such as "reverb-writer[torch]".
     """
     try:
         yield

@@ -16,8 +16,7 @@ from typing import Any
 def module_of_names(stub: Path) -> dict[str, str]:
     """Return the full name of the module that each public name of a stub is imported from.
 
-    Args:
-        stub: a file of `from package.module import Name as Name` lines; everything else in it is ignored.
+    The stub has `from package.module import Name as Name` lines; everything else in it is ignored.
     """
     statements = ast.parse(stub.read_text(encoding="utf-8")).body
     return {

@@ -187,11 +187,7 @@ def explain_inserts(before: ServerInfo, now: ServerInfo, tables: set[str]) -> st
 def explain_samples(now: ServerInfo, table: str, before: ServerInfo | None = None, *, remedy: str | None = None) -> str:
     """Say what keeps samples of a table from coming, with the numbers, and what to do.
 
-    Args:
-        now: the tables.
-        table: the name of the one that is sampled.
-        before: the tables earlier, which tell whether actors write.
-        remedy: what to do, for a table that is not written by actors.
+    `before` is an earlier answer, which tells whether actors write; `remedy` is for a table that they do not write.
     """
     if table not in now.tables:
         return f"The server has no table `{table}` any more."

@@ -10,7 +10,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from service_process import eventually, free_port
+from ports import free_port
+from service_process import eventually
 
 ROOT = Path(__file__).parent.parent
 _DOCKER = shutil.which("docker") or "docker"

@@ -6,6 +6,7 @@ Each test that asks for one runs twice, on dm-reverb and on `LocalServer`, unles
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -22,6 +23,9 @@ StartServer = Callable[..., HostedServer]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "only_server(kind, reason): runs on one kind of server, for that reason")
+    config.addinivalue_line(
+        "markers", "slow: takes long and finds little: `make slow` and CI run it, `make test` does not"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -48,10 +52,16 @@ def server_kind(request: pytest.FixtureRequest) -> Kind:
 
 
 @pytest.fixture(scope="session")
-def nursery(server_kind: Kind) -> Iterator[Nursery]:
+def nurseries() -> Iterator[Callable[[Kind], Nursery]]:
+    """One of each kind that is asked for. pytest ends what depends on `server_kind` whenever that changes."""
+    with contextlib.ExitStack() as ends:
+        yield functools.cache(lambda kind: ends.enter_context(contextlib.closing(Nursery(kind))))
+
+
+@pytest.fixture(scope="session")
+def nursery(server_kind: Kind, nurseries: Callable[[Kind], Nursery]) -> Nursery:
     """Whence all processes of servers come: loading TensorFlow takes seconds."""
-    with contextlib.closing(Nursery(server_kind)) as nursery:
-        yield nursery
+    return nurseries(server_kind)
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Literal, TypeAlias
 
+from ports import free_port
+
 from reverb_writer.tables import TableConfig
 
 Kind: TypeAlias = Literal["reverb", "local"]
@@ -88,7 +90,7 @@ class ServerProcess:
     def start(self, *tables: TableConfig, port: int | None = None) -> HostedServer:
         """Start a server with `tables`, or with one table `replay` of the default configuration."""
         tables = tables or (TableConfig("replay"),)
-        server = HostedServer(self, tables, self._ask("start", tables, port))
+        server = HostedServer(self, tables, self._ask("start", tables, port or free_port()))
         self._servers[server.port] = server
         return server
 

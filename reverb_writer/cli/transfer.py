@@ -35,10 +35,7 @@ class Tally:
 def follow(results: Generator[Any, None, None], description: str, total: int) -> Tally:
     """Iterate over results, which have `num_steps` and `error`, to their end or until Ctrl-C or SIGTERM.
 
-    Args:
-        results: always closed at the end, which waits until everything sent is acknowledged.
-        description: the label of the progress bar.
-        total: the expected number of results.
+    The results are always closed at the end, which waits until everything sent is acknowledged.
     """
     tally, start = Tally(), time.monotonic()
     with _stopped() as is_asked, _progress(description, total) as tell, contextlib.closing(results):

@@ -35,14 +35,8 @@ def draw(
 ) -> Iterator[tuple[list[npt.NDArray[Any]], SampleInfo]]:
     """Yield the columns and the info of `num_samples` samples.
 
-    Args:
-        channel: the connection.
-        info: the server's tables now.
-        table: name of one of them.
-        num_samples: how many, >= 1.
-        deadline: of all samples together.
-        assembler: one without samples; chunks in its cache are not decoded again.
-        request_samples: half of how many may be in flight.
+    They are decoded by `assembler`, which has none yet; chunks in its cache are not decoded again. `deadline` is that
+    of all together; twice `request_samples` may be in flight.
 
     Raises:
         ReplayTimeoutError: not all samples arrived in time.

@@ -1,72 +1,19 @@
-"""Ask several servers at once, and sample a table that lies on them."""
+"""Samples of a table that lies on several servers, one after the other."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from reverb_writer.background import in_background
+from reverb_writer.client.on_shards import answering
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.client.shard_weights import EXACT, mean_weight, shares
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
-from reverb_writer.table_info import ServerInfo, check_tables_exist
-
-__all__ = ["infos_of", "sample_shards"]
-
-_OTHERS_S, _LOOK_S = 2.0, 0.05
-
-
-def infos_of(
-    shards: Sequence[ServerConnection],
-    table: str,
-    timeout_s: float,
-    *,
-    needs_all: bool = False,
-    awaits: Callable[[list[str]], object] = lambda _: None,
-) -> dict[ServerConnection, ServerInfo]:
-    """Ask servers at once for their tables.
-
-    Args:
-        shards: the servers.
-        table: that each must have.
-        timeout_s: time-out in seconds.
-        needs_all: whether a server that does not answer is an error. If not, the others are left out two seconds after
-            the first answer.
-        awaits: called before each wait with the addresses of those that have not answered.
-
-    Returns:
-        The answers, at least one, in the order of the servers.
-
-    Raises:
-        StructureError: a server has no such table; names those it has.
-        ServerUnavailableError, ReplayTimeoutError: no server answers in time, or not all that are needed.
-    """
-    asked = {shard: in_background(functools.partial(_info_or_error, shard, timeout_s)) for shard in shards}
-    infos: dict[ServerConnection, ServerInfo] = {}
-    errors: list[ReverbWriterError] = []
-    deadline = math.inf  # of the others
-    while asked and time.monotonic() < deadline:
-        awaits([shard.address for shard in asked])
-        shard = next((shard for shard, answer in asked.items() if answer.done()), next(iter(asked)))
-        if not asked[shard].wait(_LOOK_S):
-            continue
-        answer = asked.pop(shard).result()
-        if isinstance(answer, ReverbWriterError):
-            errors.append(answer)
-            continue
-        check_tables_exist([table], answer, shard.address)
-        infos[shard] = answer
-        if not needs_all:
-            deadline = min(deadline, time.monotonic() + _OTHERS_S)
-    if errors and (needs_all or not infos):
-        raise errors[0]
-    return {shard: infos[shard] for shard in shards if shard in infos}
+from reverb_writer.table_info import check_tables_exist
 
 
 def sample_shards(
@@ -86,7 +33,9 @@ def sample_shards(
     Raises:
         see `Client.sample`.
     """
-    infos = infos_of(shards, table, deadline.left_s())
+    infos = answering(shards, deadline.left_s())
+    for shard, info in infos.items():
+        check_tables_exist([table], info, shard.address)
     ready = [shard for shard, info in infos.items() if info.tables[table].num_ready()] or list(infos)
     tables = [infos[shard].tables[table] for shard in ready]
     if not {one.sampler for one in tables} <= EXACT:
@@ -127,10 +76,3 @@ def _streams(
         itertools.chain(first, shard.sample(table, num_samples, deadline) if num_samples > 0 else ())
         for shard, first, num_samples in zip(shards, known, missing, strict=True)
     ]
-
-
-def _info_or_error(shard: ServerConnection, timeout_s: float) -> ServerInfo | ReverbWriterError:
-    try:
-        return shard.request_info(timeout_s)
-    except (ServerUnavailableError, ReplayTimeoutError) as error:
-        return error

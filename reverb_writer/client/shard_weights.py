@@ -14,8 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["EXACT", "mean_weight", "shares"]
-
 EXACT = frozenset({"uniform", "prioritized"})
 """Samplers whose tables on several servers are sampled as one."""
 

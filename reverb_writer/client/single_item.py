@@ -29,11 +29,7 @@ def one_item(
 ) -> InsertRequest:
     """Encode one item a table over one chunk, the columns of which may differ in length; scalar ones have one row.
 
-    Args:
-        columns: arrays [T_i, ...].
-        is_scalar: for each column, whether readers get it without the time dimension.
-        priorities: of the item in each table.
-        key: of the item in the first table, the others have those that follow; None to draw it.
+    Columns are [T_i, ...]. `key` is of the item in the first table, the others have those that follow; None to draw it.
     """
     chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
     first_key = first_key if key is None else key

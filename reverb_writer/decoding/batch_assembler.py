@@ -86,13 +86,10 @@ class BatchAssembler:
         return sum(one.ring.num_bytes for cache in list(self._caches.values()) for one in cache.partitions)
 
     def add(self, samples: Iterable[Any]) -> list[ReverbWriterError]:
-        """Add samples to the batch, and return one error for each sample that is left out.
+        """Add whole samples, `reverb_writer.sampled.Entry`, and return one error for each that is left out.
 
         An UnsafeDataError says that a tensor must not be decoded, or that the sample is too large. A FormatError says
         that parts of the sample are damaged, or contradict each other or other samples of the batch.
-
-        Args:
-            samples: messages of `reverb_writer.sampled.Entry`, each a whole sample.
         """
         if not self._infos:
             self._received_at = time.monotonic()

@@ -114,13 +114,9 @@ class EncodedChunk:
         *,
         delta_encoded: bool = False,
     ) -> None:
-        """Store the tensors; nothing is checked here.
+        """Store the tensors; nothing is checked here. `strings` may be omitted if the schema has none.
 
-        Args:
-            schema: dtypes and shapes of the tensors.
-            contents: of each tensor.
-            strings: of each tensor; may be omitted if the schema has no strings.
-            delta_encoded: whether integers are stored as differences between rows.
+        `delta_encoded` tells whether integers are stored as differences between rows.
         """
         self.schema, self._contents, self._strings, self._delta_encoded = schema, contents, strings, delta_encoded
         self.length = schema.length

@@ -106,9 +106,7 @@ class SampleRows:
     def take(self, rows: npt.NDArray[np.int64], only: Container[int] | None = None) -> list[Any]:
         """Return copies of some rows, [N, ...], given by their numbers [N].
 
-        Args:
-            rows: numbers of rows.
-            only: indices of columns; None is returned for the others. None for all columns.
+        Of the columns whose indices are in `only`, or of all; None is returned for the others.
         """
         places: dict[JoinedRanges | None, npt.NDArray[Any]] = {None: rows}  # several columns have the same
         taken: list[Any] = []

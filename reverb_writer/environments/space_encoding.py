@@ -70,11 +70,9 @@ def zero_element(spec: Any, num_envs: int | None = None) -> Any:
 def encoder(spec: Any, num_envs: int | None = None) -> Callable[[Any], Any]:
     """Return a function that copies elements of a space into leaves of a step.
 
-    Its results share no memory with the environment, which may reuse its arrays.
+    `spec` is what `space_spec` returned; with `num_envs` = N, elements are [N, ...], from a vector environment.
 
-    Args:
-        spec: what `space_spec` returned.
-        num_envs: N if elements are [N, ...], from a vector environment; None for one environment.
+    Its results share no memory with the environment, which may reuse its arrays.
     """
     if isinstance(spec, dict):
         parts = {key: encoder(part, num_envs) for key, part in spec.items()}

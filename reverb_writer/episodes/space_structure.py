@@ -47,8 +47,7 @@ class SpaceLeaf:
     def one_hot(self, leaf: Array) -> Array:
         """Return the one-hot vectors of samples, or the samples if their space is neither Discrete nor MultiDiscrete.
 
-        Args:
-            leaf: [m, *shape] integers. The `start` of a discrete space is subtracted, which RLlib does not do.
+        Samples are [m, *shape] integers. The `start` of a discrete space is subtracted, which RLlib does not do.
 
         Returns:
             float32 [m, n], or [m, sum(nvec)]: the vectors of all components, one after the other.

@@ -139,10 +139,6 @@ def encoder(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, Callab
     The first bytes, the length of the content as a varint, and the content together are a TensorProto, which Reverb's
     own client decodes to an array of equal dtype, shape and values.
 
-    Args:
-        dtype: of any byte order.
-        shape: of the arrays.
-
     Returns:
         The bytes, and a function of an array of any memory layout, which it only reads. It encodes `str` as UTF-8, and
         raises a StructureError if an element of an object array is neither `str` nor `bytes`. NumPy drops trailing zero

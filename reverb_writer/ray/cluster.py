@@ -95,7 +95,8 @@ class ReplayCluster:
             num_cpus: processors that Ray reserves for each shard.
             memory_bytes: memory that Ray reserves for each shard, in bytes; None for the server's own estimate.
             port: of the first shard, the next one has the next; None for free ones.
-            bind: address that the servers accept connections on; None for all if other nodes are to reach them.
+            bind: address that the servers accept connections on: 127.0.0.1 for those of this machine; None for all,
+                unless nodes know each other by 127.0.0.1.
             environment: variables for the servers.
             runtime_env: of the actors, if the cluster's own does not have this package.
             timeout_s: how long all of it may take, seconds.

@@ -79,7 +79,7 @@ class ReplayShard:
         saved = status.get("checkpoints", {})
         return ShardReport(
             self._spec.shard_names()[self._number],
-            f"{self._node}:{view.port}" if view.port else "",
+            f"{_LOOPBACK if self._bind == _LOOPBACK else self._node}:{view.port}" if view.port else "",
             view.state,
             view.detail,
             self._generation,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
+from reverb_writer.client.on_shards import answering, on_each
 from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_samples import infos_of
 from reverb_writer.client.shard_weights import EXACT
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.errors import SpecError
@@ -18,7 +18,7 @@ from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
-from reverb_writer.table_info import ServerInfo, TableInfo
+from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 
 _LOG = logging.getLogger(__package__)
 
@@ -63,8 +63,8 @@ def request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bo
         client: of the servers. Those that its target says are lost are not asked.
         table: that each must have.
         timeout_s: time-out in seconds.
-        needs_all: whether a server that does not answer is an error. If not, the others are left out two seconds after
-            the first answer, and fetchers take them in when they answer.
+        needs_all: whether a server that does not answer is an error. If not, those are left out that do not answer
+            within two seconds, while another does; fetchers take them in when they do.
 
     Returns:
         The answers by name of the shard, at least one.
@@ -74,15 +74,18 @@ def request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bo
         ServerUnavailableError, ReplayTimeoutError: no server answers in time, or not all that are needed.
     """
     present = client.in_state("up", "draining")
-    missing = [shard.address for shard in present]
-
-    def awaits(addresses: list[str]) -> None:
-        missing[:] = addresses
-
-    with logged(lambda: f"table `{table}`: waiting for the server at {', '.join(missing)}"), unchained():
-        infos = infos_of(present, table, timeout_s, needs_all=needs_all, awaits=awaits)
+    addresses = ", ".join(shard.address for shard in present)
+    with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"), unchained():
+        if needs_all:
+            infos, unreachable = on_each(present, lambda shard: shard.request_info(timeout_s))
+            for error in unreachable.values():
+                raise error
+        else:
+            infos = answering(present, timeout_s)
     for shard in present:
-        if shard not in infos:
+        if shard in infos:
+            check_tables_exist([table], infos[shard], shard.address)
+        else:
             _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
     return {shard.name: info for shard, info in infos.items()}
 

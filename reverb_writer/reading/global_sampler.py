@@ -9,7 +9,7 @@ other, and an item's probability is that of one server with all items, see `shar
 A shard's share is left out while it cannot give samples:
 
 - at once, when its connection is lost or the target says that it is lost;
-- after two seconds in which samples are waited for and nothing comes from it;
+- when it has not answered a question for two seconds, until a sample comes;
 - after one second in which samples are waited for and its rate limiter blocks them, until a sample comes.
 """
 
@@ -33,8 +33,6 @@ from reverb_writer.reading.shard_stream import ShardStream
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo, TableInfo
 
-__all__ = ["GlobalSampler"]
-
 _ASK_EVERY_S = 0.5  # for the sizes, while samples are read
 _LOOK_S = 0.05  # whether a shard that is waited for is to be left out
 _SILENCE_S, _PATIENCE_S = 2.0, 1.0
@@ -48,7 +46,6 @@ class GlobalSampler:
     Attributes:
         removes_items: whether sampling removes items from the table.
         latest: the shard that the last samples came from.
-        num_dropped: samples dropped unread, for newer ones or because their shard has left the target.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class GlobalSampler:
         """
         self.removes_items = table.max_times_sampled > 0
         self.latest = client.shards[0]
-        self.num_dropped = 0
         self._drops_stale = not self.removes_items and table.sampler_exponent is not None
         self._on_loss = client.connections.refresh_soon
         self._client, self._table, self._batch_size, self._max_samples = client, table, batch_size, max_samples
@@ -126,9 +122,9 @@ class GlobalSampler:
         now = list(self._streams.values())
         stats.left_out_servers = sum(stream.is_lost or stream.is_late for stream in now)
         stats.ready_samples += self.num_waiting if self.removes_items or not self._is_ending else 0
-        stats.dropped_samples += self.num_dropped
         for stream in (*self._ended, *now):
             stats.lost_samples += stream.num_lost
+            stats.dropped_samples += stream.num_dropped
             stats.reconnects += stream.link.reconnects
             stats.server_restarts += stream.link.server_restarts
 
@@ -283,8 +279,8 @@ class GlobalSampler:
         for stream, share in self._share_of.items():
             expected = _AHEAD * share * self._max_samples
             stream.allow(math.ceil(expected + 2 * math.sqrt(expected)) + 1)
-            if self._drops_stale and now - stream.told_at > _STALE_S and stream.pop() is not None:
-                self.num_dropped += 1
+            if self._drops_stale and now - stream.told_at > _STALE_S:
+                stream.drop()
             stream.resume()
         return True
 
@@ -299,8 +295,7 @@ class GlobalSampler:
         if self._waits_since is None:
             self._waits_since = now
         waited_s = now - self._waits_since
-        silent_s = now - max(stream.heard_at, self._waits_since)
-        if silent_s > _SILENCE_S or (stream.is_blocked and (waited_s > _PATIENCE_S or not stream.size)):
+        if stream.silence_s(now) > _SILENCE_S or (stream.is_blocked and (waited_s > _PATIENCE_S or not stream.size)):
             stream.is_late = True
             self._waits_since = None
         return stream.is_late
@@ -314,13 +309,13 @@ class GlobalSampler:
         for name in [name for name in self._streams if name not in names]:
             stream = self._streams.pop(name)
             stream.stop()
-            while (sample := stream.pop()) is not None:
-                self._rest.append(sample)
+            while stream.num_waiting:
+                if self.removes_items:
+                    self._rest.append(stream.pop())
+                else:
+                    stream.drop()
             self._ended.append(stream)
             self._choices.clear()
-        if not self.removes_items:
-            self.num_dropped += len(self._rest)
-            self._rest.clear()
         for shard in self._shards:
             if shard.name not in self._streams:
                 info = self._infos.pop(shard.name, None)
@@ -328,3 +323,5 @@ class GlobalSampler:
                 self._streams[shard.name] = stream
                 if self._has_begun:
                     stream.start()
+                if self._is_stopped:  # meanwhile
+                    stream.stop()

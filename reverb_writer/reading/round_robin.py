@@ -27,10 +27,7 @@ class RoundRobin:
     def __init__(self, table: str, batch_size: int, make: Callable[[Callable[[], None]], Fetchers]) -> None:
         """Make the fetchers; the owner starts them.
 
-        Args:
-            table: its name, for messages.
-            batch_size: samples in a batch, for messages.
-            make: makes the fetchers; gets the function that each calls when a batch is ready.
+        `make` gets the function that each fetcher calls when a batch is ready.
         """
         self._table, self._batch_size = table, batch_size
         self._turn = 0

@@ -18,8 +18,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
 
-__all__ = ["PROBE_TIMEOUT_S", "RETRY_S", "ServerLink"]
-
 _LOG = logging.getLogger(__package__)
 
 PROBE_TIMEOUT_S = 2.0

@@ -59,15 +59,9 @@ class TableReader:
     ) -> None:
         """Find the table and prepare to fetch; `start` begins.
 
-        Args:
-            client: of the servers; not closed by this.
-            table: its name.
-            batch_size: samples that `next` returns together; subsequences of samples with `num_steps`.
-            options: of the dataset.
-            timeout_s: time-out of finding the table, in seconds.
-            num_steps: as that of `ReplayDataset`.
-            finish: what the threads that fetch make of the samples of a batch. None to return samples. Those of a
-                dataset that was closed before their structure was known are returned, too.
+        `next` returns `batch_size` samples together, or subsequences of samples with `num_steps`. `finish` is what the
+        threads that fetch make of the samples of a batch; without it, and if the dataset was closed before their
+        structure was known, samples are returned.
         """
         infos = request_infos(client, table, timeout_s, needs_all=options.has_end)
         check_end(table, options, infos.values())

@@ -48,11 +48,7 @@ def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *,
 def statistics(arrays: Arrays, rewards: Array, ends: Array, is_real: Array | None) -> tuple[float, float]:
     """Return the mean length of trajectories, those that are cut off included, and the mean reward, of real rows.
 
-    Args:
-        arrays: the storage's arrays.
-        rewards: [T, B, R].
-        ends: [T, B, 1], not 0 at the last row of a trajectory, and at rows that are not real.
-        is_real: [T, B, 1] bool, which rows count; None for all.
+    Rewards are [T, B, R]; ends [T, B, 1] are not 0 at the last row of a trajectory, and at rows that are not real.
     """
     if is_real is None:
         is_real = (ends == 0) | (ends != 0)

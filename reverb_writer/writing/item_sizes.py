@@ -37,12 +37,7 @@ class ItemSizes:
     """
 
     def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limits: Mapping[str, int]) -> None:
-        """Check what is known before the first step.
-
-        Args:
-            layout: of the steps.
-            targets: the kinds of windows.
-            limits: `max_item_bytes` of the tables that have one.
+        """Check what is known before the first step, against the tables' limits of `max_item_bytes`.
 
         Raises:
             StructureError: a window is larger than a table allows; names its largest leaf.

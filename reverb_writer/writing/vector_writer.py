@@ -93,12 +93,7 @@ class VectorWriter:
     def append(
         self, leaves: Sequence[Any], last: npt.NDArray[np.bool_], env_ids: npt.NDArray[np.integer[Any]]
     ) -> dict[str, int]:
-        """Add a step to the episodes of some environments.
-
-        Args:
-            leaves: [N, ...] each.
-            last: [N], whose episodes it ends.
-            env_ids: numbers of the environments, ascending.
+        """Add a step, leaves [N, ...], to the episodes of some environments, and end those of `last`, [N].
 
         Returns:
             Steps of ended episodes that no window holds, by reason.

@@ -81,7 +81,7 @@ def window_targets(
 
 
 def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) -> int:
-    """Return the chunk length that suits windows of these kinds.
+    """Return the chunk length that suits windows of these kinds; `step_bytes` is the size of a step, uncompressed.
 
     A sampler gets whole chunks, so chunks should begin and end where windows do; but each chunk that a window touches
     costs bytes in every item, and short ones compress worse. So: windows that do not overlap are a chunk each; others
@@ -89,10 +89,6 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     window's length (twice as many steps sent as used, at most three chunks touched). Chunks that would be tiny are
     twice as long: their headers outweigh the steps that are sent for nothing.
     The figures are in `docs/decisions/chunk-length.md`.
-
-    Args:
-        specs: the kinds of windows.
-        step_bytes: size of one step, all leaves together, uncompressed.
 
     >>> [chunk_length_for([WindowSpec(20, stride)]) for stride in (1, 10, 20)]
     [20, 10, 20]

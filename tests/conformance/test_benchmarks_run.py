@@ -41,6 +41,7 @@ BENCHMARKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # a benchmark with dozens of cells takes a minute even in a hurry, and more on a busy machine
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_benchmark_runs_and_prints_a_table(name: str, tmp_path: Path) -> None:

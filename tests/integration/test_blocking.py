@@ -150,14 +150,17 @@ def test_time_out_of_a_flush_is_kept_although_items_are_confirmed(server: Hosted
     with observed(server, timeout_s=LONG_S) as observer:
         for number in range(WAITING):
             write(observer, number)
-        with slow_learner(server), pytest.raises(rw.ReplayTimeoutError, match=r"it let \d+ in during the last"):
-            observer.flush(timeout_s=2.5)
+        with slow_learner(server) as taken:
+            eventually(lambda: taken, "the learner learns")
+            with pytest.raises(rw.ReplayTimeoutError, match=r"it let \d+ in during the last"):
+                observer.flush(timeout_s=2.5)
 
 
 def test_flush_says_why_it_did_not_come_to_an_end(server: HostedServer) -> None:
     with observed(server, timeout_s=LONG_S) as observer:
         for number in range(15):
             write(observer, number)
+        eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
         with pytest.raises(rw.ReplayTimeoutError, match=r"5 items unconfirmed after 1\.5 s.*max_diff 10"):
             observer.flush(timeout_s=1.5)
         assert take(server, 15) == list(range(15))
@@ -188,7 +191,10 @@ def test_raise_refuses_a_step_at_once(server: HostedServer) -> None:
 
 def test_drop_oldest_never_waits_and_delivers_the_newest(server: HostedServer) -> None:
     with observed(server, timeout_s=LONG_S, on_block="drop_oldest") as observer:
-        for number in range(5000):
+        for number in range(10):
+            write(observer, number)
+        eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
+        for number in range(10, 5000):
             write(observer, number)
             if number % 50 == 0:
                 time.sleep(0.001)
@@ -212,6 +218,7 @@ def test_blocked_table_is_the_one_that_is_named(replay_server: Callable[..., Hos
     with rw.TrajectoryObserver(server.address, windows=windows, max_delay_s=0.05) as observer:
         for number in range(12):
             write(observer, number)
+        eventually(lambda: observer.stats().acknowledged_items >= 20, "the queue is full")
         with pytest.raises(rw.ReplayTimeoutError, match="The rate limiter of table `queue` blocks inserts"):
             observer.flush(timeout_s=1)
         assert take(server, 12) == list(range(12))

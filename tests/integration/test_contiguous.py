@@ -209,9 +209,12 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
     tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
     server = replay_server(*tables)
     write_episodes(server.address, "a", [3])
-    with rw.ContiguousDataset(server.address, ["a", "b"], 2, 5, pool_size=1, timeout_s=5.0) as dataset:
+    with rw.ContiguousDataset(server.address, ["a", "b"], 2, 5, pool_size=1) as dataset:
+        assert eventually(lambda: dataset.stats()[0].ready_samples == 1)
+        dataset.timeout_s = 1.0
         with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
             next(dataset)
+        dataset.timeout_s = 30.0
         write_episodes(server.address, "b", [2], actor=1)
         assert slices_of(next(dataset)) == [[0, 1, 2], [10_000, 10_001]]
 
@@ -250,11 +253,12 @@ def test_all_that_was_fetched_of_several_tables_can_be_read_after_close(replay_s
 def test_contiguous_iteration_that_has_stopped_stays_stopped(replay_server: StartServer) -> None:
     tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
     server = replay_server(*tables)
-    write_episodes(server.address, "a", [1] * 5)
-    write_episodes(server.address, "b", [1], actor=1)
-    with rw.ContiguousDataset(
-        server.address, ["a", "b"], 4, 2, pool_size=1, timeout_s=2.0, on_timeout="stop"
-    ) as dataset:
+    write_episodes(server.address, "a", [1] * 7)
+    write_episodes(server.address, "b", [1] * 3, actor=1)
+    with rw.ContiguousDataset(server.address, ["a", "b"], 4, 2, pool_size=1, on_timeout="stop") as dataset:
+        assert len(slices_of(next(dataset))) == 4
+        assert eventually(lambda: all(stats.ready_samples for stats in dataset.stats()))
+        dataset.timeout_s = 2.0
         assert [len(slices_of(batch)) for batch in dataset] == [3]
         write_episodes(server.address, "b", [1] * 2, actor=2)
         assert eventually(lambda: dataset.stats()[1].ready_samples == 2)
@@ -277,11 +281,11 @@ def test_episodes_of_a_batch_that_a_time_out_kept_from_completion_are_counted(re
     tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
     server = replay_server(*tables)
     write_episodes(server.address, "a", [1, 1])
-    with (
-        rw.ContiguousDataset(server.address, ["a", "b"], 4, 1, pool_size=2, timeout_s=5.0) as dataset,
-        pytest.raises(rw.ReplayTimeoutError, match="table `b`"),
-    ):
-        next(dataset)
+    with rw.ContiguousDataset(server.address, ["a", "b"], 4, 1, pool_size=2) as dataset:
+        assert eventually(lambda: dataset.stats()[0].ready_samples == 2)
+        dataset.timeout_s = 1.0
+        with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
+            next(dataset)
     assert [stats.undelivered_samples for stats in dataset.stats()] == [2, 0]
 
 

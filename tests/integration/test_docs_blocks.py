@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from service_process import free_port
+from ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

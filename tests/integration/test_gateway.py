@@ -22,8 +22,9 @@ import grpc
 import numpy as np
 import pytest
 from gateway import FOLDER, HAPROXY, NGINX, listening
+from ports import free_port
 from server_process import SERVER_PYTHON, HostedServer
-from service_process import eventually, free_port, run_command
+from service_process import eventually, run_command
 
 import reverb_writer as rw
 

@@ -189,6 +189,7 @@ def test_interrupt_at_any_line_of_an_episode_loses_and_doubles_no_window(place: 
         assert place.column() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("priority", [1.0, sum_of_window], ids=["constant", "function"])
 @pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
 def test_interrupt_at_any_line_of_many_environments_loses_and_doubles_no_window(

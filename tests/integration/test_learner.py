@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import itertools
 import pickle
-import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ports import free_port
 from reading import Place, eventually, fifo
 from server_process import HostedServer
 
@@ -161,6 +161,7 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
             None,
         ]
         write(place.client, "a", [7])
+        assert eventually(lambda: dataset.stats().ready_samples == 1)
         batch = dataset.take(timeout_s=0.5)
         assert batch is not None
         assert batch.data["n"].tolist() == [[7, 7]]
@@ -243,8 +244,7 @@ def test_take_cuts_samples_into_subsequences(place: Place) -> None:
 
 
 def test_connecting_has_a_time_out_of_its_own() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as trial:
-        address = f"127.0.0.1:{trial.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     openers: list[Callable[[], Any]] = [
         lambda: rw.ReplayDataset(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.ContiguousDataset(address, "a", 2, 2, timeout_s=3600, connect_timeout_s=0.3),
@@ -267,8 +267,7 @@ def test_waiting_for_samples_is_not_cut_short_by_the_time_out_of_connecting(plac
 
 
 def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as trial:
-        address = f"127.0.0.1:{trial.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     rw.Client(address).close()
     with pytest.raises(rw.ServerUnavailableError):
         rw.Client([place.address, address], timeout_s=3600, connect_timeout_s=0.5)
@@ -439,10 +438,12 @@ def test_mixture_refuses_what_does_not_match(two: str) -> None:
 def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
     server = replay_server(fifo("online"), fifo("offline"))
     write(server.address, "online", range(4))
-    online, offline = (rw.ReplayDataset(server.address, table, 2, timeout_s=0.5) for table in ("online", "offline"))
+    online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
     with rw.MixedDataset({online: 1, offline: 1}) as dataset:
+        offline.timeout_s = 0.5
         with pytest.raises(rw.ReplayTimeoutError, match="table `offline`"):
             next(dataset)
+        offline.timeout_s = 30.0
         write(server.address, "offline", range(100, 104))
         assert [next(dataset).data["n"][:, 0].tolist() for _ in range(2)] == [[0, 1, 100, 101], [2, 3, 102, 103]]
 

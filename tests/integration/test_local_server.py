@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ports import free_port
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
@@ -164,8 +165,7 @@ def test_what_is_damaged_is_not_restored(saved: tuple[Path, rw.LocalServer], nam
 
 
 def test_the_command_serves_until_it_is_told_to_end() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as trial:
-        port = trial.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "reverb_writer.cli", "local", "--table", "a", "--table", "b", "--port", str(port)]
     command += ["--sampler", "prioritized", "--sampler-exponent", "0.6"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -19,7 +19,8 @@ import reverb_writer as rw
 server = pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
 IP = shutil.which("ip") or "/sbin/ip"
-OURS, OTHERS = "10.213.7.1", "10.213.7.2"
+_NETWORK = f"10.213.{os.getpid() >> 6 & 255}"  # several processes of tests may have a cable each
+OURS, OTHERS = (f"{_NETWORK}.{os.getpid() % 64 * 4 + number}" for number in (1, 2))
 CONNECT = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10).close()"
 TABLE = "[tables.replay]\nmax_size = 10\n"
 WARNING = "everyone who reaches port"

@@ -66,10 +66,14 @@ def test_order_of_the_table_is_kept(replay_server: StartServer, sampler: Any, ex
 def test_queue_gives_everything_once_and_the_rest_at_the_end(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(7))
-    dataset = rw.ReplayDataset(server.address, "queue", 3, timeout_s=1.0, on_timeout="stop")
+    dataset = rw.ReplayDataset(server.address, "queue", 3, max_in_flight_batches=3, on_timeout="stop")
     with dataset:
-        assert [first_numbers(batch) for batch in dataset] == [[0, 1, 2], [3, 4, 5], [6]]
+        assert first_numbers(next(dataset)) == [0, 1, 2]
+        assert eventually(lambda: dataset.stats().ready_samples == 4)
+        dataset.timeout_s = 0.5
+        assert [first_numbers(batch) for batch in dataset] == [[3, 4, 5], [6]]
         insert_numbers(server.address, "queue", range(7, 9))
+        assert eventually(lambda: dataset.stats().ready_samples == 2)
         assert [first_numbers(batch) for batch in dataset] == [[7, 8]]
     assert dataset.stats().undelivered_samples == 0
 
@@ -80,13 +84,17 @@ def test_iteration_that_has_stopped_stays_stopped_while_samples_come(
 ) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(2))
-    with rw.ReplayDataset(server.address, "queue", 4, num_steps=num_steps, timeout_s=1.0, on_timeout="stop") as dataset:
+    with rw.ReplayDataset(server.address, "queue", 4, num_steps=num_steps, on_timeout="stop") as dataset:
+        assert eventually(lambda: dataset.stats().ready_samples == 2)
+        dataset.timeout_s = 2.0
         assert [first_numbers(batch) for batch in dataset] == [[0, 1]]
+        dataset.timeout_s = 0.5
         insert_numbers(server.address, "queue", range(2, 5))
         assert eventually(lambda: dataset.stats().ready_samples == 3)
         for _ in range(3):
             assert next(dataset, None) is None
         insert_numbers(server.address, "queue", range(5, 7))
+        assert eventually(lambda: dataset.stats().ready_samples == 5)
         assert [first_numbers(batch) for batch in dataset] == [[2, 3, 4, 5], [6]]
         insert_numbers(server.address, "queue", [7])
         assert eventually(lambda: dataset.stats().ready_samples == 1)

@@ -26,7 +26,10 @@ from service_process import ServiceProcess, eventually, run_command, service, si
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.timeout(300)  # several servers a test, and TensorFlow takes seconds to load
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),  # several servers a test, and TensorFlow takes seconds to load
+]
 
 MIB = 1 << 20
 LARGE_MIB = int(os.environ.get("REVERB_WRITER_CHECKPOINT_MIB", "100"))

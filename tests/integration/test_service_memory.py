@@ -13,7 +13,7 @@ from service_process import eventually, service
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 STREAMS_BYTES = 36 << 20  # that the server takes for a stream, whatever is in its tables
 TIMES_FILLED = 2

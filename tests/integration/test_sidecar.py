@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from certificates import OPENSSL, Identity, make_identity, server_context
 from gateway import FOLDER, HAPROXY, listening
+from ports import free_port
 from reading import eventually
-from service_process import free_port
 
 pytestmark = [
     pytest.mark.skipif(HAPROXY is None, reason="haproxy is not installed"),

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ports import free_port
 from server_process import HAS_REVERB, SERVER_PYTHON
-from service_process import eventually, free_port
+from service_process import eventually
 
 import reverb_writer as rw
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ports import free_port
 from server_process import HostedServer
-from service_process import eventually, free_port
+from service_process import eventually
 
 import reverb_writer as rw
 

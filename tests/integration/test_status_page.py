@@ -225,6 +225,30 @@ def test_page_tells_that_reverb_does_not_answer_and_how_old_its_figures_are(brow
         page.close()
 
 
+def test_page_tells_of_damaged_checkpoints_and_of_jobs_that_fail(browser: Any, tmp_path: Path) -> None:
+    text = f"""
+        [checkpoints]
+        directory = "{tmp_path / "checkpoints"}"
+        every_s = 0
+        hook = "false"
+        [tables.replay]
+    """
+    for _ in range(2):
+        with service(tmp_path, text) as server:
+            assert server.end() == 0
+    newest = max((tmp_path / "checkpoints/kept").iterdir())
+    tables = bytearray((newest / "tables.tfrecord").read_bytes())
+    tables[20] ^= 0xFF
+    (newest / "tables.tfrecord").write_bytes(tables)
+    with service(tmp_path, text) as server, rw.Client(server.address) as client:
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.http_port}/")
+        _shows(page, "#faults", f"Checkpoint {newest.name} is damaged. The log says why.")
+        client.checkpoint()
+        _shows(page, "#faults", "Job hook has failed once. The log says why.")
+        page.close()
+
+
 def test_page_says_when_the_server_is_gone(browser: Any, tmp_path: Path) -> None:
     with service(tmp_path, "[tables.replay]") as server:
         page = browser.new_page()

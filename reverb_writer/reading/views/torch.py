@@ -78,13 +78,10 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
     def __init__(
         self, open_share: Callable[[int, int], AbstractContextManager[Any]], device: Any, dataset: Any = None
     ) -> None:
-        """Wrap a data set.
+        """Wrap a data set: `dataset` in this process, or without it the share of the only worker.
 
-        Args:
-            open_share: gets the number of a worker and how many there are, and opens what that worker reads; must be
-                picklable for workers that are spawned.
-            device: where tensors go, see `TensorConverter`.
-            dataset: iterated over in this process; None to open the share of the only worker instead.
+        `open_share` gets the number of a worker and how many there are, and opens what that worker reads; it must be
+        picklable for workers that are spawned.
         """
         super().__init__()
         self._open_share, self._convert, self._dataset = open_share, TensorConverter(device), dataset
