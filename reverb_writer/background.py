@@ -26,8 +26,11 @@ from reverb_writer.errors import ReplayTimeoutError
 
 _IDLE_S = 1.0
 
-SHORT_S = 5.0
-"""How long to wait for what gRPC does without waiting for a server, and for its word after a deadline of its own."""
+SHORT_S = 30.0
+"""How long to wait for what gRPC does without waiting for a server, and for its word after a deadline of its own.
+
+Both take milliseconds, unless the machine has no time for this process: then an error would be wrong.
+"""
 
 _T = TypeVar("_T")
 _Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None]]"

@@ -40,7 +40,7 @@ def insert_variant(client: rw.Client, table: str) -> None:
     request.chunks[key] = message.SerializeToString()
     with contextlib.closing(client.open_stream()) as stream:
         stream.write(request)
-        stream.flush(20)
+        stream.flush(60)
 
 
 def first_numbers(batch: rw.Batch) -> list[int]:

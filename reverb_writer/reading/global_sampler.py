@@ -41,12 +41,7 @@ _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells th
 
 
 class GlobalSampler:
-    """Samples of one table on the shards of a client. It has the methods of a `SampleFetcher`, which see.
-
-    Attributes:
-        removes_items: whether sampling removes items from the table.
-        latest: the shard that the last samples came from.
-    """
+    """Samples of one table on the shards of a client. It has the methods of a `SampleFetcher`, which see."""
 
     def __init__(
         self,
@@ -60,20 +55,14 @@ class GlobalSampler:
         pause: Callable[[float | None], object],
         remember: Callable[[Sequence[int], ServerConnection], object],
     ) -> None:
-        """Prepare to sample; `start` begins.
+        """Prepare to sample; `start` begins. `infos` are of the shards that have answered, by name.
 
-        Args:
-            client: of the shards; not closed by this.
-            infos: tables of the shards that have answered, by name.
-            table: the table, as one of the shards has it.
-            batch_size: samples in a batch: so many shards are drawn at a time.
-            max_samples: how many samples may be held by the caller; twice as many may be in flight or wait here.
-            num_held: as that of `SampleFetcher`.
-            pause: likewise.
-            remember: gets the keys of samples, and the shard that they come from.
+        As many shards are drawn at a time as a batch has samples. The caller holds `max_samples` at most, and twice as
+        many may be in flight or wait here; `num_held` and `pause` are as those of `SampleFetcher`. `remember` gets the
+        keys of samples, and the shard that they come from.
         """
-        self.removes_items = table.max_times_sampled > 0
-        self.latest = client.shards[0]
+        self.removes_items = table.max_times_sampled > 0  # whether sampling removes items from the table
+        self.latest = client.shards[0]  # the shard that the last samples came from
         self._drops_stale = not self.removes_items and table.sampler_exponent is not None
         self._on_loss = client.connections.refresh_soon
         self._client, self._table, self._batch_size, self._max_samples = client, table, batch_size, max_samples

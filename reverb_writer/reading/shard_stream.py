@@ -56,15 +56,10 @@ class ShardStream:
         changed: Callable[[], None],
         on_loss: Callable[[], None],
     ) -> None:
-        """Prepare; `start` begins.
+        """Prepare; `start` begins. `info` is None if the server has not answered yet.
 
-        Args:
-            server: the shard's connection; not closed by this.
-            info: its tables now; None if it has not answered yet.
-            table: the table, as one of the shards has it.
-            max_samples: how many samples may be in flight or wait, >= 1.
-            changed: called from the thread when there is something new.
-            on_loss: called from the thread when the connection is lost.
+        At most `max_samples` are in flight or wait. The thread calls `changed` when there is something new, and
+        `on_loss` when the connection is lost.
         """
         self.server = server
         self.link = ServerLink(server.channel, table.name, info)

@@ -21,8 +21,6 @@ from reverb_writer.rate_limits import inserts_progress
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["ActorShard", "ShardChangedError", "ShardFound"]
-
 _LOG = logging.getLogger(__package__)
 _LOG_EVERY_S = 10.0
 _ANSWER_WITHIN_S = 2.0
@@ -35,36 +33,25 @@ class ShardChangedError(Exception):
 
 
 class ShardFound(NamedTuple):
-    """A shard that an actor can go to.
+    """A shard that an actor can go to."""
 
-    Attributes:
-        shard: its connection.
-        info: its tables.
-        is_rescue: whether the actor leaves a lost shard, with what is unconfirmed there.
-    """
-
-    shard: ServerConnection
-    info: ServerInfo
-    is_rescue: bool
+    shard: ServerConnection  # its connection
+    info: ServerInfo  # its tables
+    is_rescue: bool  # whether the actor leaves a lost shard, with what is unconfirmed there
 
 
 class ActorShard:
-    """The shard of one actor. Not thread-safe.
-
-    Attributes:
-        actor_id: what tells its order of the shards.
-        current: the shard that it writes to.
-    """
+    """The shard of one actor. Not thread-safe."""
 
     def __init__(self, client: Client, actor_id: str, patience_s: float, tables: Sequence[str]) -> None:
         """Begin with the actor's own shard; nothing is asked yet."""
-        self.actor_id = actor_id
+        self.actor_id = actor_id  # what tells its order of the shards
         self._client, self._patience_s, self._tables = client, patience_s, tables
         self._shards: Sequence[ServerConnection] = ()
         self._ranked: list[ServerConnection] = []
         self._ask_at = 0.0
         self._search: Outcome[ShardFound | None] | None = None
-        self.current = self._order()[0]
+        self.current = self._order()[0]  # the shard that it writes to
 
     @property
     def has_choice(self) -> bool:

@@ -54,7 +54,7 @@ def write(observer: Any, episodes: Sequence[Sequence[Any]]) -> None:
 
 def take(peer: Any, table: str = "ours") -> list[dict[str, Any]]:
     """Read all items of a queue, as nests of arrays [L, ...]."""
-    num_items = peer.server_info(timeout=20)[table].current_size
+    num_items = peer.server_info(timeout=60)[table].current_size
     samples = peer.sample(table, num_items, emit_timesteps=False) if num_items else ()
     return [tree.unflatten_as(row(0, 0, 0, 0, start=False), sample.data) for sample in samples]
 

@@ -93,7 +93,7 @@ def test_prioritized_items_are_sampled_by_their_priority(theirs: Any, ours: rw.C
 def test_both_see_the_same_tables(theirs: Any, ours: rw.Client) -> None:
     write_windows(ours, "kept", 5, 2)
     list(ours.sample("kept", 3))
-    mine, other = ours.server_info(), theirs.server_info(timeout=20)
+    mine, other = ours.server_info(), theirs.server_info(timeout=60)
     assert mine.keys() == other.keys() - {SPECS_TABLE}
     for name, info in mine.items():
         for field in ("current_size", "max_size", "max_times_sampled", "num_episodes", "num_deleted_episodes"):

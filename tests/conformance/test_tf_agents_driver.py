@@ -32,7 +32,7 @@ def drive(observers: list[Any], *, steps_per_episode: int, max_steps: int) -> No
 def windows(peer: Any, table: str) -> list[rw.Trajectory]:
     """Read a queue with dm-reverb's client."""
     example = rw.Trajectory(0, 0, 0, (), 0, 0, 0)
-    num_items = peer.server_info(timeout=20)[table].current_size
+    num_items = peer.server_info(timeout=60)[table].current_size
     samples = peer.sample(table, num_items, emit_timesteps=False) if num_items else ()
     return [tree.unflatten_as(example, sample.data) for sample in samples]
 
@@ -53,14 +53,14 @@ def test_a_driver_feeds_observers_of_every_kind(peer: Any, address: str) -> None
 def test_a_driver_feeds_n_step_transitions(peer: Any, address: str) -> None:
     with rw.TrajectoryObserver(address, "ours", sequence_length=1) as observer:
         drive([rw.environments.NStepTransform(observer, 2, 0.5)], steps_per_episode=3, max_steps=4)
-    samples = peer.sample("ours", peer.server_info(timeout=20)["ours"].current_size, emit_timesteps=False)
+    samples = peer.sample("ours", peer.server_info(timeout=60)["ours"].current_size, emit_timesteps=False)
     # Columns: action, discount, next_observation, observation, reward. `policy_info` has no leaves.
     found = [tuple(float(np.squeeze(sample.data[column])) for column in (3, 2, 4, 1)) for sample in samples]
     assert found == [(0, 1, 0, 1), (0, 2, 0, 0.5), (1, 3, 0.5, 0), (2, 3, 1, 0)]  # the last step alone has a reward
 
 
 def test_the_example_of_a_driver_writes_its_items() -> None:
-    with serving([Table("replay")]) as address, rw.Client(address, timeout_s=20) as client:
+    with serving([Table("replay")]) as address, rw.Client(address, timeout_s=60) as client:
         command = [sys.executable, str(EXAMPLE), "--server", address, "--steps", "50", "--seed", "0"]
         ran = subprocess.run(command, capture_output=True, check=False, text=True, timeout=100)
         assert ran.returncode == 0, ran.stderr

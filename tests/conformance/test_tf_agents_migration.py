@@ -32,7 +32,7 @@ SIDES = [(theirs, "theirs"), (ours, "ours")]
 
 def facts(client: Any, table: str) -> list[Any]:
     """Read a queue: dtype, shape and bytes of each leaf of each item."""
-    num_items = client.server_info(timeout=20)[table].current_size
+    num_items = client.server_info(timeout=60)[table].current_size
     samples = list(client.sample(table, num_items, emit_timesteps=False)) if num_items else []
     return [
         (sample.info.priority, [(leaf.dtype.str, leaf.shape, leaf.tobytes()) for leaf in sample.data])

@@ -100,7 +100,7 @@ def test_a_step_that_does_not_fit_the_table_is_refused_by_leaf_path(signed: str)
     client = reverb.Client(signed)
     with closing(theirs.ReverbAddTrajectoryObserver(client, "signed", 2)) as observer:
         play(observer, Steps().beginning(2))
-    assert client.server_info(timeout=20)["signed"].current_size == 1  # for the learner to find
+    assert client.server_info(timeout=60)["signed"].current_size == 1  # for the learner to find
     client.reset("signed")
     good = Steps().beginning(3)
     velocity, reward = np.zeros(2, np.float32), np.float64(1)
@@ -116,7 +116,7 @@ def test_a_step_that_does_not_fit_the_table_is_refused_by_leaf_path(signed: str)
         with pytest.raises(StructureError, match=r"`reward`.*float32 \(\).*float64 \(\)"):
             observer(better[0])
         play(observer, [move._replace(reward=reward) for move in better])
-    assert client.server_info(timeout=20)["signed"].current_size == 2
+    assert client.server_info(timeout=60)["signed"].current_size == 2
 
 
 BAD_STEPS = {

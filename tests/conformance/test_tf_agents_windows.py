@@ -47,7 +47,7 @@ def windows(peer: Any, make: MakeObserver, script: Script, *, nested: bool = Tru
     for module, table in ((theirs, "theirs"), (ours, "ours")):
         with closing(make(module, peer, table)) as observer:
             play(observer, script)
-    tables = peer.server_info(timeout=20)
+    tables = peer.server_info(timeout=60)
     assert tables["ours"].num_episodes == tables["theirs"].num_episodes
     items = take(peer, "theirs", nested=nested)
     assert_same(take(peer, "ours", nested=nested), items)

@@ -107,7 +107,7 @@ class Item:
 
 def take(client: Any, table: str, *, nested: bool = True) -> list[Item]:
     """Read all items of a queue with a `reverb.Client`, which empties it."""
-    num_items = client.server_info(timeout=20)[table].current_size
+    num_items = client.server_info(timeout=60)[table].current_size
     samples = client.sample(table, num_items, emit_timesteps=False) if num_items else ()
     items = []
     for sample in samples:

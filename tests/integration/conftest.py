@@ -22,7 +22,7 @@ def two_tables(shared_process: ServerProcess) -> Iterator[HostedServer]:
 
 @pytest.fixture
 def place(two_tables: HostedServer) -> Iterator[Place]:
-    with rw.Client(two_tables.address, timeout_s=20) as client:
+    with rw.Client(two_tables.address, timeout_s=60) as client:
         for table in ("a", "b"):
             client.reset(table)
         yield Place(two_tables.address, client)
@@ -45,7 +45,7 @@ def server(shared_process: ServerProcess) -> Iterator[HostedServer]:
 
 @pytest.fixture
 def client(server: HostedServer) -> Iterator[rw.Client]:
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         for table in client.server_info():
             client.reset(table)
         yield client

@@ -46,7 +46,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 @pytest.mark.parametrize("as_client", [lambda client: client, lambda client: client.address])
 def test_a_rollout_comes_back_as_the_nest_of_the_tables_signature(replay_server: Any, as_client: Any) -> None:
     server = replay_server(fifo("a", signature=ITEM), fifo("b", signature=ITEM))
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         for priority in (2.0, 0.5):
             accumulator = filled()
             accumulator.insert(as_client(client), ["a", "b"], priority)
@@ -83,7 +83,7 @@ def test_another_structure_is_refused_until_the_table_is_reset(place: Place) -> 
 def test_a_batch_of_rollouts_has_the_nest(place: Place) -> None:
     for _ in range(2):
         filled().insert(place.address, "a")
-    with rw.ReplayDataset(place.client, "a", batch_size=2, timeout_s=20) as dataset:
+    with rw.ReplayDataset(place.client, "a", batch_size=2, timeout_s=60) as dataset:
         data = next(iter(dataset)).data
     np.testing.assert_array_equal(data["step"]["action"], [[7, 8, 9]] * 2)
     np.testing.assert_array_equal(data["episode"]["return"], [1 / 3] * 2)

@@ -25,7 +25,7 @@ pytest.importorskip("gymnasium")
 
 @pytest.fixture
 def client(replay_server: Any) -> Any:
-    with rw.Client(replay_server(fifo("replay")).address, timeout_s=20) as client:
+    with rw.Client(replay_server(fifo("replay")).address, timeout_s=60) as client:
         yield client
 
 

@@ -184,7 +184,7 @@ def test_raise_refuses_a_step_at_once(server: HostedServer) -> None:
         assert "table `queue`" in str(error)
         assert observer.stats().steps == refused
         assert take(server, refused - 10) == list(range(refused - 10))
-        observer.flush(timeout_s=20)
+        observer.flush(timeout_s=60)
         write(observer, refused)
         assert take(server, 11) == list(range(refused - 10, refused + 1))
 

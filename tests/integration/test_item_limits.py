@@ -33,7 +33,7 @@ def server(replay_server: StartServer) -> HostedServer:
 
 @pytest.fixture
 def client(server: HostedServer) -> Iterator[rw.Client]:
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         yield client
 
 

@@ -39,7 +39,7 @@ def sample(*, chunks: int = 1, ends: bool = True) -> bytes:
 def test_server_info_beyond_all_measure_is_refused(server: MisbehavingServer, size: int) -> None:
     server.info = b"\x00" * size
     with (
-        rw.Client(server.address, timeout_s=20) as client,
+        rw.Client(server.address, timeout_s=60) as client,
         pytest.raises(rw.ReverbWriterError, match="larger than max"),
     ):
         client.server_info()
@@ -47,14 +47,14 @@ def test_server_info_beyond_all_measure_is_refused(server: MisbehavingServer, si
 
 def test_server_info_of_too_many_tables_is_refused(server: MisbehavingServer) -> None:
     server.info = server_info(*map(str, range(10_001)))
-    with rw.Client(server.address, timeout_s=20) as client, pytest.raises(rw.FormatError, match="10001 tables"):
+    with rw.Client(server.address, timeout_s=60) as client, pytest.raises(rw.FormatError, match="10001 tables"):
         client.server_info()
 
 
 def test_server_info_that_is_none_is_refused(server: MisbehavingServer) -> None:
     server.info = b"\xff\xff"
     with (
-        rw.Client(server.address, timeout_s=20) as client,
+        rw.Client(server.address, timeout_s=60) as client,
         pytest.raises(rw.FormatError, match="not a ServerInfoResponse"),
     ):
         client.server_info()
@@ -126,7 +126,7 @@ def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer,
 
 def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: MisbehavingServer) -> None:
     server.sample = lambda _: itertools.repeat(sample())
-    with rw.ReplayDataset(server.address, "replay", 4, timeout_s=20) as dataset:
+    with rw.ReplayDataset(server.address, "replay", 4, timeout_s=60) as dataset:
         for _ in range(3):
             with pytest.raises(rw.FormatError):
                 next(dataset)

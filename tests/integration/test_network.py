@@ -99,13 +99,13 @@ def test_client_finds_a_new_connection_after_a_silent_one(forwarder: Forwarder) 
         forwarder.mute()
         with pytest.raises(rw.ReplayTimeoutError, match=r"did not answer within 1\.0 s"):
             client.server_info(timeout_s=1)
-        assert client.server_info(timeout_s=20).keys() == {"replay"}
+        assert client.server_info(timeout_s=60).keys() == {"replay"}
 
 
 def test_calls_that_are_late_take_no_stream_with_them(server: HostedServer) -> None:
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         with rw.TrajectoryObserver(client, "replay", 1, max_delay_s=0.01) as observer:
-            dataset = rw.ReplayDataset(client, "replay", 10, timeout_s=20)
+            dataset = rw.ReplayDataset(client, "replay", 10, timeout_s=60)
             numbers = []
             for first in range(0, 2000, 10):
                 write(observer, range(first, first + 10))
@@ -136,7 +136,7 @@ def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call
     server: HostedServer, forwarder: Forwarder
 ) -> None:
     with (
-        rw.Client(forwarder.address, timeout_s=20) as client,
+        rw.Client(forwarder.address, timeout_s=60) as client,
         rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset,
     ):
         forwarder.mute()
@@ -202,6 +202,6 @@ def test_proxy_of_the_environment_is_used_only_if_asked(
         monkeypatch.delenv(variable, raising=False)
     with Forwarder(server.port, greet=connect_tunnel) as proxy:
         monkeypatch.setenv("http_proxy", f"http://{proxy.address}")
-        with rw.Client(server.address, use_proxy=use_proxy, timeout_s=20) as client:
+        with rw.Client(server.address, use_proxy=use_proxy, timeout_s=60) as client:
             assert client.server_info().keys() == {"replay"}
         assert (proxy.accepted > 0) == use_proxy

@@ -198,7 +198,7 @@ def signed(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
         fifo("step", signature={"x": spec_of((None, None), np.float32)}),
         fifo("masked", signature=(spec_of((None,), np.int64), spec_of((None,), bool))),
     )
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         yield client
 
 

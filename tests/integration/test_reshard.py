@@ -80,7 +80,7 @@ def found(servers: Sequence[HostedServer], table: str) -> list[list[tuple[list[i
     """Take out all items of each server: a column and the priority; the other column must belong to it."""
     items = []
     for server in servers:
-        with rw.Client(server.address, timeout_s=20) as client:
+        with rw.Client(server.address, timeout_s=60) as client:
             samples = read(client, table)
         for sample in samples:
             np.testing.assert_array_equal(sample.data[0], np.repeat(sample.data[1][:, None], 5, axis=1))

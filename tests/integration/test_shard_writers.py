@@ -34,7 +34,7 @@ def episode(observer: Any, first: int, num_steps: int = 3) -> None:
 
 
 def numbers(server: HostedServer, table: str = "replay") -> list[list[int]]:
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         return read_column(client, table)
 
 
@@ -350,7 +350,7 @@ def test_stream_of_a_sequence_writer_goes_to_the_shard_of_its_id(replay_server: 
 
 def test_single_items_go_to_the_servers_in_turn_but_not_to_one_that_is_lost(lone_server: StartServer) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(3)]
-    with rw.Client([server.address for server in servers], timeout_s=20) as client:
+    with rw.Client([server.address for server in servers], timeout_s=60) as client:
         for number in range(3):
             client.insert([np.array([number])], {"replay": 1.0})
         assert [len(numbers(server)) for server in servers] == [1, 1, 1]

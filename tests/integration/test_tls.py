@@ -68,7 +68,7 @@ def pairs(steps: range) -> list[list[int]]:
 def test_items_go_through_tls(server: HostedServer, gateway: Identity) -> None:
     tls = rw.TLS(root_certificates=gateway.certificate)
     with Forwarder(server.port, tls=server_context(gateway)) as forwarder:
-        with rw.Client(forwarder.address, tls=tls, timeout_s=20) as client:
+        with rw.Client(forwarder.address, tls=tls, timeout_s=60) as client:
             write(client, range(1000))
         assert windows(server) == pairs(range(1000))
 
@@ -76,7 +76,7 @@ def test_items_go_through_tls(server: HostedServer, gateway: Identity) -> None:
 def test_items_go_through_mutual_tls(server: HostedServer, gateway: Identity, actor: Identity) -> None:
     tls = rw.TLS(gateway.certificate, actor.certificate, actor.private_key)
     with Forwarder(server.port, tls=server_context(gateway, actor)) as forwarder:
-        with rw.Client(forwarder.address, tls=tls, timeout_s=20) as client:
+        with rw.Client(forwarder.address, tls=tls, timeout_s=60) as client:
             write(client, range(1000))
         assert windows(server) == pairs(range(1000))
 
@@ -85,7 +85,7 @@ def test_connection_of_tls_is_made_again_after_a_loss(server: HostedServer, gate
     tls = rw.TLS(root_certificates=gateway.certificate)
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
-        rw.Client(forwarder.address, tls=tls, timeout_s=20) as client,
+        rw.Client(forwarder.address, tls=tls, timeout_s=60) as client,
     ):
         write(client, range(100))
         forwarder.cut()
@@ -99,7 +99,7 @@ def test_server_of_an_unknown_authority_is_refused_by_name(
     tls = rw.TLS(root_certificates=stranger.certificate)
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
-        rw.Client(forwarder.address, tls=tls, timeout_s=2) as client,
+        rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
         pytest.raises(rw.ServerUnavailableError, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.server_info()
@@ -110,12 +110,12 @@ def test_server_of_another_name_is_refused_unless_that_name_is_expected(server: 
     with Forwarder(server.port, tls=server_context(elsewhere)) as forwarder:
         tls = rw.TLS(root_certificates=elsewhere.certificate)
         with (
-            rw.Client(forwarder.address, tls=tls, timeout_s=2) as client,
+            rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
             pytest.raises(rw.ServerUnavailableError, match=r"(?i)host ?name|peer name"),
         ):
             client.server_info()
         tls = rw.TLS(root_certificates=elsewhere.certificate, server_name="replay.example")
-        with rw.Client(forwarder.address, tls=tls, timeout_s=20) as client:
+        with rw.Client(forwarder.address, tls=tls, timeout_s=60) as client:
             assert client.server_info().keys() == {"replay"}
 
 
@@ -128,7 +128,7 @@ def test_client_that_may_not_connect_hears_of_it(
         tls = rw.TLS(gateway.certificate, stranger.certificate, stranger.private_key)
     with (
         Forwarder(server.port, tls=server_context(gateway, actor)) as forwarder,
-        rw.Client(forwarder.address, tls=tls, timeout_s=2) as client,
+        rw.Client(forwarder.address, tls=tls, timeout_s=5) as client,
         pytest.raises(rw.ServerUnavailableError, match="may ask for one of the client"),
     ):
         client.server_info()
@@ -137,12 +137,12 @@ def test_client_that_may_not_connect_hears_of_it(
 def test_plain_text_to_a_server_of_tls_and_the_reverse_are_named(server: HostedServer, gateway: Identity) -> None:
     with (
         Forwarder(server.port, tls=server_context(gateway)) as forwarder,
-        rw.Client(forwarder.address, timeout_s=2) as client,
+        rw.Client(forwarder.address, timeout_s=5) as client,
         pytest.raises(rw.ServerUnavailableError, match=r"check .* whether it expects `tls`"),
     ):
         client.server_info()
     with (
-        rw.Client(server.address, tls=rw.TLS(gateway.certificate), timeout_s=2) as client,
+        rw.Client(server.address, tls=rw.TLS(gateway.certificate), timeout_s=5) as client,
         pytest.raises(rw.ServerUnavailableError, match=r"(?i)ssl"),
     ):
         client.server_info()
@@ -206,10 +206,10 @@ def token_server(gateway: Identity, tmp_path: Path) -> Iterator[TokenServer]:
 
 
 def test_token_goes_with_every_call(token_server: TokenServer, gateway: Identity) -> None:
-    with rw.Client(token_server.address, tls=rw.TLS(gateway.certificate), token=SESAME, timeout_s=20) as client:
+    with rw.Client(token_server.address, tls=rw.TLS(gateway.certificate), token=SESAME, timeout_s=60) as client:
         assert client.server_info() == {}
         assert client.server_info() == {}
-    with rw.Client(token_server.path, token=SESAME, timeout_s=20) as client:
+    with rw.Client(token_server.path, token=SESAME, timeout_s=60) as client:
         assert client.server_info() == {}
     assert token_server.seen == [f"Bearer {SESAME}"] * 3
 

@@ -129,7 +129,7 @@ def read(place: Place, **options: Any) -> rw.Batch | None:
     size = place.client.server_info()["a"].current_size
     if not size:
         return None
-    with rw.ReplayDataset(place.client, "a", size, max_in_flight_batches=1, timeout_s=20, **options) as dataset:
+    with rw.ReplayDataset(place.client, "a", size, max_in_flight_batches=1, timeout_s=60, **options) as dataset:
         return next(iter(dataset))
 
 
@@ -240,7 +240,7 @@ def check_targets(found: rw.Transitions, observation: Any, expected: Sequence[Se
 def uniform(shared_process: ServerProcess) -> Iterator[Place]:
     """A server whose table gives its items as often as they are asked for."""
     server = shared_process.start(rw.TableConfig("a", 1000))
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         yield Place(server.address, client)
     server.stop()
 
@@ -276,7 +276,7 @@ def test_windows_give_the_pairs_of_their_episodes(
             rows = range(start, min(stop, episode.num_rows) - 1)
             expected.append([episode.pair(t, has_discounts(layout)) for t in rows])
     with rw.TrajectoryObserver(
-        place.client, "a", length, stride, end_of_episode=end, mask=mask, timeout_s=20
+        place.client, "a", length, stride, end_of_episode=end, mask=mask, timeout_s=60
     ) as observer:
         write(observer, episodes, layout)
         batch = read(place, collate="pad")
@@ -298,7 +298,7 @@ def test_whole_episodes_give_all_their_pairs(place: Place, episodes: list[Played
     place.client.reset("a")
     whole = [episode for episode in episodes if episode.end != "cut"]
     expected = [[one.pair(t, has_discounts(layout)) for t in range(one.size)] for one in whole]
-    with rw.EpisodeObserver(place.client, "a", 100, timeout_s=20) as observer:
+    with rw.EpisodeObserver(place.client, "a", 100, timeout_s=60) as observer:
         write(observer, whole, layout)
         batch = read(place, collate="flat" if flat else "pad")
     if batch is None:
@@ -324,7 +324,7 @@ def test_windows_that_span_episodes_have_no_pair_of_two(
         window = rows[start : start + length]
         pairs = [one.pair(t, has_discounts(layout)) for one, t in window[:-1] if t < one.size]
         expected.append(pairs)
-    with rw.SequenceObserver(place.client, "a", length, length, timeout_s=20) as observer:
+    with rw.SequenceObserver(place.client, "a", length, length, timeout_s=60) as observer:
         write(observer, episodes, layout)
         batch = read(place)
     if batch is None:
@@ -351,7 +351,7 @@ def test_slices_give_the_pairs_of_their_rows(
     whole = [episode for episode in episodes if episode.end != "cut"]
     if not whole:
         return
-    with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=20) as observer:
+    with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
         write(observer, whole, layout)
     with rw.ContiguousDataset(
         uniform.client,
@@ -363,7 +363,7 @@ def test_slices_give_the_pairs_of_their_rows(
         short=short,
         span=slice_len - 1 if span else 0,
         seed=seed,
-        timeout_s=20,
+        timeout_s=60,
         max_in_flight_batches=1,
     ) as dataset:
         batch = next(dataset)
@@ -404,12 +404,12 @@ def test_episodes_of_an_actors_memory_give_their_pairs(
     whole = [one.pair(t, True)._replace(action=1 + one.pair(t, True).action) for t in range(size)]
     pairs = [whole, [Pair(size + 1, 9, 2.0, 0.0, size + 2)]][: len(chunks)]  # of each chunk, in the order of its rows
     if spans:  # windows over all chunks, end to end
-        observer: Any = rw.SequenceObserver(place.client, "a", length, length, end_of_episode="drop", timeout_s=20)
+        observer: Any = rw.SequenceObserver(place.client, "a", length, length, end_of_episode="drop", timeout_s=60)
         rows = [pair for part in pairs for pair in (*part, None)]  # the last row of a chunk has no action
         windows = [(start, start + length) for start in range(0, len(rows) - length + 1, length)]
         expected = [[pair for pair in rows[a : b - 1] if pair is not None] for a, b in windows]
     else:
-        observer = rw.TrajectoryObserver(place.client, "a", length, end_of_episode="tile", timeout_s=20)
+        observer = rw.TrajectoryObserver(place.client, "a", length, end_of_episode="tile", timeout_s=60)
         tiled = rw.WindowSpec(length, 1, "tile")
         expected = [part[a : b - 1] for part in pairs for a, b in tiled.windows(len(part) + 1)]
     with observer:

@@ -99,7 +99,7 @@ def test_long_episode_is_bypassed_and_counted(place: Place) -> None:
 
 def test_time_out_in_mid_episode_leaves_no_part_of_it(replay_server: Any) -> None:
     server = replay_server(rw.TableConfig("q", 3, "fifo", "fifo", max_times_sampled=1, rate_limiter=rw.Queue(3)))
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=0.5)
         with pytest.raises(rw.ReplayTimeoutError):
             observer.write_episode(episode(4000))

@@ -25,7 +25,7 @@ INTEGER = np.dtype(np.int64)
 @pytest.fixture
 def client(replay_server: Callable[..., HostedServer]) -> Iterator[rw.Client]:
     server = replay_server(fifo("a"), fifo("b"))
-    with rw.Client(server.address, timeout_s=20) as client:
+    with rw.Client(server.address, timeout_s=60) as client:
         yield client
 
 
@@ -40,7 +40,7 @@ class _Closing:
         self.stream = stream
 
     def close(self) -> None:
-        self.stream.close(20)
+        self.stream.close(60)
 
 
 def writer_of(stream: InsertStream, *windows: rw.WindowSpec | rw.WindowTarget, **options: Any) -> rw.SequenceWriter:
@@ -62,7 +62,7 @@ def slices_of(client: rw.Client, table: str) -> list[list[tuple[int, int, int, i
     size = client.server_info()[table].current_size
     request = messages.SampleStreamRequest(table=table, num_samples=size).SerializeToString()
     found = []
-    call = client.shards[0].channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=20)
+    call = client.shards[0].channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=60)
     for reply in call:
         for entry in messages.SampleStreamResponse.FromString(reply).entries:
             lengths = {
@@ -94,7 +94,7 @@ def test_window_that_overlaps_none_is_one_whole_chunk(
         if number % 7 == 0:
             writer.send()
     writer.end_episode()
-    stream.flush(20)
+    stream.flush(60)
     items = slices_of(client, "a")
     assert len(items) == len(rw.WindowSpec(length, stride).windows(100))
     for pieces in items:
@@ -107,7 +107,7 @@ def test_step_is_stored_once_for_all_windows_and_tables(client: rw.Client, strea
     writer = writer_of(stream, *targets, chunk_length=4)
     append_all(writer, *range(40))
     writer.end_episode()
-    stream.flush(20)
+    stream.flush(60)
     pieces = list(itertools.chain.from_iterable([*slices_of(client, "a"), *slices_of(client, "b")]))
     assert len({key for key, _, _, _ in pieces}) == writer.chunks.num_chunks == 10
     assert {size for _, _, _, size in pieces} == {4}
@@ -119,7 +119,7 @@ def test_chunks_have_the_length_that_is_asked_for(client: rw.Client, stream: Ins
     assert writer.chunks.length == chunk_length
     append_all(writer, *range(12))
     writer.end_episode()
-    stream.flush(20)
+    stream.flush(60)
     sizes = {size for pieces in slices_of(client, "a") for _, _, _, size in pieces}
     assert sizes == {min(chunk_length, 12)}
 
@@ -132,7 +132,7 @@ def test_padding_is_what_is_given(client: rw.Client, stream: InsertStream) -> No
     dtypes, shapes, padding = [np.dtype(np.float16), np.dtype(object)], [(2,), ()], [np.full(2, 9, np.float16), b"end"]
     writer = rw.SequenceWriter(stream, dtypes, shapes, [target], padding_step=padding)
     writer.append([np.ones(2, np.float16), b"x"], last=True)
-    stream.flush(20)
+    stream.flush(60)
     (item,) = read(client, "a")
     assert [column.tolist() for column in item.data] == [[[1, 1], [9, 9], [9, 9]], [b"x", b"end", b"end"]]
 
@@ -148,7 +148,7 @@ def test_writers_share_a_stream_each_with_episodes_of_its_own(client: rw.Client,
     assert one.end_episode() == {}
     append_all(other, 40)
     assert other.end_episode() == {}
-    stream.flush(20)
+    stream.flush(60)
     assert sorted(read_column(client, "a")) == [[1, 2], [2, 3], [10, 20], [20, 30], [30, 40]]
     assert client.server_info()["a"].num_deleted_episodes == 2
 
@@ -176,7 +176,7 @@ def test_writers_of_many_threads_do_not_disturb_each_other(client: rw.Client, st
         thread.join()
     done.set()
     sender.join()
-    stream.flush(20)
+    stream.flush(60)
     found = read_column(client, "a")
     for index in range(4):
         episodes = [[*range(first, first + 60), *[0] * 10] for first in firsts[index]]
@@ -208,7 +208,7 @@ def test_items_and_chunks_are_counted(client: rw.Client, stream: InsertStream) -
     assert (writer.num_unsent_items, writer.num_items, writer.chunks.num_chunks) == (0, 4 + 2, 4)
     writer.end_episode()
     assert (writer.num_steps, writer.num_items) == (0, 6)
-    stream.flush(20)
+    stream.flush(60)
     assert [client.server_info()[table].current_size for table in ("a", "b")] == [4, 2]
 
 
@@ -245,7 +245,7 @@ def test_step_of_too_few_or_too_many_leaves_is_refused(client: rw.Client, stream
         writer.append(leaves)
     writer.append([np.int64(60), np.int64(61)])
     writer.send()
-    stream.flush(20)
+    stream.flush(60)
     assert [tuple(column.tolist() for column in sample.data) for sample in read(client, "a")] == [([40, 60], [41, 61])]
 
 
@@ -266,7 +266,7 @@ def test_priority_counts_for_windows_that_are_not_complete_yet(client: rw.Client
     writer.set_priority(0, 7.0)
     append_all(writer, 4)
     writer.send()
-    stream.flush(20)
+    stream.flush(60)
     assert priorities_of(client, "a", 3) == [([1, 2], 1.0), ([2, 3], 1.0), ([3, 4], 7.0)]
 
 
@@ -282,7 +282,7 @@ def test_constant_becomes_a_function_between_episodes_and_sees_whole_windows(
     writer.set_priority(1, length_of)
     append_all(writer, 1, 2, 3, 4, 5)
     writer.end_episode()
-    stream.flush(20)
+    stream.flush(60)
     assert [priority for _, priority in priorities_of(client, "b", 2)] == [1.0, 105.0]
     assert [priority for _, priority in priorities_of(client, "a", 6)] == [103.0] * 6
 
@@ -300,7 +300,7 @@ def test_constant_becomes_a_function_in_mid_episode_if_the_steps_were_kept(
     writer.set_priority(1, 5.0)
     append_all(writer, 5)
     writer.send()
-    stream.flush(20)
+    stream.flush(60)
     assert [priority for _, priority in priorities_of(client, "b", 4)] == [1.0, 1.0, 102.0, 5.0]
 
 
@@ -314,13 +314,13 @@ def test_priority_that_would_need_steps_that_were_not_kept_is_refused(client: rw
         writer.set_priority(1, length_of)
     append_all(writer, 5)
     writer.send()
-    stream.flush(20)
+    stream.flush(60)
     assert priorities_of(client, "b", 1) == [([1, 2, 3, 4, 5], 1.0)]
 
 
 def test_writer_of_a_closed_stream_says_so(stream: InsertStream) -> None:
     writer = writer_of(stream, rw.WindowSpec(1))
     append_all(writer, 1)
-    stream.close(20)
+    stream.close(60)
     with pytest.raises(rw.ClosedError, match="closed"):
         append_all(writer, 2)
