@@ -85,23 +85,15 @@ class Resharded(NamedTuple):
 
 @dataclass
 class _Server:
-    """A server that gets items.
+    """A server that gets items."""
 
-    Attributes:
-        shard: its connection.
-        stream: to it.
-        tables: as they were before.
-        left: of each table, how many more items it gets.
-        sent: of each table, how many it got.
-        held: chunks of the current run of items, encoded, by key.
-    """
-
-    shard: ServerConnection
-    stream: InsertStream
-    tables: Mapping[str, TableInfo]
+    shard: ServerConnection  # its connection
+    stream: InsertStream  # to it
+    tables: Mapping[str, TableInfo]  # as they were before
+    # of each table, how many more items it gets
     left: collections.Counter[str] = field(default_factory=collections.Counter)
-    sent: collections.Counter[str] = field(default_factory=collections.Counter)
-    held: dict[int, bytes] = field(default_factory=dict)
+    sent: collections.Counter[str] = field(default_factory=collections.Counter)  # of each table, how many it got
+    held: dict[int, bytes] = field(default_factory=dict)  # chunks of the current run of items, encoded, by key
 
 
 class Resharding:

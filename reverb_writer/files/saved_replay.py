@@ -27,17 +27,11 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class SavedReplay:
-    """What a server has saved.
+    """What a server has saved."""
 
-    Attributes:
-        path: its folder.
-        items: returns PrioritizedItem messages, table by table, oldest first.
-        chunks: returns ChunkData messages.
-    """
-
-    path: Path
-    items: Callable[[], Iterable[bytes]]
-    chunks: Callable[[], Iterable[bytes]]
+    path: Path  # its folder
+    items: Callable[[], Iterable[bytes]]  # returns PrioritizedItem messages, table by table, oldest first
+    chunks: Callable[[], Iterable[bytes]]  # returns ChunkData messages
 
 
 def open_saved(path: Path) -> SavedReplay:

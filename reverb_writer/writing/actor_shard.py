@@ -33,17 +33,11 @@ class ShardChangedError(Exception):
 
 
 class ShardFound(NamedTuple):
-    """A shard that an actor can go to.
+    """A shard that an actor can go to."""
 
-    Attributes:
-        shard: its connection.
-        info: its tables.
-        is_rescue: whether the actor leaves a lost shard, with what is unconfirmed there.
-    """
-
-    shard: ServerConnection
-    info: ServerInfo
-    is_rescue: bool
+    shard: ServerConnection  # its connection
+    info: ServerInfo  # its tables
+    is_rescue: bool  # whether the actor leaves a lost shard, with what is unconfirmed there
 
 
 class ActorShard:
