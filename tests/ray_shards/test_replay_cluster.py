@@ -217,7 +217,7 @@ class Actor(threading.Thread):
                 if self.may_end.is_set() and episode > 20:
                     break
                 self.told = episode
-                time.sleep(0.01)
+                time.sleep(0.2)
         self.stats = observer.stats()
 
 
