@@ -27,7 +27,7 @@ TF_AGENTS := --editable '.[$(CLIENT_EXTRAS),atari]' --editable server --group te
 	--group $(PEERS):conformance
 FRAMEWORKS := --editable '.[$(CLIENT_EXTRAS),jax,minari,torch]' --group test --group $(PEERS):frameworks
 RLLIB := --editable . --group $(PEERS):rllib
-RAY := --editable '.[ray]' --group test
+RAY := --editable '.[gymnasium,ray]' --group test
 DOCS := --editable '.[$(CLIENT_EXTRAS),dm-env]' --group docs --group dist --group browser --group notebook \
 	--group test
 CLIENT := --upgrade --upgrade-strategy eager '.[$(CLIENT_EXTRAS)]' --group test
@@ -147,7 +147,7 @@ soak: .venv/.made  ## ten minutes of random kills, pauses, restarts, interrupts 
 docs: .venv-docs/.made  ## build the documentation site, with warnings as errors, and open all of it in a browser
 	rm -rf docs/_build
 	.venv-docs/bin/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build
-	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_{docs_site,readme}.py
+	REVERB_WRITER_SITE=$(CURDIR)/docs/_build .venv-docs/bin/pytest tests/integration/test_{docs_site,readme,progress}.py
 	@echo 'Open docs/_build/index.html, or let any static host serve that folder.'
 
 .PHONY: links

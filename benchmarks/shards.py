@@ -78,6 +78,7 @@ class SimulatedActors:
     def close(self) -> None:
         """End all connections."""
         self._loop.run_until_complete(self._close())
+        self._loop.close()
 
     async def _open(self, addresses: Sequence[str]) -> None:
         import grpc.aio

@@ -63,9 +63,9 @@ def torchrl_ray(rounds: int, seconds: float) -> Table:
         f"Beside TorchRL's RayReplayBuffer, windows of {_LENGTH} steps a second",
         ["a step has", "windows are", "ours", "TorchRL", "times", "asked for"],
         rows,
-        f"One program writes and reads, the replay is another process. A window begins at every step. Step by step, ours "
-        f"is an observer's call and theirs an `add` of the window that the step completes; at once, ours is `extend` of "
-        f"many steps, and theirs of as many windows. Batches have {_BATCH} windows; ours are fetched ahead.",
+        "One program writes and reads, the replay is another process. A window begins at every step. Step by step, "
+        "ours is an observer's call and theirs an `add` of the window that the step completes; at once, ours is "
+        f"`extend` of many steps, and theirs of as many windows. Batches have {_BATCH} windows, ours fetched ahead.",
     )
 
 
@@ -96,13 +96,12 @@ def _speeds(steps: _Steps, rounds: int, seconds: float) -> dict[str, list[float]
         bind="127.0.0.1",
     ) as cluster:
         source = cluster.target()
+        one, step = itertools.cycle(windows), itertools.cycle(each)
         for _ in range(rounds):
-            one = itertools.cycle(windows)
             speeds["theirs inserted step by step"].append(_rate(seconds, 1, lambda: theirs.add(next(one))))
             speeds["theirs inserted at once"].append(_rate(seconds, len(windows), lambda: theirs.extend(windows)))
             speeds["theirs sampled"].append(_rate(seconds, _BATCH, theirs.sample))
             with rw.TrajectoryObserver(source, TABLE, _LENGTH) as observer:
-                step = itertools.cycle(each)
                 speeds["ours inserted step by step"].append(
                     _rate(seconds, 1, lambda: observer(next(step), end_of_episode=False), observer.flush)
                 )

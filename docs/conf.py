@@ -36,7 +36,13 @@ linkcheck_timeout = 20
 autodoc_mock_imports = ["prometheus_client", "reverb", "tensorflow", "waitress"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "BaseException, Enum, object, str, tuple",
+    "show-inheritance": True,
+    "special-members": "__call__",
+    "exclude-members": "MiniBatch, Transition",  # a storage's names for records that have entries of their own
+}
 autoclass_content = "both"  # arguments and errors stand on the constructor
 default_role = "code"  # one backtick marks code in our docstrings
 napoleon_google_docstring = True

@@ -39,6 +39,7 @@ from reverb_writer.reading.transforms import burn_in as burn_in
 from reverb_writer.reading.transforms import frame_stack as frame_stack
 from reverb_writer.schedules import LinearSchedule as LinearSchedule
 from reverb_writer.steps import Trajectory as Trajectory
+from reverb_writer.table_shares import share_of as share_of
 from reverb_writer.tables import MinSize as MinSize
 from reverb_writer.tables import Prioritized as Prioritized
 from reverb_writer.tables import Queue as Queue

@@ -8,15 +8,11 @@ from reverb_writer.errors import ReplayTimeoutError
 
 
 class Deadline:
-    """The end of a call's time. Thread-safe.
-
-    Attributes:
-        timeout_s: how long the call may take in all, seconds.
-    """
+    """The end of a call's time. Thread-safe."""
 
     def __init__(self, timeout_s: float) -> None:
         """Start the time now."""
-        self.timeout_s = timeout_s
+        self.timeout_s = timeout_s  # how long the call may take in all, seconds
         self._at = time.monotonic() + timeout_s
 
     def earlier(self, seconds: float) -> Deadline:

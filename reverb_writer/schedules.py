@@ -34,6 +34,6 @@ class LinearSchedule:
         integer("num_steps", self.num_steps, minimum=1)
 
     def __call__(self, step: int) -> float:
-        """Return the number at a step, counted from 0."""
+        """Return the number at `step`, counted from 0."""
         done = min(max(step / self.num_steps, 0.0), 1.0)
         return self.start + (self.end - self.start) * done

@@ -14,7 +14,8 @@ def share_of(table: TableConfig, shard: int, num_shards: int) -> TableConfig:
     """Return what one of several shards serves, so that all together serve `table`.
 
     `max_size` is split so that sizes differ by one at most. `min_size` is rounded up: together the shards hold at least
-    as many items before anything is sampled. An error buffer is split evenly.
+    as many items before anything is sampled. An error buffer is split evenly. A table of one item, such as that of
+    `Variables`, is whole on each shard.
 
     Args:
         table: of all shards together.
@@ -30,10 +31,12 @@ max_times_sampled=0, signature=None, max_item_bytes=0)
     """
     num_shards = integer("num_shards", num_shards, minimum=1)
     shard = integer("shard", shard, minimum=0, maximum=num_shards - 1)
+    if table.max_size == 1:
+        return table
     if table.max_size < num_shards:
         raise SpecError(
-            f"table `{table.name}`: `max_size` is of all {num_shards} shards together and must be >= {num_shards}, got "
-            f"{table.max_size}."
+            f"table `{table.name}`: `max_size` is of all {num_shards} shards together and must be 1 or >= "
+            f"{num_shards}, got {table.max_size}."
         )
     try:
         return replace(table, **_share(table, shard, num_shards))

@@ -16,12 +16,11 @@ Source: Reverb 0.14, `rate_limiters.py`, `server.py` and `rate_limiter.cc`.
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from reverb_writer.arguments import integer, number
@@ -269,31 +268,6 @@ class TableConfig:
         """Return a stack: `name`, `size` and `signature` as for `queue`, but the newest item is sampled first."""
         return cls(name, size, "lifo", "lifo", Stack(size), max_times_sampled=1, signature=signature)
 
-    def split(self, num_shards: int) -> tuple[TableConfig, ...]:
-        """Return what each of `num_shards` >= 1 servers serves, so that together they are this table.
-
-        `max_size`, `min_size` and the error buffer are divided; the first servers have what is left over. A `max_size`
-        of 1 stays, as of weights, which every server has; so does a `min_size` of 1.
-
-        Raises:
-            SpecError: A share would be too small to work; says what to raise.
-
-        >>> [one.max_size for one in TableConfig("replay", 10).split(3)]
-        [4, 3, 3]
-        """
-        num_shards = integer("num_shards", num_shards, minimum=1)
-        if self.max_size == 1:
-            return (self,) * num_shards
-        divide = functools.partial(_divided, f"table `{self.name}`", num_shards)
-        sizes, limiter = divide("max_size", self.max_size), self.rate_limiter
-        min_sizes = [1] * num_shards if limiter.balance.min_size == 1 else divide("min_size", limiter.balance.min_size)
-        limiters: Sequence[RateLimiter] = [MinSize(size) for size in min_sizes]
-        if isinstance(limiter, Queue):
-            limiters = [type(limiter)(size) for size in divide("size", limiter.size)]
-        elif isinstance(limiter, SampleToInsertRatio):
-            limiters = [_ratio_share(self.name, limiter, size, sum(min_sizes)) for size in min_sizes]
-        return tuple(replace(self, max_size=n, rate_limiter=one) for n, one in zip(sizes, limiters, strict=True))
-
     def _check_together(self) -> None:
         limiter, table = self.rate_limiter, f"table `{self.name}`"
         min_size = limiter.balance.min_size
@@ -341,26 +315,6 @@ def check_unique_names(names: Iterable[str]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise SpecError(f"`tables` must have unique names, got {', '.join(twice)} more than once.")
-
-
-def _divided(table: str, num_shards: int, key: str, total: int) -> list[int]:
-    if total < num_shards:
-        raise SpecError(
-            f"{table}: `{key}` is {total} for all {num_shards} servers together, expected {num_shards} or more: each "
-            "needs 1. Raise it, or have fewer servers."
-        )
-    return [total // num_shards + (number < total % num_shards) for number in range(num_shards)]
-
-
-def _ratio_share(table: str, limiter: SampleToInsertRatio, min_size: int, total: int) -> SampleToInsertRatio:
-    """Return the rate limiter of a server that has `min_size` of `total` items that must be there."""
-    share, buffer = min_size / total, limiter.error_buffer
-    mine = (buffer[0] * share, buffer[1] * share) if isinstance(buffer, tuple) else buffer * share
-    try:
-        return SampleToInsertRatio(limiter.samples_per_insert, min_size, mine)
-    except SpecError as error:
-        text = f"table `{table}`: `error_buffer` {buffer} of all servers together leaves too little for one"
-        raise SpecError(f"{text}. Raise it, or have fewer servers. Of one: {error}") from None
 
 
 def _bounds(samples_per_insert: float, min_size: int, error_buffer: float | tuple[float, float]) -> tuple[float, float]:

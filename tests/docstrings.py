@@ -17,6 +17,7 @@ SECTION = re.compile(r"^(?:Args|Attributes):\n((?: .*\n|\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^    (?=\S)((?:\*{0,2}\w+(?:,\s+)?)+): ", re.MULTILINE)
 COLUMN = re.compile(r"^    (\w+) {2,}(?=\S)", re.MULTILINE)  # of the package `returns`, whose functions share arguments
 BESIDE = re.compile(r"`(?:rw\.)?(\w+)`")
+METHOD = re.compile(r"`(\w+)\.(\w+)`")
 SHARED = "as in the package's docstring"
 
 
@@ -46,6 +47,9 @@ def described(value: Any) -> dict[str, str]:
     for name in BESIDE.findall("\n".join(texts)):
         for text in docstrings(other) if inspect.isclass(other := getattr(rw, name, None)) else ():
             found = {**sections(text), **found}
+    for name, method in METHOD.findall("\n".join(texts)):
+        other = getattr(getattr(rw, name, None) or getattr(rw.episodes, name, None), method, None)
+        found = {**(sections(other.__doc__ or "") if inspect.isfunction(other) else {}), **found}
     if any(SHARED in text for text in texts):
         package = importlib.import_module(value.__module__.rpartition(".")[0]).__doc__ or ""
         _, *pieces = COLUMN.split(package.partition("Arguments that the functions share:")[2])
@@ -56,6 +60,18 @@ def described(value: Any) -> dict[str, str]:
     for text in reversed(texts):
         found.update(sections(text))
     return found
+
+
+def methods(value: type) -> dict[str, Callable[..., Any]]:
+    """Return the public methods of a class that this project has written, inherited ones included, by name."""
+    found = {name: getattr(one, "__func__", one) for name, one in inspect.getmembers_static(value)}
+    return {
+        name: one
+        for name, one in found.items()
+        if (name == "__call__" or not name.startswith("_"))
+        and inspect.isfunction(one)
+        and one.__module__.startswith("reverb_writer")
+    }
 
 
 def parameters(value: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -1,4 +1,4 @@
-"""Counters, progress bar, interrupts and exit codes of import and export."""
+"""Counters, interrupts and exit codes of import and export."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from reverb_writer.progress import progress
 
 _DONE, _INCOMPLETE, _INTERRUPTED = 0, 3, 130  # 1 is an error, 2 is click's code for wrong arguments
 
@@ -38,7 +38,7 @@ def follow(results: Generator[Any, None, None], description: str, total: int) ->
     The results are always closed at the end, which waits until everything sent is acknowledged.
     """
     tally, start = Tally(), time.monotonic()
-    with _stopped() as is_asked, _progress(description, total) as tell, contextlib.closing(results):
+    with _stopped() as is_asked, progress(description, total) as tell, contextlib.closing(results):
         for result in results:
             tally.num_steps += result.num_steps
             if not result.error:
@@ -70,22 +70,3 @@ def _stopped() -> Iterator[Callable[[], bool]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _progress(description: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar on standard error if that is a terminal; yields a function that advances it."""
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(description, total=total, said="")
-        yield lambda said: bar.update(task, advance=1, said=said)

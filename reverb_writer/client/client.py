@@ -70,7 +70,7 @@ class Client(ClosedAtExit):
 
         Args:
             address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables. Servers
-                that come and go: a `Target`, "file:PATH" as `TargetFile`, "shards:dns:HOST:PORT" as `TargetDns`, or any
+                that come and go: a `Target`, `file:PATH` as `TargetFile`, `shards:dns:HOST:PORT` as `TargetDns`, or any
                 `TargetSource`, which is waited for.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.

@@ -37,12 +37,6 @@ def draw(
 
     They are decoded by `assembler`, which has none yet; chunks in its cache are not decoded again. `deadline` is that
     of all together; twice `request_samples` may be in flight.
-
-    Raises:
-        ReplayTimeoutError: not all samples arrived in time.
-        ServerUnavailableError: the server is gone.
-        StructureError: there is no such table.
-        UnsafeDataError, FormatError: a sample must not or cannot be decoded.
     """
     fetcher = SampleFetcher(
         channel,

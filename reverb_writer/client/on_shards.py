@@ -15,8 +15,6 @@ from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
-__all__ = ["answering", "answers", "on_each", "store_spec_on_all"]
-
 _LOG = logging.getLogger(__package__)
 _T = TypeVar("_T")
 
@@ -79,12 +77,7 @@ def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
 
 
 def store_spec_on_all(shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-    """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it.
-
-    Raises:
-        StructureError: a table was first written with another structure; names the leaf.
-        ServerUnavailableError, ReplayTimeoutError: no shard answers.
-    """
+    """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it."""
     found = answering(shards, deadline.left_s())
     missing, _ = on_each([*found], lambda shard: shard.missing_specs(found[shard], tables, spec, deadline))
     stored, failed = on_each([*missing], lambda shard: shard.keep_specs(found[shard], missing[shard], spec, deadline))

@@ -10,24 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-__all__ = ["Publications", "Seen"]
-
 
 @dataclass(frozen=True)
 class Seen:
-    """What a reader knows of one server.
+    """What a reader knows of one server."""
 
-    Attributes:
-        state_id: of the server's process.
-        num_inserts: publications since its start.
-        num_taken: of them, and of those that went to other servers alone, how many the reader needs no more.
-        is_unread: whether the reader has taken nothing from this process: what it has may be old or new.
-    """
-
-    state_id: int
-    num_inserts: int
-    num_taken: int
-    is_unread: bool = False
+    state_id: int  # of the server's process
+    num_inserts: int  # publications since its start
+    num_taken: int  # of them, and of those that went to other servers alone, how many the reader needs no more
+    is_unread: bool = False  # whether the reader has taken nothing from this process: what it has may be old or new
 
     @property
     def num_ahead(self) -> int:
@@ -39,9 +30,6 @@ class Seen:
 class Publications:
     """What a reader knows of all servers.
 
-    Attributes:
-        servers: by name.
-
     >>> known = Publications({}).updated({"a": (7, 3), "b": (8, 3)})
     >>> known.newest(["b", "a"])
     'b'
@@ -50,7 +38,7 @@ class Publications:
     (None, 'a')
     """
 
-    servers: Mapping[str, Seen]
+    servers: Mapping[str, Seen]  # by name
 
     def updated(self, now: Mapping[str, tuple[int, int]]) -> Publications:
         """Return this with the state ids and counts of inserts that some servers have told now."""

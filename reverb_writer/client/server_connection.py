@@ -51,19 +51,13 @@ class Sample(NamedTuple):
 
 
 class ServerConnection:
-    """One of the servers of a `Client`, which documents the verbs. Thread-safe.
-
-    Attributes:
-        shard: what the client's target says of the server.
-        channel: the connection; it stays when the server has another address.
-        timeout_s: time-out of calls that give none, seconds.
-    """
+    """One of the servers of a `Client`, which documents the verbs. Thread-safe."""
 
     def __init__(self, shard: Shard, channel: Channel, timeout_s: float) -> None:
         """Take a connection, which is this object's alone from now on."""
-        self.shard = shard
-        self.channel = channel
-        self.timeout_s = timeout_s
+        self.shard = shard  # what the client's target says of the server
+        self.channel = channel  # the connection; it stays when the server has another address
+        self.timeout_s = timeout_s  # time-out of calls that give none, seconds
         self._lock = threading.Lock()
         self._assemblers: dict[str, BatchAssembler] = {}  # of tables that were sampled last, none that is in use
         self._specs_version: tuple[int, int, int] | None = None

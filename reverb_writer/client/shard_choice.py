@@ -17,8 +17,6 @@ from collections.abc import Iterable
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["choose_shard", "default_actor_id", "rank_shards"]
-
 _numbers = itertools.count()
 
 

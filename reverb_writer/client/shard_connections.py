@@ -107,6 +107,8 @@ def first_target(source: TargetSource, timeout_s: float) -> Target:
         ServerUnavailableError, ReplayTimeoutError: not within `timeout_s` seconds.
         ReverbWriterError: whatever else the source raises.
     """
+    if isinstance(source, Target):
+        return source
     deadline = Deadline(timeout_s)
     with logged(lambda: f"waiting for the target of {source}"):
         while True:

@@ -21,17 +21,9 @@ def sample_shards(
 ) -> Iterator[Sample]:
     """Sample items one after the other: of all servers as one table, or of each in its turn.
 
+    `first`, modulo their number, is the server whose turn comes first; `deadline` that of all samples together.
+
     Servers that do not answer are left out; so are those that hand out nothing now, unless no other does.
-
-    Args:
-        shards: servers, at least two.
-        first: number of the server whose turn comes first, modulo their number.
-        table: name of a table.
-        num_samples: how many, >= 1.
-        deadline: of all samples together.
-
-    Raises:
-        see `Client.sample`.
     """
     infos = answering(shards, deadline.left_s())
     for shard, info in infos.items():

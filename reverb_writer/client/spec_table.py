@@ -60,11 +60,7 @@ def keeps_spec(info: ServerInfo, table: str) -> bool:
 
 
 def store_specs(channel: Channel, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-    """Store the step spec of tables that have none; if another actor was first, its spec must be the same.
-
-    Raises:
-        StructureError: the table was first written with another structure; names the leaf.
-    """
+    """Store the step spec of tables that have none; if another actor was first, its spec must be the same."""
     try:
         encoded = encode_spec(spec)
     except StructureError as error:

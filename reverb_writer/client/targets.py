@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import pathlib
 import socket
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -183,7 +183,7 @@ def source_of(address: Any) -> TargetSource:
     """Return the source that a `client` argument stands for.
 
     Args:
-        address: an address or several; "file:PATH", as `TargetFile`; "shards:dns:HOST:PORT", as `TargetDns`; or a
+        address: an address or several; `file:PATH`, as `TargetFile`; `shards:dns:HOST:PORT`, as `TargetDns`; or a
             `Target` or another source.
 
     Raises:
@@ -202,6 +202,11 @@ def source_of(address: Any) -> TargetSource:
             return TargetDns(host, integer("port", int(port) if port.isdecimal() else port, minimum=1))
         return Target.of([address])
     if isinstance(address, TargetSource):
+        if not isinstance(address, Hashable):
+            raise SpecError(
+                f"a source of targets must be hashable, {type(address).__name__} is not: clients of equal sources "
+                "share connections. Make it a frozen dataclass."
+            )
         return address
     raise SpecError(f"`address` must be an address, several, a Target or a source of one, got {address!r}.")
 

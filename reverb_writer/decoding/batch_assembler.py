@@ -40,11 +40,7 @@ _SMALL_SHARE, _SMALL_ROWS = 1 / 128, 16
 
 
 class BatchAssembler:
-    """Assembles samples to batches. Not thread-safe, except for `num_decoded_chunks` and `cache_bytes`.
-
-    Attributes:
-        num_decoded_chunks: chunks decoded so far. A chunk whose columns are in several partitions counts for each.
-    """
+    """Assembles samples to batches. Not thread-safe, except for `num_decoded_chunks` and `cache_bytes`."""
 
     def __init__(
         self,
@@ -66,6 +62,7 @@ class BatchAssembler:
         """
         self._batch_size, self._num_buffers = batch_size, num_buffers
         self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
+        # chunks decoded so far. A chunk whose columns are in several partitions counts for each
         self.num_decoded_chunks = 0
         self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes

@@ -23,33 +23,27 @@ _MAX_PREFIX_BYTES = 2 << 20
 
 
 class ChunkSchema:
-    """Dtypes and shapes of a chunk's columns. Equal small schemas are one shared object: compare with `is`.
-
-    Attributes:
-        headers: of each column's tensor.
-        dtypes_and_shapes: of each column, without the time dimension.
-        length: number of rows that all columns have. Valid items name no rows that only some columns have.
-        num_bytes: decoded size, without the characters of strings.
-        has_strings: whether a column has strings.
-        is_cacheable: whether the schema is small enough to be kept.
-        is_raw: whether each tensor's content decompresses to the memory of a column of `length` rows.
-        boolean_columns: indices of the columns of booleans.
-    """
+    """Dtypes and shapes of a chunk's columns. Equal small schemas are one shared object: compare with `is`."""
 
     def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
         """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
         self._encoded_headers = encoded_headers
         self._selections: dict[Sequence[int], ChunkSchema] = {}
-        self.headers = [tensors.parse_header(*header) for header in encoded_headers]
+        self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # of each column's tensor
         if not all(header.shape and header.shape[0] for header in self.headers):
             raise FormatError("a tensor of a chunk has no rows.")
+        # of each column, without the time dimension
         self.dtypes_and_shapes = [(header.dtype, header.shape[1:]) for header in self.headers]
+        # number of rows that all columns have. Valid items name no rows that only some columns have
         self.length = min([header.shape[0] for header in self.headers])
+        # decoded size, without the characters of strings
         self.num_bytes = sum([header.num_bytes for header in self.headers])
-        self.has_strings = any(header.dtype.kind == "O" for header in self.headers)
-        self.is_cacheable = _is_small(encoded_headers)
+        self.has_strings = any(header.dtype.kind == "O" for header in self.headers)  # whether a column has strings
+        self.is_cacheable = _is_small(encoded_headers)  # whether the schema is small enough to be kept
         have_equal_lengths = all(header.shape[0] == self.length for header in self.headers)
+        # whether each tensor's content decompresses to the memory of a column of `length` rows
         self.is_raw = have_equal_lengths and not self.has_strings and sys.byteorder == "little"
+        # indices of the columns of booleans
         self.boolean_columns = [number for number, header in enumerate(self.headers) if header.dtype.kind == "b"]
 
     def select(self, indices: Sequence[int]) -> ChunkSchema:

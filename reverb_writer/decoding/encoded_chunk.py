@@ -96,13 +96,7 @@ class ChunkLayoutCache:
 
 
 class EncodedChunk:
-    """Some tensors of a chunk, checked but not decoded.
-
-    Attributes:
-        schema: dtypes and shapes of the tensors.
-        length: number of rows.
-        num_bytes: decoded size, the characters of strings included.
-    """
+    """Some tensors of a chunk, checked but not decoded."""
 
     __slots__ = ("_contents", "_delta_encoded", "_strings", "length", "num_bytes", "schema")
 
@@ -120,7 +114,7 @@ class EncodedChunk:
         """
         self.schema, self._contents, self._strings, self._delta_encoded = schema, contents, strings, delta_encoded
         self.length = schema.length
-        self.num_bytes = schema.num_bytes
+        self.num_bytes = schema.num_bytes  # decoded size, the characters of strings included
         if schema.has_strings:
             self.num_bytes += sum(
                 len(tensor.content) + sum(map(len, tensor.strings))

@@ -19,9 +19,6 @@ Array = npt.NDArray[Any]
 class JoinedRanges:
     """The row ranges of several samples. Their rows, laid end to end, are numbered from 0 to M - 1.
 
-    Attributes:
-        lengths: [n] number of rows of each sample.
-
     >>> joined = JoinedRanges([(7, 2, 0, 1), (3, 2)])
     >>> joined.lengths.tolist(), joined.all_rows().tolist(), joined.rows(np.array([1, 2, 3])).tolist()
     ([3, 2], [7, 8, 0, 3, 4], [8, 0, 3])
@@ -34,6 +31,7 @@ class JoinedRanges:
         self._starts, self._range_lengths = numbers[::2], numbers[1::2]
         self._stops = self._range_lengths.cumsum()
         self._offsets = self._starts - self._stops + self._range_lengths  # from numbers of rows to rows in the ring
+        # [n] number of rows of each sample
         self.lengths: npt.NDArray[np.int64] = np.add.reduceat(self._range_lengths, num_ranges.cumsum() - num_ranges)
 
     def all_rows(self) -> npt.NDArray[np.intp]:

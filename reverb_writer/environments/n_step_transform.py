@@ -283,11 +283,15 @@ class NStepTransform:
         n, gamma = integer("n_step", n_step, minimum=1), check_fraction("discount", discount)
         num_envs = getattr(observer, "num_envs", None) if num_envs is None else num_envs
         self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
+        self._observer, self._n = observer, n
         self._fold = (
             _SingleNStep(observer, n, gamma)
             if self.num_envs is None
             else _VectorNStep(observer, n, gamma, self.num_envs)
         )
+
+    def __repr__(self) -> str:
+        return f"<NStepTransform of {self._n} steps to {self._observer!r}>"
 
     def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
         """Add a step, and pass on the transition to its observation; at the end of an episode, all that remain.

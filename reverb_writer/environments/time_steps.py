@@ -38,6 +38,9 @@ class TimeStepRecorder:
         self._num_steps = 0
         self._is_open = False
 
+    def __repr__(self) -> str:
+        return f"<TimeStepRecorder to {self._observer!r}: step {self._num_steps} of an episode>"
+
     def observe_first(self, timestep: Any) -> None:
         """Begin an episode. An episode that was not over is recorded as truncated, with its last observation.
 

@@ -134,7 +134,7 @@ class EpisodeData:
         return self.is_terminated or self.is_truncated
 
     def start_timer(self, duration_s: float = 0.0) -> None:
-        """Restart the timer, with the duration so far."""
+        """Restart the timer, with `duration_s`, the seconds so far."""
         self._last_step_time = time.perf_counter()
         self._start_time = self._last_step_time - duration_s
 
@@ -172,7 +172,7 @@ class EpisodeData:
         return self.observations.get(indices, **how)
 
     def get_infos(self, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
-        """Return one info, or a list of several: the objects that were given, not copies."""
+        """Return one info, or a list of several, by `indices`: the objects that were given, not copies."""
         return self.infos.get(indices, **how)
 
     def get_actions(self, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
@@ -184,7 +184,7 @@ class EpisodeData:
         return self.rewards.get(indices, **how)
 
     def get_extra_model_outputs(self, key: str, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
-        """Return one of the extra model outputs with a name, or several; see `InfiniteLookbackBuffer.get`.
+        """Return one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.get`.
 
         Raises:
             UnknownKeyError: there is no such name.
@@ -204,7 +204,7 @@ class EpisodeData:
         self.rewards.set(new_data, **which)
 
     def set_extra_model_outputs(self, *, key: str, new_data: Any, **which: Unpack[SetKeywords]) -> None:
-        """Overwrite one of the extra model outputs with a name, or several; see `InfiniteLookbackBuffer.set`.
+        """Overwrite one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.set`.
 
         A new name without `at_indices` adds a column without look-back.
 

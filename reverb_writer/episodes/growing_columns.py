@@ -82,10 +82,6 @@ class Columns:
     """Rows with the structure and shapes of the first row.
 
     Dtypes widen to those of `np.stack` of all rows, so no value is changed.
-
-    Attributes:
-        size: number of rows; raise it to add a staged row.
-        single_leaf: [capacity, ...], aliased, if rows are arrays, numbers or strings and no nests; else None.
     """
 
     __slots__ = (
@@ -104,10 +100,11 @@ class Columns:
 
     def __init__(self, block: Block | None = None, *, untyped: bool = False) -> None:
         """Start with the rows of a block, or with none; `untyped` rows are any objects, stored unchanged."""
-        self.size = 0
+        self.size = 0  # number of rows; raise it to add a staged row
         self._untyped = untyped
         self._arrays: list[Array] = []
         self._paths: tuple[str, ...] | None = None
+        # [capacity, ...], aliased, if rows are arrays, numbers or strings and no nests; else None
         self.single_leaf: Array | None = None
         self._parts: list[tuple[Array, frozenset[type], tuple[Any, Any] | None]] = []
         if block is not None:

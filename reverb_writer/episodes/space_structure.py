@@ -18,27 +18,21 @@ Array = npt.NDArray[Any]
 
 
 class SpaceLeaf:
-    """A space that is not made of other spaces.
-
-    Attributes:
-        space: the space.
-        shape: of a sample; () if the space has none, as that of texts.
-        dtype: of a sample; `object` for texts.
-        sizes: how many values each component has, if it is Discrete or MultiDiscrete; else None.
-        starts: the smallest value of each component.
-    """
+    """A space that is not made of other spaces."""
 
     def __init__(self, space: Any) -> None:
         """Read the dtype, the shape and the numbers of values of a space."""
         self.space = space
         dtype = np.dtype(object if space.dtype is None or space.shape is None else space.dtype)
-        self.dtype = np.dtype(object) if dtype.kind in "SU" else dtype
+        self.dtype = np.dtype(object) if dtype.kind in "SU" else dtype  # of a sample; `object` for texts
+        # of a sample; () if the space has none, as that of texts
         self.shape = () if self.dtype.kind == "O" else tuple(space.shape)
         kinds = kinds_of(space)
+        # how many values each component has, if it is Discrete or MultiDiscrete; else None
         self.sizes = (
             np.array([space.n]) if "Discrete" in kinds else np.ravel(space.nvec) if "MultiDiscrete" in kinds else None
         )
-        self.starts = np.ravel(getattr(space, "start", 0))
+        self.starts = np.ravel(getattr(space, "start", 0))  # the smallest value of each component
 
     def one_hot_shape(self) -> tuple[int, ...]:
         """Return the shape of the one-hot vector of a sample, or that of the sample if it has none."""

@@ -37,11 +37,7 @@ class Layout(NamedTuple):
 
 
 class EpisodeFiles:
-    """The episode of one environment.
-
-    Attributes:
-        fill: steps in the buffers.
-    """
+    """The episode of one environment."""
 
     def __init__(self, data_dir: Path, new_name: Callable[[], str], layout: Layout, buffers: Sequence[Array]) -> None:
         """Start with empty `buffers`, [part_length, ...] per leaf, which the caller fills; see `advance`."""
@@ -49,7 +45,7 @@ class EpisodeFiles:
         self._start_episode()
 
     def _start_episode(self) -> None:
-        self.fill = 0
+        self.fill = 0  # steps in the buffers
         self._folder: TrajectoryFolder | None = None
         self._tail: list[Array] = []  # the last two steps that are on disk
         self._is_lost = False

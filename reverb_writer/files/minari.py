@@ -8,6 +8,7 @@ Source: Minari 0.5.4, `minari/dataset/minari_storage.py`.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory
 from reverb_writer.files.transition_fields import TransitionFields
 from reverb_writer.leaves import padded_rows
+from reverb_writer.progress import progress
 
 
 def from_minari(dataset: Any, writer: RolloutWriter) -> int:
@@ -40,27 +42,27 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
 
         path = Path(dataset).resolve()
         dataset = MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
-    count = 0
-    for episode in dataset.iterate_episodes():
-        num_steps = len(episode)
-        flags = np.arange(num_steps + 1)
-        is_last = flags == num_steps
-        terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
-        writer.save(
-            {
-                "observation": episode.observations,
-                "action": tree.map_structure(_one_more, episode.actions),
-                "reward": _one_more(np.asarray(episode.rewards, np.float32)),
-                "is_first": flags == 0,
-                "is_last": is_last,
-                "is_terminal": is_last & terminated,
-            },
-            terminated=terminated,
-            truncated=truncated or not terminated,
-            metadata={"minari": {"dataset_id": dataset.spec.dataset_id, "episode": int(episode.id)}},
-        )
-        count += 1
-    return count
+    with progress("from Minari", len(dataset)) as tell:
+        for episode in dataset.iterate_episodes():
+            num_steps = len(episode)
+            flags = np.arange(num_steps + 1)
+            is_last = flags == num_steps
+            terminated, truncated = bool(episode.terminations[-1]), bool(episode.truncations[-1])
+            writer.save(
+                {
+                    "observation": episode.observations,
+                    "action": tree.map_structure(_one_more, episode.actions),
+                    "reward": _one_more(np.asarray(episode.rewards, np.float32)),
+                    "is_first": flags == 0,
+                    "is_last": is_last,
+                    "is_terminal": is_last & terminated,
+                },
+                terminated=terminated,
+                truncated=truncated or not terminated,
+                metadata={"minari": {"dataset_id": dataset.spec.dataset_id, "episode": int(episode.id)}},
+            )
+            tell()
+    return len(dataset)
 
 
 def to_minari(
@@ -92,7 +94,8 @@ def to_minari(
         import minari  # noqa: PLC0415  # an extra
         from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415  # an extra
 
-    episodes = (_episode(StoredTrajectory(path), TransitionFields(fields)) for path in paths)
+    folders = list(paths)
+    episodes = (_episode(StoredTrajectory(path), TransitionFields(fields)) for path in folders)
     first = next(episodes, None)
     if first is None:
         raise SpecError("`paths` has no trajectories; `list_trajectories` finds those of a directory.")
@@ -105,11 +108,14 @@ def to_minari(
     storage = MinariStorage.new(folder, observation_space, action_space, data_format="hdf5", jpeg_encoding=False)
     storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__})
 
-    def every() -> Iterator[Any]:
-        yield first
-        yield from episodes
+    with progress("to Minari", len(folders)) as tell:
 
-    storage.update_episodes(every())
+        def every() -> Iterator[Any]:
+            for episode in itertools.chain([first], episodes):
+                yield episode
+                tell()
+
+        storage.update_episodes(every())
     return minari.MinariDataset(storage)
 
 

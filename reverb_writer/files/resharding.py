@@ -36,8 +36,6 @@ from reverb_writer.table_info import TableInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.insert_stream import InsertStream
 
-__all__ = ["Resharded", "Resharding", "reshard"]
-
 Counts: TypeAlias = dict[str, int]
 
 _RUN = 256  # items at most that go to one server before the next one's turn, though they share chunks
@@ -85,23 +83,15 @@ class Resharded(NamedTuple):
 
 @dataclass
 class _Server:
-    """A server that gets items.
+    """A server that gets items."""
 
-    Attributes:
-        shard: its connection.
-        stream: to it.
-        tables: as they were before.
-        left: of each table, how many more items it gets.
-        sent: of each table, how many it got.
-        held: chunks of the current run of items, encoded, by key.
-    """
-
-    shard: ServerConnection
-    stream: InsertStream
-    tables: Mapping[str, TableInfo]
+    shard: ServerConnection  # its connection
+    stream: InsertStream  # to it
+    tables: Mapping[str, TableInfo]  # as they were before
+    # of each table, how many more items it gets
     left: collections.Counter[str] = field(default_factory=collections.Counter)
-    sent: collections.Counter[str] = field(default_factory=collections.Counter)
-    held: dict[int, bytes] = field(default_factory=dict)
+    sent: collections.Counter[str] = field(default_factory=collections.Counter)  # of each table, how many it got
+    held: dict[int, bytes] = field(default_factory=dict)  # chunks of the current run of items, encoded, by key
 
 
 class Resharding:

@@ -33,14 +33,10 @@ Array = npt.NDArray[Any]
 
 
 class Cursor:
-    """The position in one trajectory. Holds one file in memory, and the next file when the last row needs it.
-
-    Attributes:
-        trajectory: a `StoredTrajectory`, or an object with the same methods.
-    """
+    """The position in one trajectory. Holds one file in memory, and the next file when the last row needs it."""
 
     def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
-        """Open a trajectory at transition `start`."""
+        """Open a trajectory, or an object with the methods of a `StoredTrajectory`, at transition `start`."""
         self.trajectory, self._fields = trajectory, fields
         self._parts = list(trajectory.manifest.parts)
         self._num_transitions: int = trajectory.manifest.num_transitions

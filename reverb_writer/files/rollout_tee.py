@@ -46,6 +46,9 @@ class RolloutTee:
         self.observer = observer
         self.writer = writer
 
+    def __repr__(self) -> str:
+        return f"<RolloutTee of {self.observer!r} and {self.writer!r}>"
+
     def __call__(self, step: Any, *, end_of_episode: Any = None, terminated: Any = None, truncated: Any = None) -> None:
         """Write a step to both.
 

@@ -18,8 +18,6 @@ from typing import Any
 from reverb_writer.errors import FormatError
 from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, read_records
 
-__all__ = ["LOCAL_FORMAT", "LOCAL_MANIFEST", "SavedReplay", "open_saved", "read_local_records"]
-
 LOCAL_FORMAT, LOCAL_MANIFEST = "reverb-writer local server", "manifest.json"
 
 _LENGTH = struct.Struct("<Q")
@@ -27,17 +25,11 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class SavedReplay:
-    """What a server has saved.
+    """What a server has saved."""
 
-    Attributes:
-        path: its folder.
-        items: returns PrioritizedItem messages, table by table, oldest first.
-        chunks: returns ChunkData messages.
-    """
-
-    path: Path
-    items: Callable[[], Iterable[bytes]]
-    chunks: Callable[[], Iterable[bytes]]
+    path: Path  # its folder
+    items: Callable[[], Iterable[bytes]]  # returns PrioritizedItem messages, table by table, oldest first
+    chunks: Callable[[], Iterable[bytes]]  # returns ChunkData messages
 
 
 def open_saved(path: Path) -> SavedReplay:

@@ -21,8 +21,6 @@ from typing import NamedTuple
 
 from reverb_writer.errors import FormatError
 
-__all__ = ["CHUNKS", "DONE", "FILES", "ITEMS", "TABLES", "Extent", "read_file", "read_records"]
-
 TABLES, ITEMS, CHUNKS, DONE = "tables.tfrecord", "items.tfrecord", "chunks.tfrecord", "DONE"
 FILES = (TABLES, ITEMS, CHUNKS, DONE)
 

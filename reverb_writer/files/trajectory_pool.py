@@ -17,12 +17,7 @@ _LOG = logging.getLogger(__package__)
 
 
 class TrajectoryPool:
-    """Return trajectories one by one, each once per loop.
-
-    Attributes:
-        num_loops: loops that have ended.
-        skipped: the reason, by name, for each trajectory that could not be read.
-    """
+    """Return trajectories one by one, each once per loop."""
 
     def __init__(
         self,
@@ -47,8 +42,8 @@ class TrajectoryPool:
         self._shard = (0, 1)
         self._unused: collections.deque[Path] = collections.deque()
         self._num_opened = 0
-        self.num_loops = 0
-        self.skipped: dict[str, str] = {}
+        self.num_loops = 0  # loops that have ended
+        self.skipped: dict[str, str] = {}  # the reason, by name, for each trajectory that could not be read
 
     def shard(self, index: int, num_shards: int) -> None:
         """Return only each `num_shards`-th trajectory, from number `index` on."""

@@ -93,6 +93,9 @@ class PickledTrajectory:
             parts=parts,
         )
 
+    def __repr__(self) -> str:
+        return f"<PickledTrajectory in {self.path}: {self.manifest.num_steps} steps>"
+
     @staticmethod
     def is_at(path: Path) -> bool:
         """Return whether the folder `path` holds such a trajectory."""

@@ -18,6 +18,7 @@ from reverb_writer.local.daemon_threads import DaemonThreads
 from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.machine_memory import machine_bytes
 from reverb_writer.local.store import Store
+from reverb_writer.progress import progress
 from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
 
@@ -85,7 +86,9 @@ class LocalServer:
         """
         wanted, bound = _checked(port, max_bytes)
         server = cls.__new__(cls)
-        server._serve(saved_tables.load(folder, bound), wanted)  # noqa: SLF001  # of this class
+        with progress(f"restoring {folder}"):
+            store = saved_tables.load(folder, bound)
+        server._serve(store, wanted)  # noqa: SLF001  # of this class
         return server
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -97,7 +100,8 @@ class LocalServer:
         Raises:
             OSError: It cannot be written. What was saved there before is still there.
         """
-        saved_tables.save(self._store, folder)
+        with progress(f"saving {self.address}"):
+            saved_tables.save(self._store, folder)
 
     def _serve(self, store: Store, port: int) -> None:
         self._store = store

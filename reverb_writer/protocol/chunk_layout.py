@@ -32,11 +32,7 @@ class TensorPrefix(NamedTuple):
 
 
 class ExpectedTensor:
-    """Predicts the first bytes of tensors of one dtype and shape.
-
-    Attributes:
-        prefixes: by size of the tensor in bytes, for sizes that `add_size` has computed.
-    """
+    """Predicts the first bytes of tensors of one dtype and shape."""
 
     def __init__(
         self, dtype_number: int, encoded_shape: bytes, length_prefix: bytes, min_content_bytes: int, max_bytes: int
@@ -54,6 +50,7 @@ class ExpectedTensor:
         self._header = b"".join((b"\x08", varint(dtype_number), shape, b"\x22"))
         self._length_prefix, self._min_content_bytes = length_prefix, min_content_bytes
         self._max_prefixes = max(max_bytes // (_PREFIX_BYTES + len(shape)), 1)
+        # by size of the tensor in bytes, for sizes that `add_size` has computed
         self.prefixes: dict[int, TensorPrefix] = {}
 
     def add_size(self, size: int) -> TensorPrefix | None:

@@ -138,12 +138,7 @@ def _start_actor(
 
 
 def _wait_for(handles: Mapping[str, Any], deadline: Deadline) -> None:
-    """Wait until all shards serve.
-
-    Raises:
-        ShardStartError: one does not, and says why.
-        ReplayTimeoutError: one does not within the time; names its state.
-    """
+    """Wait until all shards serve."""
     import ray  # noqa: PLC0415  # of the extra
 
     told_at, reports = time.monotonic(), {name: ShardReport(name, detail="its actor starts") for name in handles}

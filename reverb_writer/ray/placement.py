@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -13,6 +12,7 @@ from reverb_writer.ray.start_errors import PlacementError
 Spread = Literal["strict", "best"]
 _logger = logging.getLogger(__name__)
 _LOG_EVERY_S = 5.0
+_FIRST_LOG_S = 1.0
 _POLL_S = 0.1
 _GIB = 2**30
 
@@ -28,9 +28,6 @@ def reserve_placement(
         bundle: what each needs: "CPU" in processors, "memory" in bytes.
         spread: "strict" for a node each where there are as many, "best" for as many nodes as there are.
         timeout_s: how long to wait for the room.
-
-    Raises:
-        PlacementError: there is none; nothing is reserved.
     """
     from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415  # of the extra
 
@@ -49,7 +46,7 @@ def reserve_placement(
     group = placement_group(
         [dict(bundle)] * num_shards, strategy=strategy, name=group_name(cluster), lifetime="detached"
     )
-    end, told_at = time.monotonic() + timeout_s, -math.inf
+    end, told_at = time.monotonic() + timeout_s, time.monotonic() - _LOG_EVERY_S + _FIRST_LOG_S
     while not group.wait(0):
         lack = f"{num_shards} shards have no room: {_lack(num_shards, bundle, strategy)}"
         if time.monotonic() >= end:

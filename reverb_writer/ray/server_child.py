@@ -38,33 +38,19 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a prox
 
 @dataclass(frozen=True)
 class ChildView:
-    """A child at one moment.
+    """A child at one moment."""
 
-    Attributes:
-        state: as of `ShardReport`.
-        detail: more about it.
-        port: of the server; None before the first start.
-        pid: of the child; None if it does not run.
-        attempts: starts so far.
-        has_served: whether a start has succeeded.
-        status: what the server says of itself, as of `/status.json`.
-    """
-
-    state: str = "starting"
-    detail: str = ""
-    port: int | None = None
-    pid: int | None = None
-    attempts: int = 0
-    has_served: bool = False
-    status: Mapping[str, Any] = field(default_factory=dict)
+    state: str = "starting"  # as of `ShardReport`
+    detail: str = ""  # more about it
+    port: int | None = None  # of the server; None before the first start
+    pid: int | None = None  # of the child; None if it does not run
+    attempts: int = 0  # starts so far
+    has_served: bool = False  # whether a start has succeeded
+    status: Mapping[str, Any] = field(default_factory=dict)  # what the server says of itself, as of `/status.json`
 
 
 class ServerChild:
-    """Keeps a server running until it is told to stop. Thread-safe.
-
-    Attributes:
-        view: the child now; replaced as a whole.
-    """
+    """Keeps a server running until it is told to stop. Thread-safe."""
 
     def __init__(
         self,
@@ -91,7 +77,7 @@ class ServerChild:
         self._environment = environment or {}
         self._stop = threading.Event()
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
-        self.view = ChildView(port=port)
+        self.view = ChildView(port=port)  # the child now; replaced as a whole
         self._thread = start_thread(self._keep, "replay-server")
 
     def stop(self) -> None:

@@ -11,29 +11,17 @@ from reverb_writer.tables import TableConfig
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What a cluster is, as each of its actors knows it.
+    """What a cluster is, as each of its actors knows it."""
 
-    Attributes:
-        name: of the cluster.
-        tables: of all shards together.
-        num_shards: how many there are.
-        python: interpreter of the servers.
-        checkpoints: folder of all checkpoints, on storage that every node reaches; None for none.
-        checkpoint_every_s: seconds between checkpoints.
-        port: of the first shard, the next one has the next; None for free ones.
-        bind: the address that servers accept connections on; None for that of the node.
-        environment: variables for the servers, beside those of the node.
-    """
-
-    name: str
-    tables: tuple[TableConfig, ...]
-    num_shards: int
-    python: str
-    checkpoints: str | None = None
-    checkpoint_every_s: float = 600.0
-    port: int | None = None
-    bind: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    name: str  # of the cluster
+    tables: tuple[TableConfig, ...]  # of all shards together
+    num_shards: int  # how many there are
+    python: str  # interpreter of the servers
+    checkpoints: str | None = None  # folder of all checkpoints, on storage that every node reaches; None for none
+    checkpoint_every_s: float = 600.0  # seconds between checkpoints
+    port: int | None = None  # of the first shard, the next one has the next; None for free ones
+    bind: str | None = None  # the address that servers accept connections on; None for that of the node
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables for the servers, beside those of the node
 
     def shard_names(self) -> tuple[str, ...]:
         """Return the names of the shards, which are those of their actors, too."""

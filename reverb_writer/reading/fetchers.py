@@ -91,12 +91,7 @@ def request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bo
 
 
 class Fetchers:
-    """The fetchers of a table: one for each server, or one that samples all servers as one.
-
-    Attributes:
-        all: the fetchers; more are appended when the client's target changes.
-        together: whether there is one for all servers.
-    """
+    """The fetchers of a table: one for each server, or one that samples all servers as one."""
 
     def __init__(
         self,
@@ -129,6 +124,7 @@ class Fetchers:
             return ThreadFetcher(server, info, tables[0], batch_size, options, wake=wake, **how, **more)
 
         self._make = make
+        # Whether there is one fetcher for all servers. `all` grows when the client's target gets more of them.
         self.together = client.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
         if self.together:
             make_sampler = functools.partial(

@@ -9,7 +9,7 @@ other, and an item's probability is that of one server with all items, see `shar
 A shard's share is left out while it cannot give samples:
 
 - at once, when its connection is lost or the target says that it is lost;
-- after two seconds in which samples are waited for and nothing comes from it;
+- when it has not answered a question for two seconds, until a sample comes;
 - after one second in which samples are waited for and its rate limiter blocks them, until a sample comes.
 """
 
@@ -41,13 +41,7 @@ _STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells th
 
 
 class GlobalSampler:
-    """Samples of one table on the shards of a client. It has the methods of a `SampleFetcher`, which see.
-
-    Attributes:
-        removes_items: whether sampling removes items from the table.
-        latest: the shard that the last samples came from.
-        num_dropped: samples dropped unread, for newer ones or because their shard has left the target.
-    """
+    """Samples of one table on the shards of a client. It has the methods of a `SampleFetcher`, which see."""
 
     def __init__(
         self,
@@ -61,21 +55,14 @@ class GlobalSampler:
         pause: Callable[[float | None], object],
         remember: Callable[[Sequence[int], ServerConnection], object],
     ) -> None:
-        """Prepare to sample; `start` begins.
+        """Prepare to sample; `start` begins. `infos` are of the shards that have answered, by name.
 
-        Args:
-            client: of the shards; not closed by this.
-            infos: tables of the shards that have answered, by name.
-            table: the table, as one of the shards has it.
-            batch_size: samples in a batch: so many shards are drawn at a time.
-            max_samples: how many samples may be held by the caller; twice as many may be in flight or wait here.
-            num_held: as that of `SampleFetcher`.
-            pause: likewise.
-            remember: gets the keys of samples, and the shard that they come from.
+        As many shards are drawn at a time as a batch has samples. The caller holds `max_samples` at most, and twice as
+        many may be in flight or wait here; `num_held` and `pause` are as those of `SampleFetcher`. `remember` gets the
+        keys of samples, and the shard that they come from.
         """
-        self.removes_items = table.max_times_sampled > 0
-        self.latest = client.shards[0]
-        self.num_dropped = 0
+        self.removes_items = table.max_times_sampled > 0  # whether sampling removes items from the table
+        self.latest = client.shards[0]  # the shard that the last samples came from
         self._drops_stale = not self.removes_items and table.sampler_exponent is not None
         self._on_loss = client.connections.refresh_soon
         self._client, self._table, self._batch_size, self._max_samples = client, table, batch_size, max_samples
@@ -124,9 +111,9 @@ class GlobalSampler:
         now = list(self._streams.values())
         stats.left_out_servers = sum(stream.is_lost or stream.is_late for stream in now)
         stats.ready_samples += self.num_waiting if self.removes_items or not self._is_ending else 0
-        stats.dropped_samples += self.num_dropped
         for stream in (*self._ended, *now):
             stats.lost_samples += stream.num_lost
+            stats.dropped_samples += stream.num_dropped
             stats.reconnects += stream.link.reconnects
             stats.server_restarts += stream.link.server_restarts
 
@@ -281,8 +268,8 @@ class GlobalSampler:
         for stream, share in self._share_of.items():
             expected = _AHEAD * share * self._max_samples
             stream.allow(math.ceil(expected + 2 * math.sqrt(expected)) + 1)
-            if self._drops_stale and now - stream.told_at > _STALE_S and stream.pop() is not None:
-                self.num_dropped += 1
+            if self._drops_stale and now - stream.told_at > _STALE_S:
+                stream.drop()
             stream.resume()
         return True
 
@@ -297,8 +284,7 @@ class GlobalSampler:
         if self._waits_since is None:
             self._waits_since = now
         waited_s = now - self._waits_since
-        silent_s = now - max(stream.heard_at, self._waits_since)
-        if silent_s > _SILENCE_S or (stream.is_blocked and (waited_s > _PATIENCE_S or not stream.size)):
+        if stream.silence_s(now) > _SILENCE_S or (stream.is_blocked and (waited_s > _PATIENCE_S or not stream.size)):
             stream.is_late = True
             self._waits_since = None
         return stream.is_late
@@ -312,13 +298,13 @@ class GlobalSampler:
         for name in [name for name in self._streams if name not in names]:
             stream = self._streams.pop(name)
             stream.stop()
-            while (sample := stream.pop()) is not None:
-                self._rest.append(sample)
+            while stream.num_waiting:
+                if self.removes_items:
+                    self._rest.append(stream.pop())
+                else:
+                    stream.drop()
             self._ended.append(stream)
             self._choices.clear()
-        if not self.removes_items:
-            self.num_dropped += len(self._rest)
-            self._rest.clear()
         for shard in self._shards:
             if shard.name not in self._streams:
                 info = self._infos.pop(shard.name, None)
@@ -326,3 +312,5 @@ class GlobalSampler:
                 self._streams[shard.name] = stream
                 if self._has_begun:
                     stream.start()
+                if self._is_stopped:  # meanwhile
+                    stream.stop()

@@ -78,6 +78,10 @@ class MixedDataset(Views):
         self._transform = transform
         self._held: list[list[Batch]] = [[] for _ in self.datasets]  # of each, what later batches get
 
+    def __repr__(self) -> str:
+        shares = ", ".join(f"{share} of {dataset!r}" for dataset, share in zip(self.datasets, self.shares, strict=True))
+        return f"<MixedDataset of {shares}>"
+
     def __iter__(self) -> Iterator[Batch]:
         for dataset in self.datasets:
             iter(dataset)

@@ -38,13 +38,7 @@ class PriorityUpdates:
     """Priorities to be set in one table. Thread-safe."""
 
     def __init__(self, client: Client, table: TableInfo, lost_servers: Callable[[], set[str]]) -> None:
-        """Prepare; `start` begins to send.
-
-        Args:
-            client: of the servers; not closed by this.
-            table: on one of them.
-            lost_servers: returns the names of the servers to which there is no connection.
-        """
+        """Prepare; `start` begins to send. `lost_servers` returns the names of those without a connection."""
         self._client, self._table, self._lost_servers = client, table.name, lost_servers
         self._warning = (
             None

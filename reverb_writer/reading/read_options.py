@@ -62,7 +62,6 @@ class ReadOptions:
     transform: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        """Check and convert the options."""
         check_choice("on_timeout", self.on_timeout, ("raise", "stop"))
         for name in ("timeout_s", "connect_timeout_s"):
             if getattr(self, name) is not None:

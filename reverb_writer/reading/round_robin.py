@@ -17,12 +17,7 @@ _PATIENCE_S = 0.1
 
 
 class RoundRobin:
-    """Returns the next batch of the server whose turn it is. For one thread at a time.
-
-    Attributes:
-        fetchers: one for each server, or one for all.
-        latest: the fetcher that the last batch came from.
-    """
+    """Returns the next batch of the server whose turn it is. For one thread at a time."""
 
     def __init__(self, table: str, batch_size: int, make: Callable[[Callable[[], None]], Fetchers]) -> None:
         """Make the fetchers; the owner starts them.
@@ -34,8 +29,8 @@ class RoundRobin:
         self._late: set[ThreadFetcher] = set()
         self._ready = Flag()
         self._all = make(self._ready.set)
-        self.fetchers = self._all.all
-        self.latest = self.fetchers[0]
+        self.fetchers = self._all.all  # one for each server, or one for all
+        self.latest = self.fetchers[0]  # the fetcher that the last batch came from
 
     def next(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch; None if no more will come. The wait of `timeout_s` seconds began at `start`.

@@ -28,20 +28,14 @@ RETRY_S = 0.1
 
 
 class ServerLink:
-    """The connection to a server that samples of one table come from. Changed by the thread that fetches.
-
-    Attributes:
-        disconnected_at: `time.monotonic()` when the connection was lost; None while there is one.
-        info: the server's tables at the beginning, or when it was last connected to again; None if it was never.
-        reconnects: how often a lost connection was made again.
-        server_restarts: reconnects that found the server restarted.
-    """
+    """The connection to a server that samples of one table come from. Changed by the thread that fetches."""
 
     def __init__(self, channel: Channel, table: str, info: ServerInfo | None) -> None:
         """Take the connection, the name of the table, and the server's tables; None if it has not answered yet."""
-        self.disconnected_at: float | None = None
-        self.info = info
-        self.reconnects = self.server_restarts = 0
+        self.disconnected_at: float | None = None  # `time.monotonic()` then; None while there is a connection
+        self.info = info  # the tables when it was last connected to
+        self.reconnects = 0
+        self.server_restarts = 0  # reconnects that found the server restarted
         self._channel, self._table = channel, table
         self._outage: ConnectionLoss | None = None  # while there is no connection
 

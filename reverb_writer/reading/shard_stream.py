@@ -42,9 +42,8 @@ class ShardStream:
         size: items of the shard's table, as it has told last; 0 before it has told anything.
         mean: their mean weight, see `mean_weight`; None until a sample tells it.
         told_at: `time.monotonic()` when a sample told the weight last.
-        heard_at: when anything came last.
         num_lost: samples that were in flight when a connection was lost, or a message could not be read.
-        num_received: samples that have arrived.
+        num_dropped: samples that were dropped unread.
         has_ended: whether no more samples will arrive.
     """
 
@@ -57,21 +56,16 @@ class ShardStream:
         changed: Callable[[], None],
         on_loss: Callable[[], None],
     ) -> None:
-        """Prepare; `start` begins.
+        """Prepare; `start` begins. `info` is None if the server has not answered yet.
 
-        Args:
-            server: the shard's connection; not closed by this.
-            info: its tables now; None if it has not answered yet.
-            table: the table, as one of the shards has it.
-            max_samples: how many samples may be in flight or wait, >= 1.
-            changed: called from the thread when there is something new.
-            on_loss: called from the thread when the connection is lost.
+        At most `max_samples` are in flight or wait. The thread calls `changed` when there is something new, and
+        `on_loss` when the connection is lost.
         """
         self.server = server
         self.link = ServerLink(server.channel, table.name, info)
         self.size, self.mean = 0, None if table.sampler_exponent is not None else 1.0
-        self.told_at = self.heard_at = time.monotonic()
-        self.num_lost = self.num_received = 0
+        self.told_at = time.monotonic()
+        self.num_lost = self.num_dropped = 0
         self.has_ended = self._is_late = False
         self._exponent, self._table = table.sampler_exponent, table.name
         self._changed, self._on_loss = changed, on_loss
@@ -81,6 +75,7 @@ class ShardStream:
         self._error: Exception | None = None
         self._question: Reply | None = None
         self._asked_at = 0.0
+        self._unanswered_since: float | None = None
         self.fetcher = SampleFetcher(
             server.channel,
             table.name,
@@ -129,6 +124,11 @@ class ShardStream:
     def is_late(self, is_late: bool) -> None:
         self._is_late = is_late
 
+    def silence_s(self, now: float) -> float:
+        """Return for how many seconds a question has not been answered, and no sample has come."""
+        since = self._unanswered_since
+        return 0.0 if since is None else now - since
+
     def pop(self) -> Any:
         """Return the oldest sample that waits; None if none does."""
         return self._waiting.popleft() if self._waiting else None
@@ -142,6 +142,10 @@ class ShardStream:
         self.fetcher.fill()
         self._room.set()
 
+    def drop(self) -> None:
+        """Drop the oldest sample that waits, if one does."""
+        self.num_dropped += self.pop() is not None
+
     def take_error(self) -> Exception | None:
         """Return what ended the stream, or kept a message from being read, once."""
         error, self._error = self._error, None
@@ -152,10 +156,12 @@ class ShardStream:
         question = self._question
         if question is not None and question.done():
             self._question = None
-            with contextlib.suppress(ReverbWriterError):  # the stream will find out, or `heard_at` tells
+            with contextlib.suppress(ReverbWriterError):  # the stream will find out, or `silence_s` tells
                 self._note(parse_server_info(question.result(), now))
         if self._question is None and now - self._asked_at >= every_s and not self.is_lost:
             self._asked_at = now
+            if self._unanswered_since is None:
+                self._unanswered_since = now
             with contextlib.suppress(ClosedError):
                 self._question = self.server.channel.future(messages.SERVER_INFO, b"", PROBE_TIMEOUT_S)
 
@@ -207,9 +213,8 @@ class ShardStream:
             size = newest.table_size
             self.mean = mean_weight(self._exponent, newest.item.priority, newest.probability, size)
             self.size, self._table_is_ready = size, True
-            self.told_at = self.heard_at = time.monotonic()
+            self.told_at, self._unanswered_since = time.monotonic(), None
             self._waiting.extend(samples)
-            self.num_received += len(samples)
             self.fetcher.accept(len(samples))
             self._changed()
 
@@ -217,7 +222,7 @@ class ShardStream:
         table = info.tables.get(self._table)
         if table is not None:
             self.size, self._table_is_ready = table.current_size, table.num_ready() > 0
-        self.heard_at = time.monotonic()
+        self._unanswered_since = None
 
     def _reconnect(self, why: ReverbWriterError) -> None:
         before = self.link.info
@@ -230,6 +235,7 @@ class ShardStream:
         if before is None or info.state_id != before.state_id:  # it may have been started without its items
             self.mean = None if self._exponent is not None else 1.0
         if not self.fetcher.removes_items:
+            self.num_dropped += len(self._waiting)
             self._waiting.clear()
         self._note(info)
         self._changed()

@@ -13,15 +13,11 @@ from reverb_writer.errors import SpecError, StructureError
 
 
 class SubsequenceCutter:
-    """Subsequences of samples, kept until they fill a batch. Not thread-safe.
-
-    Attributes:
-        num_pieces: how many subsequences are kept.
-    """
+    """Subsequences of samples, kept until they fill a batch. Not thread-safe."""
 
     def __init__(self, num_steps: int) -> None:
         """Start with none; each will have `num_steps` rows."""
-        self.num_pieces = 0
+        self.num_pieces = 0  # how many subsequences are kept
         self._num_steps = num_steps
         self._parts: list[Samples] = []
         self._sample_of = np.zeros(0, np.int64)  # of each piece; samples are numbered as they come

@@ -18,11 +18,7 @@ _LOOK_EVERY_S = 0.2
 
 
 class Wait:
-    """A wait for a batch, of some servers or of all. Its methods do not block: probes ask in the background.
-
-    Attributes:
-        look_at: `time.monotonic()` when `look` is to be called next.
-    """
+    """A wait for a batch, of some servers or of all. Its methods do not block: probes ask in the background."""
 
     def __init__(
         self, table: str, links: Callable[[], Sequence[ServerLink]], began_at: float, timeout_s: float
@@ -33,7 +29,7 @@ class Wait:
         self._probes: dict[ServerLink, ServerProbe] = {}
         self._log_at = began_at + waiting_log.LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
-        self.look_at = time.monotonic() + self._pause_s
+        self.look_at = time.monotonic() + self._pause_s  # when `look` is to be called next
 
     def look(self) -> None:
         """Have the probes ask what is due by now, and log the cause if ten seconds have passed."""

@@ -23,17 +23,12 @@ from reverb_writer.nests import check_same_leaves, map_present, named_leaves, pa
 
 
 class Arrays:
-    """The library and the device of a storage's arrays.
-
-    Attributes:
-        device: None for NumPy, else a device of PyTorch.
-        xp: the library, with the names of the array API that NumPy 1.26 has too.
-    """
+    """The library and the device of a storage's arrays."""
 
     def __init__(self, device: Any) -> None:
         """Load the library."""
-        self.device = device
-        self.xp: Any = np
+        self.device = device  # None for NumPy, else a device of PyTorch
+        self.xp: Any = np  # the library, with the names of the array API that NumPy 1.26 has too
         self._at: dict[str, Any] = {}
         if device is not None:
             try:

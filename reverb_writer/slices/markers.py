@@ -55,7 +55,6 @@ class Markers:
     traj_ids: npt.NDArray[np.integer[Any]] | None = None
 
     def __post_init__(self) -> None:
-        """Convert flags to bool, and check that all markers have one shape."""
         shapes = {}
         for name in (field.name for field in fields(self)):
             marker = getattr(self, name)

@@ -180,6 +180,9 @@ class TrajectoryAssembler:
         self._open: dict[int, list[Any]] = {}
         self._spec: Any = None
 
+    def __repr__(self) -> str:
+        return f"<TrajectoryAssembler: {len(self._open)} trajectories are not complete>"
+
     @property
     def open_ids(self) -> list[int]:
         """Ids of trajectories that are not complete, in the order in which they began."""

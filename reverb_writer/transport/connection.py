@@ -101,17 +101,12 @@ class Reply:
 
 
 class Call:
-    """A stream that is under way: iterate for responses.
-
-    Attributes:
-        connection: what carries it.
-        end_reason: what ended it, in one line: gRPC's status and text, or why the connection was given up. None until
-            then.
-    """
+    """A stream that is under way: iterate for responses."""
 
     def __init__(self, connection: Connection, call: Any, timeout_s: float | None) -> None:
         """Take a call of gRPC, the connection that carries it, and the seconds after which it ends by itself."""
-        self.connection = connection
+        self.connection = connection  # what carries it
+        # what ended it, in one line: gRPC's status and text, or why the connection was given up. None until then
         self.end_reason: str | None = None
         self._call = call
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s + SHORT_S
@@ -141,21 +136,16 @@ class Call:
 
 
 class Connection:
-    """One connection and its calls. Thread-safe. A call over a closed connection raises ClosedError.
-
-    Attributes:
-        address: of the server, for errors.
-        last_response_at: `time.monotonic()` when something came over it last; at first, when it was made.
-        fault: why it was given up; None as long as it was not.
-    """
+    """One connection and its calls. Thread-safe. A call over a closed connection raises ClosedError."""
 
     def __init__(
         self, address: str, connect: Callable[[], grpc.Channel], metadata: tuple[tuple[str, str], ...] | None
     ) -> None:
         """Prepare the connection, made at the first call; `metadata` goes with each."""
-        self.address = address
+        self.address = address  # of the server, for errors
+        # `time.monotonic()` when something came over it last; at first, when it was made
         self.last_response_at = time.monotonic()
-        self.fault: str | None = None
+        self.fault: str | None = None  # why it was given up; None as long as it was not
         self._connect, self._metadata = connect, metadata
         self._channel: Any = connect()
         self._calls: weakref.WeakSet[Any] = weakref.WeakSet()

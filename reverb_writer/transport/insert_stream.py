@@ -10,6 +10,7 @@ item whose key it knows and only takes the new priority, so no item is there twi
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,20 +32,26 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.backoff import backoff_s
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Call
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
 
+_FIRST_S, _LAST_S = 0.05, 2.0
+
+
 _LOG = logging.getLogger(__package__)
-
 OnBlock = Literal["wait", "raise", "drop_oldest"]
-
 _MESSAGE_BYTES, _GATHER_S = 1 << 20, 0.025
 _PROBE_TIMEOUT_S, _LOG_EVERY_S = 5.0, 10.0
 _SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
+
+
+def backoff_s(failures: int) -> float:
+    """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
+    longest = min(_LAST_S, _FIRST_S * 2 ** min(failures, 16))
+    return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret
 
 
 class InsertStream:

@@ -136,9 +136,6 @@ class ConfirmationWait:
     limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours. Even so the
     wait ends after ten times the time-out.
 
-    Attributes:
-        began_at: `time.monotonic()` of its begin.
-
     Source: Reverb 0.14, `table.cc`: one queue of inserts for each table, whatever stream they came by.
     """
 

@@ -17,14 +17,14 @@ from reverb_writer.client.client import Client
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_choice import rank_shards
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.rate_limits import inserts_progress
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
-
-__all__ = ["ActorShard", "ShardChangedError", "ShardFound"]
 
 _LOG = logging.getLogger(__package__)
 _LOG_EVERY_S = 10.0
 _ANSWER_WITHIN_S = 2.0
+_PROGRESS_WITHIN_S = 1.0
 _RETRY_S = 0.1
 
 
@@ -33,36 +33,25 @@ class ShardChangedError(Exception):
 
 
 class ShardFound(NamedTuple):
-    """A shard that an actor can go to.
+    """A shard that an actor can go to."""
 
-    Attributes:
-        shard: its connection.
-        info: its tables.
-        is_rescue: whether the actor leaves a lost shard, with what is unconfirmed there.
-    """
-
-    shard: ServerConnection
-    info: ServerInfo
-    is_rescue: bool
+    shard: ServerConnection  # its connection
+    info: ServerInfo  # its tables
+    is_rescue: bool  # whether the actor leaves a lost shard, with what is unconfirmed there
 
 
 class ActorShard:
-    """The shard of one actor. Not thread-safe.
-
-    Attributes:
-        actor_id: what tells its order of the shards.
-        current: the shard that it writes to.
-    """
+    """The shard of one actor. Not thread-safe."""
 
     def __init__(self, client: Client, actor_id: str, patience_s: float, tables: Sequence[str]) -> None:
         """Begin with the actor's own shard; nothing is asked yet."""
-        self.actor_id = actor_id
+        self.actor_id = actor_id  # what tells its order of the shards
         self._client, self._patience_s, self._tables = client, patience_s, tables
         self._shards: Sequence[ServerConnection] = ()
         self._ranked: list[ServerConnection] = []
         self._ask_at = 0.0
         self._search: Outcome[ShardFound | None] | None = None
-        self.current = self._order()[0]
+        self.current = self._order()[0]  # the shard that it writes to
 
     @property
     def has_choice(self) -> bool:
@@ -76,21 +65,17 @@ class ActorShard:
         Raises:
             ReplayTimeoutError, ServerUnavailableError: none answers in time.
         """
-        began_at = logged_at = time.monotonic()
-        while True:
-            left_s = began_at + timeout_s - time.monotonic()
-            part_s = max(min(left_s, logged_at + _LOG_EVERY_S - time.monotonic()), 0.001)
+        began_at = time.monotonic()
+        while (left_s := began_at + timeout_s - time.monotonic()) > _LOG_EVERY_S:
             asked_at = time.monotonic()
             try:
-                return self._ask_all(part_s) if self.has_choice else self.current.request_info(part_s)
+                return self._ask(_LOG_EVERY_S)
             except (ReplayTimeoutError, ServerUnavailableError) as error:
-                is_final = not self.has_choice and time.monotonic() - asked_at < part_s / 2  # waiting does not help
-                if is_final or time.monotonic() >= began_at + timeout_s:
+                if time.monotonic() - asked_at < _LOG_EVERY_S / 2:  # no time-out: waiting does not help
                     raise
-                if time.monotonic() - logged_at >= _LOG_EVERY_S:
-                    logged_at = time.monotonic()
-                    _LOG.warning("An observer waits for its server, for %.0f s: %s", logged_at - began_at, error)
-                time.sleep(_RETRY_S if self.has_choice else 0.0)
+                waited_s = asked_at + _LOG_EVERY_S - began_at
+                _LOG.warning("An observer waits for its server, for %.0f s: %s", waited_s, error)
+        return self._ask(max(left_s, 0.001))
 
     def is_lost(self, stalled_s: float) -> bool:
         """Whether the actor should leave, and it is time to look for another shard.
@@ -101,17 +86,21 @@ class ActorShard:
         return self._is_lost(stalled_s) and time.monotonic() >= self._ask_at
 
     def look(self, stalled_s: float) -> ShardFound | None:
-        """Return where to go now, if there is reason to; waits a few seconds at most, and only if the shard is lost."""
+        """Return where to go now, if there is reason to; waits a few seconds, if the shard seems lost."""
         order, now = self._order(), time.monotonic()
         others = [shard for shard in order if shard is not self.current]
         if self._is_lost(stalled_s):
             if now < self._ask_at:
                 return None
             self._ask_at, self._search = now + self._patience_s, None
+            if self._makes_progress():
+                return None
             self._client.connections.refresh_soon()
             found = self._first_that_takes_inserts(others, is_rescue=True)
             if found is None:
-                _LOG.warning("Shard %s is lost, and no other one takes inserts; staying.", self.current.address)
+                _LOG.warning(
+                    "Shard %s makes no progress, and no other one takes inserts; staying.", self.current.address
+                )
             return found
         preferred = order[: order.index(self.current)] if self.current in order else others
         if self._search is not None and self._search.done():
@@ -121,6 +110,22 @@ class ActorShard:
             self._ask_at = now + self._patience_s
             self._search = in_background(lambda: self._first_that_takes_inserts(preferred, is_rescue=False))
         return None
+
+    def _makes_progress(self) -> bool:
+        """Return whether the shard takes inserts of others while its rate limiters hold ours up: then it is slow."""
+        if self.current.shard.state == "lost":
+            return False
+        answers: list[ServerInfo | None] = []
+        for pause_s in (0.0, _PROGRESS_WITHIN_S):
+            time.sleep(pause_s)
+            try:
+                answers.append(try_server_info(self.current.channel, _ANSWER_WITHIN_S))
+            except ServerUnavailableError:
+                return False
+            if answers[-1] is None:
+                return False
+        before, now = answers
+        return before is not None and now is not None and inserts_progress(before, now, {*self._tables})
 
     def _is_lost(self, stalled_s: float) -> bool:
         return stalled_s >= self._patience_s or self.current.shard.state == "lost"
@@ -134,21 +139,26 @@ class ActorShard:
             self._shards = shards
         return self._ranked
 
-    def _ask_all(self, timeout_s: float) -> ServerInfo:
-        """Ask one shard after the other; the first that answers is the current one."""
-        last: ReverbWriterError | None = None
+    def _ask(self, timeout_s: float) -> ServerInfo:
+        """Ask one shard after the other, again and again; the first that answers is the current one."""
+        if not self.has_choice:
+            return self.current.request_info(timeout_s)
         until = time.monotonic() + timeout_s
-        for shard in self._order():
-            try:
-                info = try_server_info(shard.channel, max(min(_ANSWER_WITHIN_S, until - time.monotonic()), 0.001))
-            except ServerUnavailableError as error:
-                last = error
-                continue
-            if info is not None:
-                self.current = shard
-                return info
-        names = ", ".join(shard.address for shard in self._client.shards)
-        raise ServerUnavailableError(f"none of the shards answers: {names}. {last or ''}".rstrip())
+        while True:
+            last: ReverbWriterError | None = None
+            for shard in self._order():
+                try:
+                    info = try_server_info(shard.channel, max(min(_ANSWER_WITHIN_S, until - time.monotonic()), 0.001))
+                except ServerUnavailableError as error:
+                    last = error
+                    continue
+                if info is not None:
+                    self.current = shard
+                    return info
+            if time.monotonic() + _RETRY_S > until:
+                names = ", ".join(shard.address for shard in self._client.shards)
+                raise ServerUnavailableError(f"none of the shards answers: {names}. {last or ''}".rstrip())
+            time.sleep(_RETRY_S)
 
     def _first_that_takes_inserts(self, shards: Sequence[ServerConnection], *, is_rescue: bool) -> ShardFound | None:
         for shard in shards:

@@ -30,10 +30,6 @@ class ItemSizes:
     """The sizes of the windows of some kinds.
 
     Immutable; safe to share between threads.
-
-    Attributes:
-        paths: of the columns.
-        watched: the kinds whose steps must be counted.
     """
 
     def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limits: Mapping[str, int]) -> None:
@@ -42,8 +38,8 @@ class ItemSizes:
         Raises:
             StructureError: a window is larger than a table allows; names its largest leaf.
         """
-        self.paths = layout.paths
-        self.watched: list[_Kind] = []
+        self.paths = layout.paths  # of the columns
+        self.watched: list[_Kind] = []  # the kinds whose steps must be counted
         has_strings = np.dtype(object) in layout.dtypes
         self._step_bytes = [
             0 if dtype == np.dtype(object) else dtype.itemsize * math.prod(shape)

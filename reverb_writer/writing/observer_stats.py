@@ -12,8 +12,6 @@ from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.vector_writer import VectorWriter
 
-__all__ = ["Counts", "Moves", "ObserverStats", "Writer", "add"]
-
 Writer: TypeAlias = SequenceWriter | VectorWriter
 
 

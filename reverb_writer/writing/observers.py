@@ -133,7 +133,7 @@ class EpisodeObserver(SingleObserver):
         super().__init__(client, targets, spec=spec, mask=False, options=StreamOptions(**options))
 
     def __call__(self, step: Any, *, end_of_episode: bool | None = None) -> None:
-        """Write a step; its boundary step writes the item.
+        """Write `step`; the boundary step of the episode writes the item.
 
         Raises:
             SpecError: the episode is too long, once; its further steps are dropped and counted until it ends.

@@ -106,6 +106,10 @@ class SequenceWriter:
         self.is_pending = False
         self._begin_episode(0, 0, collections.Counter())
 
+    def __repr__(self) -> str:
+        counts = f"{self.total_steps} steps, {self.num_episodes} episodes, {self.num_items} items"
+        return f"<SequenceWriter to {self.stream.channel.address}: {counts}>"
+
     def _begin_episode(self, num_items: int, num_episodes: int, dropped: collections.Counter[str]) -> None:
         self.num_items, self.num_episodes, self.dropped = num_items, num_episodes, dropped
         self.chunks.begin_episode()

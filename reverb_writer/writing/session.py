@@ -47,12 +47,7 @@ class WriteSession:
     """
 
     def __init__(self, client: Any, targets: Sequence[WindowTarget], options: StreamOptions) -> None:
-        """Find the tables that the targets name, and open the stream.
-
-        Raises:
-            StructureError: a table is not there; names those that are.
-            ServerUnavailableError: no server answers within the time-out.
-        """
+        """Find the tables that the targets name, and open the stream."""
         self.given_client = client
         self.targets = tuple(targets)
         self.options = options

@@ -31,10 +31,6 @@ class VectorWriter:
     writers learn of it later: when a chunk is full, when an episode ends, and before windows are sent. If a call is
     interrupted in between, the next one completes it.
 
-    Attributes:
-        num_calls: how often `append` was called.
-        is_cut: [N], whose episodes were under way when `leave` gave them up.
-
     Thread-safe.
     """
 
@@ -54,8 +50,8 @@ class VectorWriter:
         self._full = self._steps.copy()  # of each, its steps when its open chunk is full
         self._pending: _Pending | None = None
         self._is_behind = True  # whether the writers must be brought up to date, whatever `_pending` says
-        self.num_calls = 0
-        self.is_cut = np.zeros(len(self._writers), bool)
+        self.num_calls = 0  # how often `append` was called
+        self.is_cut = np.zeros(len(self._writers), bool)  # [N], whose episodes were under way when `leave` gave them up
         self._catch_up()
 
     @property

@@ -18,14 +18,6 @@ class WindowScheduler:
     """Decides which windows of one episode to write next; integers, but for functions as priorities.
 
     Not thread-safe: its writer holds a lock.
-
-    Attributes:
-        targets: the kinds of windows.
-        tables: names of all tables that get windows.
-        items_per_step: items that a step adds in the long run.
-        longest: steps of the longest window.
-        priorities: asks the functions among the priorities; None if there are none.
-        written: windows that end at or before this step count are written.
     """
 
     def __init__(
@@ -36,12 +28,15 @@ class WindowScheduler:
         largest: Callable[[Sequence[str]], float],
     ) -> None:
         """Begin an empty episode."""
+        # names of all tables that get windows
         self.tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
+        # items that a step adds in the long run
         self.items_per_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
-        self.longest = max((target.spec.sequence_length or NEVER) for target in targets)
-        self.written = 0
+        self.longest = max((target.spec.sequence_length or NEVER) for target in targets)  # steps of the longest window
+        self.written = 0  # windows that end at or before this step count are written
         self._padding_step, self._pack, self._largest = padding_step, pack, largest
-        self.targets = tuple(targets)
+        self.targets = tuple(targets)  # the kinds of windows
+        # asks the functions among the priorities; None if there are none
         self.priorities = self._priorities_of(self.targets)
 
     def _priorities_of(self, targets: Sequence[WindowTarget]) -> WindowPriorities | None:

@@ -13,6 +13,7 @@ import click
 
 from reverb_writer.cli.server_options import new_client, sampler_options, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
+from reverb_writer.progress import progress
 from reverb_writer_server import __version__
 from reverb_writer_server.config.bind import ALL, LOOPBACK
 
@@ -182,7 +183,8 @@ def inspect(path: Path) -> None:
     from reverb_writer_server.checkpoints.contents import Checkpoint
     from reverb_writer_server.checkpoints.contents import inspect as read
 
-    contents = read(Checkpoint(path))
+    with progress(f"reading {path.name}"):
+        contents = read(Checkpoint(path))
     for table in contents.tables:
         ratio, min_size, low, high = table.limiter
         click.echo(
@@ -205,7 +207,8 @@ def verify(paths: Sequence[Path]) -> None:
     faulty = 0
     for path in paths:
         try:
-            contents = read(Checkpoint(path))
+            with progress(f"reading {path.name}"):
+                contents = read(Checkpoint(path))
         except (ReverbWriterError, OSError) as error:
             click.echo(f"{path.name}: {error}", err=True)
             faulty += 1
@@ -221,7 +224,9 @@ def verify(paths: Sequence[Path]) -> None:
 def save(address: str, timeout: float, **security: Any) -> None:
     """Make the server at ADDRESS write a checkpoint now."""
     with new_client(address, timeout, **security) as client:
-        click.echo(client.checkpoint())
+        with progress(f"saving at {address}"):
+            path = client.checkpoint()
+        click.echo(path)
 
 
 @commands.command()

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urldefrag, urljoin
 
 import pytest
-from docstrings import sections
+from docstrings import methods, sections
 
 pytest.importorskip("sphinx")
 pytest.importorskip("furo")
@@ -92,7 +92,9 @@ def test_every_page_opens_fits_and_links_to_pages_that_are_there(site: Path, add
             found = page.evaluate(LINKS)
             complaints.extend(f"{name}: no picture at {source}" for source in found["broken"])
             own = ("http://127.0.0.1:", "http://localhost:")
-            plain = [link for link in found["links"] if link.startswith("http://") and not link.startswith(own)]
+            plain = [
+                link for link in found["links"] if link.startswith(("http://", "file:")) and not link.startswith(own)
+            ]
             complaints.extend(f"{name}: no encrypted link: {link}" for link in plain)
             links[name] = {link for link in found["links"] if link.startswith(address)}
             anchors[address + name] = set(found["anchors"])
@@ -109,7 +111,7 @@ def test_every_page_opens_fits_and_links_to_pages_that_are_there(site: Path, add
     assert not complaints, "\n".join(complaints)
 
 
-def test_pages_say_what_the_arguments_of_constructors_are(site: Path) -> None:
+def test_pages_have_each_method_and_the_arguments_of_constructors(site: Path) -> None:
     missing = []
     for source in (ROOT / "docs/reference").glob("*.md"):
         page = (site / "reference" / f"{source.stem}.html").read_text("utf-8")
@@ -117,9 +119,10 @@ def test_pages_say_what_the_arguments_of_constructors_are(site: Path) -> None:
             r"^.. autoclass:: (reverb_writer[\w.]*)\.(\w+)", source.read_text("utf-8"), re.MULTILINE
         ):
             if package != "reverb_writer_server":
-                constructor = getattr(importlib.import_module(package), name).__init__
-                arguments = sections(constructor.__doc__ or "")
+                value = getattr(importlib.import_module(package), name)
+                arguments = sections(value.__init__.__doc__ or "")
                 missing += [f"{name}({one})" for one in arguments if not re.search(rf">[*]*{one}</strong>", page)]
+                missing += [one for one in methods(value) if f'id="{package}.{name}.{one}"' not in page]
     assert not missing
 
 

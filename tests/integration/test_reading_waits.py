@@ -277,12 +277,10 @@ def test_two_servers_are_sampled_as_one_and_updates_go_to_the_owner(replay_serve
         assert {int(sample.data[0][0]) for sample in samples} == {0, 1}
         client.reset("table")
         assert client.server_info()["table"].current_size == 0
-        with pytest.raises(rw.SpecError, match=r"this is for a client of one server"):
-            rw.TrajectoryObserver(client, "table", 2)
 
 
 def test_samples_of_several_servers_share_one_time_out(replay_server: StartServer) -> None:
-    addresses = [replay_server(rw.TableConfig("table")).address for _ in range(2)]
+    addresses = [replay_server(rw.TableConfig("table", 10, "fifo")).address for _ in range(2)]
     with rw.Client(addresses) as client:
         for _ in addresses:
             client.insert(np.zeros(1), {"table": 1.0})

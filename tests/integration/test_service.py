@@ -59,10 +59,12 @@ def test_stopped_server_comes_back_with_its_data(tmp_path: Path) -> None:
         assert "restored checkpoint" in server.log()
 
 
-@pytest.mark.parametrize("on_mismatch", ["refuse", "config"])
-def test_limit_of_items_is_that_of_the_configuration_whatever_is_restored(tmp_path: Path, on_mismatch: str) -> None:
+@pytest.mark.parametrize(("on_mismatch", "limits"), [("refuse", (0, 100, 0)), ("config", (100, 50))])
+def test_limit_of_items_is_that_of_the_configuration_whatever_is_restored(
+    tmp_path: Path, on_mismatch: str, limits: tuple[int, ...]
+) -> None:
     rules = f'[checkpoints]\non_mismatch = "{on_mismatch}"'
-    for number, limit in enumerate((0, 100, 50, 0)):
+    for number, limit in enumerate(limits):
         text = configuration(tmp_path, f"max_item_bytes = {limit}").replace("[checkpoints]", rules)
         with service(tmp_path, text) as server, rw.Client(server.address) as client:
             table = client.server_info()["replay"]

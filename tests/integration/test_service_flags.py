@@ -55,7 +55,7 @@ def test_servers_of_a_cluster_serve_their_shares_of_one_file(tmp_path: Path) -> 
     ):
         tables = client.server_info()
         assert [server.max_size for server in tables["replay"].servers] == [250, 250]
-        assert [server.rate_limiter.min_size_to_sample for server in tables["replay"].servers] == [4, 3]
+        assert [server.rate_limiter.min_size_to_sample for server in tables["replay"].servers] == [4, 4]
         assert (tables["replay"].max_size, tables["q"].max_size) == (500, 20)
         assert len(client.checkpoint().splitlines()) == 2
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["shard-0", "shard-1"]

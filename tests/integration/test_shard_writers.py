@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,6 +175,42 @@ def test_shard_whose_rate_limiter_blocks_is_left_for_one_that_takes_inserts(repl
         assert observer.stats().shard_changes == 1
         with pytest.raises(rw.ReplayTimeoutError):
             observer.close(0.1)
+
+
+def test_shard_whose_learner_is_slow_is_not_left(replay_server: StartServer) -> None:
+    """A table serves inserts in their order: while those of others are taken, ours are not lost."""
+    servers = [replay_server(rw.TableConfig.queue("replay", 4)) for _ in range(2)]
+    first, second = shards_for("actor", servers)
+    addresses = [server.address for server in servers]
+    done = threading.Event()
+
+    def learn() -> None:
+        with rw.Client(first.address, timeout_s=60) as client:
+            while not done.wait(0.02):
+                if client.server_info()["replay"].current_size:
+                    next(client.sample("replay"))
+
+    learner = threading.Thread(target=learn)
+    with (
+        rw.TrajectoryObserver(first.address, "replay", 1, timeout_s=60) as other,
+        rw.TrajectoryObserver(addresses, "replay", 1, actor_id="actor", patience_s=0.3, timeout_s=60) as observer,
+    ):
+        for number in range(150):
+            episode(other, number, 1)
+        learner.start()
+        episode(observer, 1000, 1)
+        written = 1001
+        while observer.stats().acknowledged_items == 0:
+            time.sleep(0.05)
+            episode(observer, written, 1)
+            written += 1
+        assert observer.stats().shard_changes == 0
+        other.flush()
+        observer.flush()
+        assert observer.stats().dropped_items == 0
+        done.set()
+        learner.join()
+    assert numbers(second) == []
 
 
 def test_sequence_observer_ends_its_windows_where_it_changes_the_shard(lone_server: StartServer) -> None:

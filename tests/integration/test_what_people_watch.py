@@ -83,6 +83,18 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     spaces = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
     batch = rw.EpisodeBatch(2, "NextStep", observation_space=spaces[0], action_space=spaces[1])
     assert repr(batch) == "<EpisodeBatch of 2 environments: [0, 0] steps>"
+    with rw.TrajectoryObserver(address, "replay", 2) as observer, rw.rollouts.RolloutWriter(tmp_path) as writer:
+        folded = rw.environments.NStepTransform(observer, 3, 0.9)
+        assert repr(folded) == f"<NStepTransform of 3 steps to {observer!r}>"
+        recorder = rw.environments.TimeStepRecorder(observer)
+        assert repr(recorder) == f"<TimeStepRecorder to {observer!r}: step 0 of an episode>"
+        assert repr(rw.rollouts.RolloutTee(observer, writer)) == f"<RolloutTee of {observer!r} and {writer!r}>"
+    with rw.ReplayDataset(address, "replay", 2) as one:
+        assert re.fullmatch("<MixedDataset of 3 of <ReplayDataset of .*ready>>", repr(rw.MixedDataset({one: 1.0}, 3)))
+    chunk = {"traj_ids": np.array([0, 1]), "done": np.array([0, 1])}
+    assembler = rw.slices.TrajectoryAssembler()
+    assembler.add(chunk)
+    assert repr(assembler) == "<TrajectoryAssembler: 1 trajectories are not complete>"
     with rw.LocalServer([rw.TableConfig("replay", 5)]) as local:
         assert repr(local) == f"<LocalServer at {local.address}: replay: 0 items>"
 

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from docstrings import described, docstrings, parameters, raised, sections
+from docstrings import described, docstrings, methods, parameters, raised, sections
 
 from reverb_writer.errors import SpecError
 from reverb_writer.lazy import module_of_names
@@ -92,8 +92,7 @@ def public_callables() -> Iterator[Any]:
             found.setdefault(value)
         elif inspect.isclass(value) and not issubclass(value, BaseException):
             found.setdefault(value)
-            members = (getattr(one, "__func__", one) for name, one in vars(value).items() if not name.startswith("_"))
-            found.update({one: value for one in members if inspect.isfunction(one) and one not in found})
+            found.update({method: value for method in methods(value).values() if method not in found})
     for function, owner in found.items():
         yield pytest.param(function, owner, id=f"{function.__module__}.{function.__qualname__}")
 
@@ -134,3 +133,15 @@ def test_what_lacks_a_description_is_found() -> None:
     assert described(function).keys() == {"timeout_s", "table"}
     assert [parameter.name for parameter in parameters(function)] == ["length_bytes", "timeout_s", "table"]
     assert raised([function]) == {"SpecError"}
+
+
+def test_every_public_class_says_its_state_in_a_line() -> None:
+    values = [object_of(package, name) for package, name in public_names()]
+    classes = [value for value in values if inspect.isclass(value) and not getattr(value, "_is_protocol", False)]
+    assert not [value.__name__ for value in classes if value.__repr__ is object.__repr__]
+
+
+def test_every_example_is_shown() -> None:
+    page = (ROOT / "docs/project/examples.md").read_text("utf-8")
+    examples = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")}
+    assert set(re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", page)) == examples

@@ -33,6 +33,14 @@ def test_configuration_to_copy_is_valid() -> None:
     assert not config.tables[0].advice
 
 
+def test_configuration_of_the_tutorial_is_valid(tmp_path: Path) -> None:
+    page = (ROOT / "docs/tutorials/real-server.md").read_text("utf-8")
+    (block,) = re.findall(r"^```toml\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "server.toml").write_text(block)
+    config = load(tmp_path / "server.toml", {})
+    assert [(table.config.name, table.config.max_size) for table in config.tables] == [("replay", 100_000)]
+
+
 def test_service_itself_tells_only_metrics_that_the_guide_explains() -> None:
     told = {
         line.split("{")[0].split()[0] for line in exposition(ServiceState()).decode().splitlines() if line[0] != "#"

@@ -21,6 +21,7 @@ EXEMPT = {
     "environments/vector_recorder.py",
     "environments/recorder.py",
     "environments/space_encoding.py",
+    "progress.py",  # rich comes with the package
     "testing.py",  # loaded by pytest
     "pytest_plugin.py",
 }

@@ -40,6 +40,7 @@ CLIENT = [
     "nests",
     "deadline",
     "background",
+    "progress",
     "schedules",
     "closing",
     "arguments",

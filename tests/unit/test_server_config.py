@@ -467,8 +467,8 @@ def test_each_server_of_a_cluster_serves_its_share(tmp_path: Path) -> None:
         ),
         (
             CLUSTER,
-            {"cluster__shard": 0, "tables__replay__min_size": 3},
-            "`cluster.shards` = 4: table `replay`: `min_size` is 3 for all 4 servers together, expected 4 or more",
+            {"cluster__shard": 0, "tables__replay__error_buffer": 7.0, "tables__replay__samples_in_flight": 0},
+            "`cluster.shards` = 4: table `replay`: sizes and bounds are of all 4 shards together",
         ),
         (
             CLUSTER.replace("samples_in_flight = 160", "samples_in_flight = 170"),

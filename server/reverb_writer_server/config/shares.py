@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from reverb_writer.errors import SpecError
+from reverb_writer.table_shares import share_of
 from reverb_writer_server.config import rate_limiter_checks
 from reverb_writer_server.config.sources import ConfigError, Settings
 
@@ -40,7 +41,7 @@ def _share(settings: Settings, table: ServedTable, shards: int, shard: int) -> S
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            config = table.config.split(shards)[shard]
+            config = share_of(table.config, shard, shards)
         in_flight = settings.get("tables", name, "samples_in_flight", default=0)
         rate_limiter_checks.check(config, -(-in_flight // shards))
     except SpecError as error:

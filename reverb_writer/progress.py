@@ -1,0 +1,53 @@
+"""A progress bar for what takes longer than a second, in terminals and notebooks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+_QUIET_S = 1.0
+
+
+@contextlib.contextmanager
+def progress(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """Show a bar on standard error from the second second on; nothing in pipes, or in notebooks without ipywidgets.
+
+    Args:
+        description: what is done.
+        total: how many parts it has; None if that is not known.
+
+    Yields:
+        A function that counts one part more; `said` is shown beside the bar.
+    """
+    in_notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
+    if not in_notebook and not sys.stderr.isatty():
+        yield lambda said="": None  # noqa: ARG005  # the same as below
+        return
+
+    from rich.console import Console  # noqa: PLC0415  # not loaded where nobody would see a bar
+    from rich.progress import (  # noqa: PLC0415  # likewise
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    counts = (MofNCompleteColumn(), TextColumn("{task.fields[said]}")) if total is not None else ()
+    columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True))
+    task = bar.add_task(description, total=total, said="")
+    starting = threading.Timer(_QUIET_S, bar.start)
+    starting.daemon = True
+    starting.start()
+    try:
+        yield lambda said="": bar.update(task, advance=1, said=said)
+    finally:
+        starting.cancel()
+        starting.join()  # so that the bar is not started after its end
+        bar.refresh()  # in notebooks, `stop` does not
+        bar.stop()

@@ -1,0 +1,51 @@
+"""What each of several shards serves adds up to the table of all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reverb_writer.errors import SpecError
+from reverb_writer.table_shares import share_of
+from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, TableConfig
+
+
+def test_shares_of_a_ratio_by_hand() -> None:
+    table = TableConfig("replay", 10, Prioritized(0.5), rate_limiter=SampleToInsertRatio(2, 5, (-8, 40)))
+    shares = [share_of(table, shard, 4) for shard in range(4)]
+    assert [share.max_size for share in shares] == [3, 3, 2, 2]
+    assert {share.rate_limiter for share in shares} == {SampleToInsertRatio(2, 2, (-2, 10))}
+    assert {share.sampler for share in shares} == {Prioritized(0.5)}
+
+
+def test_a_queue_is_split_and_a_table_of_one_item_is_whole() -> None:
+    assert [share_of(TableConfig.queue("q", 5), shard, 2) for shard in range(2)] == [
+        TableConfig.queue("q", 3),
+        TableConfig.queue("q", 2),
+    ]
+    weights = TableConfig("variables", max_size=1)
+    assert share_of(weights, 3, 4) is weights
+
+
+@given(max_size=st.integers(2, 10**9), shards=st.integers(1, 64), data=st.data())
+def test_sizes_add_up_and_no_shard_needs_more_than_it_holds(max_size: int, shards: int, data: st.DataObject) -> None:
+    min_size = data.draw(st.integers(1, max_size))
+    table = TableConfig("replay", max_size, rate_limiter=MinSize(min_size))
+    if max_size < shards:
+        with pytest.raises(SpecError, match=rf"must be 1 or >= {shards}, got {max_size}"):
+            share_of(table, 0, shards)
+        return
+    try:
+        parts = [share_of(table, shard, shards) for shard in range(shards)]
+    except SpecError:  # rounded up, the minimum is more than the smallest share
+        assert -(-min_size // shards) > max_size // shards
+        return
+    assert sum(part.max_size for part in parts) == max_size
+    assert sum(part.rate_limiter.balance.min_size for part in parts) >= min_size
+
+
+def test_a_share_that_cannot_work_is_refused_with_the_table() -> None:
+    table = TableConfig("replay", 100, rate_limiter=SampleToInsertRatio(8, 10, 16))
+    with pytest.raises(SpecError, match=r"table `replay`: .* all 4 shards together, .*got 4: "):
+        share_of(table, 0, 4)
