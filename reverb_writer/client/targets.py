@@ -208,7 +208,7 @@ def source_of(address: Any) -> TargetSource:
                 "share connections. Make it a frozen dataclass."
             )
         return address
-    raise SpecError(f"`address` must be an address, several, a Target or a source of one, got {address!r}.")
+    raise SpecError(f"`address` must be `host:port`, several of them, a Target or a source of one, got {address!r}.")
 
 
 def _shards_of(text: str, path: str) -> list[Shard]:
