@@ -68,3 +68,14 @@ def test_stop_with_a_checkpoint_asks_for_more_time(listener: socket.socket, tmp_
         assert process.process.wait(60) == 0
     finally:
         process.close()
+
+
+def test_stop_within_a_second_is_told(listener: socket.socket) -> None:
+    from reverb_writer_server.observability.state import ServiceState
+    from reverb_writer_server.observability.systemd import notifying
+
+    state = ServiceState()
+    with notifying(state):
+        hear(listener, "STATUS=starting")
+        state.phase = "draining"
+    hear(listener, "STOPPING=1")

@@ -35,10 +35,12 @@ def notifying(state: ServiceState, environment: Mapping[str, str] = os.environ) 
     def run() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
             while True:
+                is_last = ended.is_set()  # a service that stops within a second tells that, too
                 with contextlib.suppress(OSError):  # systemd itself is started again now and then
                     end.sendto("\n".join(_lines(state)).encode(), address)
-                if ended.wait(_EVERY_S):
+                if is_last:
                     return
+                ended.wait(_EVERY_S)
 
     thread = threading.Thread(target=run, name="systemd", daemon=True)
     thread.start()
