@@ -64,7 +64,8 @@ def described(value: Any) -> dict[str, str]:
 
 def methods(value: type) -> dict[str, Callable[..., Any]]:
     """Return the public methods of a class that this project has written, inherited ones included, by name."""
-    found = {name: getattr(one, "__func__", one) for name, one in inspect.getmembers_static(value)}
+    static = {name: inspect.getattr_static(value, name) for name in dir(value)}
+    found = {name: getattr(one, "__func__", one) for name, one in static.items()}
     return {
         name: one
         for name, one in found.items()
