@@ -22,6 +22,7 @@ from service_process import eventually
 import reverb_writer as rw
 import reverb_writer.ray as rwr
 from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.table_info import TableInfo
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
 Start = Callable[..., rwr.ReplayCluster]
@@ -50,6 +51,13 @@ def numbers_at(address: str) -> list[int]:
 def numbers_in(cluster: rwr.ReplayCluster) -> list[int]:
     """Return the numbers of all items of all shards, each item once."""
     return sorted(number for shard in cluster.target().look_up(10).shards for number in numbers_at(shard.address))
+
+
+def written_to(address: str) -> TableInfo:
+    """Wait until a shard has items, and return what it says of them."""
+    with rw.Client(address, timeout_s=60) as client:
+        eventually(lambda: client.server_info()["replay"].current_size, f"{address} is written to")
+        return client.server_info()["replay"]
 
 
 def serving(cluster: rwr.ReplayCluster) -> rwr.ClusterStatus:
@@ -291,12 +299,9 @@ def test_example_on_ray_writes_to_all_shards_and_learns_from_them(
         assert [update for update, _ in example.learn(source, 100)] == [100]
         cluster = rwr.ReplayCluster.attach("apex")
         for shard in cluster.target().look_up(10).shards:
-            with rw.Client(shard.address, timeout_s=60) as client:
-                table = client.server_info()["replay"]
-                limiter = table.rate_limiter
-                assert table.current_size, shard
-                assert limiter.diff <= limiter.max_diff  # samples per insert stay in their bounds
-                assert limiter.diff >= limiter.min_diff or limiter.num_samples == 0
+            limiter = written_to(shard.address).rate_limiter
+            assert limiter.diff <= limiter.max_diff  # samples per insert stay in their bounds
+            assert limiter.diff >= limiter.min_diff or limiter.num_samples == 0
     assert nothing_is_left("apex")
 
 
