@@ -132,14 +132,18 @@ class ServerConnection:
         pack = packer(self._spec_of(info, table, until))
         with self._lock:
             assembler = self._assemblers.pop(table, None) or make_assembler()
+        is_whole = False
         try:
             for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembler):
+                is_whole = True
                 yield Sample(pack(columns), sample_info)
+                is_whole = False
+            is_whole = True
         except ReplayTimeoutError as error:
             why = self._explain_samples(table, info, deadline, remedy)
             raise ReplayTimeoutError(f"{error} {why}") from None
         finally:
-            if not assembler.num_samples and assembler.cache_bytes <= CACHE_BYTES:
+            if is_whole and assembler.cache_bytes <= CACHE_BYTES:  # an interrupt may leave it half changed
                 self._keep(table, assembler)
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:

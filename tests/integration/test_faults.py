@@ -254,6 +254,7 @@ def test_error_of_the_user_is_not_hidden_by_a_server_that_is_gone(
 # Paused.
 
 
+@pytest.mark.slow
 def test_server_paused_for_20_seconds_loses_and_doubles_nothing(lone_server: StartServer) -> None:
     server = lone_server(fifo("replay"))
     with rw.TrajectoryObserver(server.address, "replay", 2) as observer:
@@ -272,6 +273,7 @@ def test_server_paused_for_20_seconds_loses_and_doubles_nothing(lone_server: Sta
     assert column(server, "replay") == pairs(0, 3000)
 
 
+@pytest.mark.slow
 def test_paused_server_is_never_to_be_started_again(lone_server: StartServer, caplog: pytest.LogCaptureFixture) -> None:
     server = lone_server(fifo("replay"))
     with (

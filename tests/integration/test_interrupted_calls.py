@@ -196,3 +196,11 @@ def test_interrupt_at_any_moment_of_an_opening_leaves_no_lock_and_no_thread(
     while our_threads():
         assert time.monotonic() < end, our_threads()
         time.sleep(0.05)
+
+
+def test_samples_come_after_an_interrupt_at_any_moment_of_a_sample(client: rw.Client) -> None:
+    moment, done = 0, False
+    while not done:
+        moment += 1
+        done = interrupted(lambda: CALLS["sample"](client), moment)
+        assert len(CALLS["sample"](client)) == 2
