@@ -11,7 +11,8 @@ The priority of an item is the largest that a learner has set in the table; see 
 
 The server keeps an item whose key it knows already and takes the new priority alone, so of several actors that start
 together the first one's spec stays, and all read the same. It stays until `Client.reset` empties the table that it is
-of. A server without the table, such as a plain dm-reverb server, keeps none.
+of. A server without the table, such as a plain dm-reverb server, keeps none. One that was restarted without its newest
+checkpoint gets the spec again from each observer that finds it, before any item.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import math
 import time
@@ -31,6 +32,7 @@ from reverb_writer.writing.clock import start_clock
 from reverb_writer.writing.item_sizes import EpisodeSizes, ItemSizes
 from reverb_writer.writing.observer_stats import Counts, Moves, ObserverStats, Writer, add
 from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.stored_spec import StoredSpec
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
@@ -97,6 +99,7 @@ class WriteSession:
             actor = ActorShard(client, self._actor_id, options.patience_s, names)
             info = actor.connect(self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s)
             check_tables_exist(names, info, actor.current.address)
+            self._stored_spec = StoredSpec(client, names)
             stream = self._new_stream(actor.current)
         except BaseException:
             if owned:
@@ -116,6 +119,7 @@ class WriteSession:
             max_in_flight_items=self.options.max_in_flight_items,
             max_in_flight_bytes=self.options.max_in_flight_bytes,
             on_block=self.options.on_block,
+            before_sending=functools.partial(self._stored_spec.restore, shard),
         )
 
     def _run(self, stream: InsertStream) -> None:
@@ -248,22 +252,14 @@ class WriteSession:
             left_s = max(began_at + self.timeout_s - time.monotonic(), 0.001)
             part_s = min(left_s, self.options.patience_s) if self._actor.has_choice else left_s
             try:
-                self._store_spec(layout.spec, Deadline(part_s))
+                self._stored_spec.store(
+                    layout.spec, self._actor.current, Deadline(part_s), on_all=self._actor.has_choice
+                )
             except (ReplayTimeoutError, ServerUnavailableError):
                 if not self.change_shard(is_lost=True) and part_s == left_s:
                     raise
             else:
                 return
-
-    def _store_spec(self, spec: Any, deadline: Deadline) -> None:
-        """Store the spec on the shard that is written to; if it had none, on all others, too."""
-        tables, shard = list(self._signatures), self._actor.current
-        info = shard.request_info(deadline.left_s())
-        missing = shard.missing_specs(info, tables, spec, deadline)
-        if missing and self._actor.has_choice:
-            self._client.store_spec(tables, spec, deadline.left_s())
-        else:
-            shard.keep_specs(info, missing, spec, deadline)
 
     def watch_sizes(self) -> EpisodeSizes | None:
         """Return what counts the bytes of a new writer's items; None if that is not needed. Call `register` first."""

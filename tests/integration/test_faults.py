@@ -21,6 +21,7 @@ from reading import fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.protocol.signatures import ArraySpec
 
 StartServer = Callable[..., HostedServer]
 INTEGER = np.dtype(np.int64)
@@ -162,7 +163,8 @@ def test_all_environments_of_a_vector_observer_survive_a_kill(lone_server: Start
         observer.flush()
         total = observer.stats().items
     with rw.Client(server.address) as client:
-        samples = [sample.data for sample in client.sample("replay", client.server_info()["replay"].current_size)]
+        size = client.server_info()["replay"].current_size
+        samples = [(sample.data["env"], sample.data["n"]) for sample in client.sample("replay", size)]
     assert len(samples) == total - acknowledged
     for env in range(8):
         ends = [number for number in range(1500) if number % 50 == env]
@@ -198,6 +200,38 @@ def test_writers_that_share_a_stream_survive_a_kill(lone_server: StartServer) ->
         for items in (a, b):
             assert are_all_but(2999 - len(items), items, pairs(0, 3000))
         assert len(a) + len(b) == 2 * 2999 - acknowledged
+
+
+def test_server_that_lost_the_structure_of_the_steps_gets_it_again(lone_server: StartServer) -> None:
+    """The killed server had no checkpoint; learners that begin after it get nests all the same."""
+    server = lone_server(rw.TableConfig("replay"))
+    with rw.TrajectoryObserver(server.address, "replay", 2) as observer:
+        write(observer, range(10))
+        observer.flush()
+        kill_and_count(server, observer)
+        server.process.restart()
+        write(observer, range(10, 20))
+        observer.flush()
+        with rw.ReplayDataset(server.address, "replay", 2) as dataset:
+            assert next(dataset).data["n"].shape == (2, 2)
+
+
+def test_actor_is_told_that_another_one_gave_a_restarted_server_other_steps(lone_server: StartServer) -> None:
+    server = lone_server(rw.TableConfig("replay"))
+    observer = rw.TrajectoryObserver(server.address, "replay", 2)
+    write(observer, range(10))
+    observer.flush()
+    kill_and_count(server, observer)
+    server.process.restart()
+    with rw.Client(server.address) as client:
+        client.store_spec("replay", {"n": ArraySpec((3,), INTEGER)})
+        write(observer, range(10, 20))
+        refusal = r"leaf `n`: int64 \(\), expected int64 \(3,\) .* table `replay` was"
+        with pytest.raises(rw.StructureError, match=refusal):
+            observer.flush()
+        assert client.server_info()["replay"].current_size == 0
+        with pytest.raises(rw.StructureError, match=refusal):
+            observer.close()
 
 
 def test_kill_while_idle_is_found_with_the_next_step(lone_server: StartServer) -> None:
