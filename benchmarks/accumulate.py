@@ -12,8 +12,6 @@ from benchmarks.comparison import Effort
 from benchmarks.report import Table, ratio
 from benchmarks.turns import in_turn
 
-__all__ = ["accumulator_add"]
-
 _CAPACITY = 256
 _EXAMPLE = {
     "observation": np.zeros((_CAPACITY, 4), np.float32),

@@ -24,8 +24,6 @@ import reverb_writer as rw
 from benchmarks.processes import TABLE
 from benchmarks.workloads import Workload
 
-__all__ = ["Actor", "Contender", "Run", "ours", "ours_vector", "structured", "tf_agents", "tf_agents_vector"]
-
 
 @dataclass(frozen=True)
 class Run:

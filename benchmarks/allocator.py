@@ -18,8 +18,6 @@ from benchmarks.processes import TABLE
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
-__all__ = ["allocator"]
-
 _TABLE_SIZE = 100_000
 
 

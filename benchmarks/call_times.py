@@ -10,8 +10,6 @@ from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
-__all__ = ["call_times"]
-
 _INTERVAL_S = 0.001
 
 

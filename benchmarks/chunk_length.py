@@ -17,8 +17,6 @@ from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 from reverb_writer.writing.window_targets import chunk_length_for
 
-__all__ = ["chunk_length_frames", "chunk_length_small"]
-
 _LENGTH = 20
 _STRIDES = (1, 5, 10, 20)
 _CHUNK_LENGTHS = (1, 5, 10, 20, 40, 80)

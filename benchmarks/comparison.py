@@ -16,8 +16,6 @@ from typing import Any
 from benchmarks.actors import Run
 from benchmarks.processes import Remote, Server
 
-__all__ = ["Comparison", "Effort", "median", "progress"]
-
 
 @dataclass(frozen=True)
 class Effort:

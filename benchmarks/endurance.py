@@ -9,8 +9,6 @@ from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
-__all__ = ["endurance"]
-
 _TABLE_SIZE = 50_000
 _LEGS = 10
 

@@ -21,8 +21,6 @@ from benchmarks.comparison import Effort
 from benchmarks.report import Table, ratio
 from reverb_writer.episodes import Episode
 
-__all__ = ["episode_getters", "episode_steps"]
-
 _SMALL = np.zeros(4, np.float32)
 _NEST = {"floats": _SMALL, "frame": np.zeros((64, 64), np.uint8)}
 _STEPS: list[tuple[str, Any, int]] = [

@@ -17,8 +17,6 @@ from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
-__all__ = ["footprint", "installed_bytes"]
-
 _IMPORTS = {
     "ours": "import reverb_writer; reverb_writer.TrajectoryObserver",
     "TF-Agents": "import reverb; from tf_agents.replay_buffers.reverb_utils import ReverbAddTrajectoryObserver",

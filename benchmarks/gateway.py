@@ -17,8 +17,6 @@ from benchmarks.comparison import Comparison, Effort
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, frame_steps, small_steps
 
-__all__ = ["gateway"]
-
 _FOLDER = Path(__file__).parent.parent / "docker" / "gateway"
 _START_WITHIN_S = 10.0
 

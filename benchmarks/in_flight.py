@@ -7,8 +7,6 @@ from benchmarks.comparison import Comparison, Effort
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
-__all__ = ["in_flight"]
-
 _BOUNDS = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
 
 

@@ -22,8 +22,6 @@ from benchmarks.processes import TABLE
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 
-__all__ = ["Learner", "ReadRun", "Reader", "ours", "ours_one_by_one", "raw", "reverb_client", "trajectory_dataset"]
-
 _SAMPLES_A_CALL = 2000
 
 

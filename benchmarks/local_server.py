@@ -27,8 +27,6 @@ from benchmarks.processes import TABLE, Remote, Served, Server
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import Workload, small_steps
 
-__all__ = ["local_server"]
-
 _BATCH_SIZE = 256
 _SAMPLES_PER_INSERT = 2
 _RATIO = rw.SampleToInsertRatio(_SAMPLES_PER_INSERT, 1_000, 20 * _BATCH_SIZE)

@@ -20,8 +20,6 @@ import psutil
 
 import reverb_writer as rw
 
-__all__ = ["TABLE", "Remote", "Served", "Server"]
-
 TABLE = "replay"
 
 _TIMEOUT_S = 600.0

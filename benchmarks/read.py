@@ -18,8 +18,6 @@ from benchmarks.processes import TABLE, Remote, Server
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import EPISODE_LENGTH, Workload, frame_steps, small_steps
 
-__all__ = ["learner_processes", "read_episodes", "read_frames", "read_one_by_one", "read_small", "read_tf_agents"]
-
 _NUM_ITEMS = 20_000
 _NUM_EPISODES = 200
 _PEER = "reverb.TrajectoryDataset"

@@ -15,8 +15,6 @@ from benchmarks.processes import TABLE, Server
 from benchmarks.report import Table
 from benchmarks.turns import in_turn
 
-__all__ = ["record_cartpole"]
-
 _AT_MOST = 2.0
 
 

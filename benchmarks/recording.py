@@ -13,8 +13,6 @@ from benchmarks.workloads import Workload
 from reverb_writer.protocol.messages import INSERT_STREAM
 from reverb_writer.transport.channel import Channel
 
-__all__ = ["record"]
-
 
 class _Tap(Channel):
     """A connection that keeps the messages of its insert streams."""

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["Table", "machine", "ratio"]
-
 _PACKAGES = (
     "reverb-writer",
     "numpy",

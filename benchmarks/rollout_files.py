@@ -20,8 +20,6 @@ from benchmarks.workloads import EPISODE_LENGTH, Workload, frame_steps, small_st
 from reverb_writer.files.importing import send_trajectory
 from reverb_writer.files.trajectory_folder import open_trajectory
 
-__all__ = ["import_rollouts", "read_rollouts"]
-
 _NUM_TRAJECTORIES = 64
 _NUM_ENVS = 16
 _BATCH_LENGTH = 25

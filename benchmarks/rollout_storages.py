@@ -17,8 +17,6 @@ from benchmarks.comparison import Effort, progress
 from benchmarks.report import Table, ratio
 from reverb_writer.rollouts import RolloutStorage
 
-__all__ = ["rollout_gae", "rollout_mini_batches", "rollout_recurrent_mini_batches"]
-
 T, B, NUM_OBSERVATIONS, NUM_ACTIONS = 24, 4096, 48, 12
 NUM_MINI_BATCHES, NUM_EPOCHS = 4, 5
 GAMMA, LAM = 0.99, 0.95

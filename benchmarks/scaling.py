@@ -19,8 +19,6 @@ from benchmarks.workloads import EPISODE_LENGTH, Workload, small_steps
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
 
-__all__ = ["Replay", "actor_processes"]
-
 _MAX_IN_FLIGHT_ITEMS = 16_384  # as our observer by default
 _MOST_STEPS_PER_S = 400_000  # that a server here takes
 _REQUIRED = 0.7

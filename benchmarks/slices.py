@@ -21,8 +21,6 @@ from benchmarks.processes import TABLE, Remote, Server
 from benchmarks.report import Table
 from benchmarks.workloads import atari_frames
 
-__all__ = ["slices"]
-
 _NUM_SLICES = 64
 _CASES = [(200, 16), (200, 64), (1_000, 16), (1_000, 64)]  # steps of an episode, rows of a slice
 _NUM_ROWS = {"small leaves": 20_000, "84 x 84 frames": 8_000}

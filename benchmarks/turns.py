@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from benchmarks.comparison import Effort
 
-__all__ = ["Turns", "in_turn"]
-
 _TURN_S = 0.01
 
 

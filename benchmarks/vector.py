@@ -7,8 +7,6 @@ from benchmarks.comparison import Comparison, Effort
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import Workload, small_steps
 
-__all__ = ["write_vector"]
-
 _NUM_ENVS = 64
 
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from reverb_writer import Trajectory, WindowSpec
 from reverb_writer.steps import FIRST, LAST, MID
 
-__all__ = ["EPISODE_LENGTH", "Workload", "atari_frames", "frame_steps", "small_steps"]
-
 EPISODE_LENGTH = 200
 _NUM_EPISODES = 2  # a step that an environment gives is still in the cache; with more of them, memory is measured
 _FRAME_SIZE = 84

@@ -14,8 +14,6 @@ from benchmarks.report import Table, ratio
 from benchmarks.workloads import Workload, frame_steps, small_steps
 from reverb_writer import Trajectory
 
-__all__ = ["write_frames", "write_small", "write_small_strided"]
-
 _TF_AGENTS, _STRUCTURED = "TF-Agents' observer", "Reverb's StructuredWriter"
 
 

@@ -10,8 +10,6 @@ from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 from reverb_writer.tables import TableConfig
 
-__all__ = ["Inserter", "chunk", "draw", "item", "store_of"]
-
 
 def store_of(*tables: TableConfig, max_bytes: int = 1 << 30) -> Store:
     return Store(tables, max_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from reverb_writer.background import Flag
 from reverb_writer.errors import (
@@ -12,6 +13,7 @@ from reverb_writer.errors import (
     ReverbWriterError,
     ServerUnavailableError,
     StructureError,
+    UnsafeDataError,
 )
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
@@ -76,4 +78,28 @@ class ServerLink:
                 self.server_restarts += info.state_id != self.info.state_id
             self.info = info
             self.disconnected_at = self._outage = None
+            return
+
+
+def fetch_until_closed(
+    fetch: Callable[[], object],
+    *,
+    reconnect: Callable[[ReverbWriterError], object],
+    report: Callable[[ReverbWriterError], object],
+    closed: Flag,
+    losses: tuple[type[ReverbWriterError], ...] = (ServerUnavailableError,),
+) -> None:
+    """Call `fetch` until it returns, or until `closed` is set.
+
+    After one of the `losses` the next call follows `reconnect`; after a message that cannot be read, `report`.
+    """
+    while not closed.is_set():
+        try:
+            fetch()
+        except losses as error:
+            if not closed.is_set():
+                reconnect(error)
+        except (FormatError, UnsafeDataError) as error:
+            report(error)
+        else:
             return

@@ -16,14 +16,12 @@ from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_weights import mean_weight
 from reverb_writer.errors import (
     ClosedError,
-    FormatError,
     ReverbWriterError,
     ServerUnavailableError,
     StructureError,
-    UnsafeDataError,
 )
 from reverb_writer.protocol import messages
-from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink
+from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink, fetch_until_closed
 from reverb_writer.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.connection import Reply
 from reverb_writer.transport.sample_fetcher import SampleFetcher
@@ -180,16 +178,13 @@ class ShardStream:
         try:
             if self.link.info is None:
                 self._reconnect(ServerUnavailableError(f"the server at {self.server.address} has not answered yet."))
-            while not self._closed.is_set():
-                try:
-                    self._fetch()
-                except (ServerUnavailableError, StructureError) as error:
-                    if not self._closed.is_set():
-                        self._reconnect(error)
-                except (FormatError, UnsafeDataError) as error:
-                    self._report(error)
-                else:
-                    return
+            fetch_until_closed(
+                self._fetch,
+                reconnect=self._reconnect,
+                report=self._report,
+                closed=self._closed,
+                losses=(ServerUnavailableError, StructureError),
+            )
         except ClosedError:
             pass
         except Exception as error:  # noqa: BLE001  # the thread that assembles raises it

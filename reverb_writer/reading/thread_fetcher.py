@@ -23,7 +23,6 @@ from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (
     ClosedError,
-    FormatError,
     ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
@@ -31,7 +30,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink
+from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink, fetch_until_closed
 from reverb_writer.reading.stats import FetchStats
 from reverb_writer.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_fetcher import SampleFetcher
@@ -246,16 +245,12 @@ class ThreadFetcher:
         try:
             if self._link.info is None and self._sampler is None:
                 self._link.reconnect(ServerUnavailableError(f"no answer of {self.address} yet."), self._closed)
-            while not self._closed.is_set():
-                try:
-                    self._fetch()
-                except ServerUnavailableError as error:
-                    if not self._closed.is_set():
-                        self._link.reconnect(error, self._closed)
-                except (FormatError, UnsafeDataError) as error:
-                    self._report(error)
-                else:
-                    return
+            fetch_until_closed(
+                self._fetch,
+                reconnect=lambda error: self._link.reconnect(error, self._closed),
+                report=self._report,
+                closed=self._closed,
+            )
         except ClosedError:
             pass
         except ReverbWriterError as error:

@@ -16,13 +16,13 @@ from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_choice import rank_shards
-from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.client.waiting_log import logged
+from reverb_writer.errors import ReverbWriterError, ServerUnavailableError
 from reverb_writer.rate_limits import inserts_progress
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
 _LOG = logging.getLogger(__package__)
-_LOG_EVERY_S = 10.0
 _ANSWER_WITHIN_S = 2.0
 _PROGRESS_WITHIN_S = 1.0
 _RETRY_S = 0.1
@@ -65,17 +65,9 @@ class ActorShard:
         Raises:
             ReplayTimeoutError, ServerUnavailableError: none answers in time.
         """
-        began_at = time.monotonic()
-        while (left_s := began_at + timeout_s - time.monotonic()) > _LOG_EVERY_S:
-            asked_at = time.monotonic()
-            try:
-                return self._ask(_LOG_EVERY_S)
-            except (ReplayTimeoutError, ServerUnavailableError) as error:
-                if time.monotonic() - asked_at < _LOG_EVERY_S / 2:  # no time-out: waiting does not help
-                    raise
-                waited_s = asked_at + _LOG_EVERY_S - began_at
-                _LOG.warning("An observer waits for its server, for %.0f s: %s", waited_s, error)
-        return self._ask(max(left_s, 0.001))
+        addresses = ", ".join(shard.address for shard in self._order())
+        with logged(lambda: f"an observer waits for the server at {addresses}"):
+            return self._ask(timeout_s)
 
     def is_lost(self, stalled_s: float) -> bool:
         """Whether the actor should leave, and it is time to look for another shard.

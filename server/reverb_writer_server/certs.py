@@ -15,8 +15,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["make_certificates"]
-
 _CLOCK_SKEW = dt.timedelta(minutes=5)  # between the clocks of machines
 
 

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import reverb_writer as rw
 from reverb_writer.protocol.table_specs import SPECS_TABLE, item_limits, specs_config
 from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences, tables_of
-from reverb_writer_server.checkpoints.folder import CheckpointError, check_directory, select_checkpoint
+from reverb_writer_server.checkpoints.folder import check_directory, select_checkpoint
+from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability import banner
-
-__all__ = ["RestoreError", "check_memory", "differing_limits", "tables_to_serve", "what_to_restore"]
 
 _logger = logging.getLogger(__name__)
 

@@ -17,8 +17,6 @@ from reverb_writer.progress import progress
 from reverb_writer_server import __version__
 from reverb_writer_server.config.bind import ALL, LOOPBACK
 
-__all__ = ["main"]
-
 _PATH = click.Path(path_type=Path)
 
 

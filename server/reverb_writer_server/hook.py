@@ -14,8 +14,6 @@ from pathlib import Path
 
 from reverb_writer.errors import ReverbWriterError
 
-__all__ = ["Hook", "HookError"]
-
 _logger = logging.getLogger(__name__)
 _MAX_OUTPUT = 2000  # characters of its output in the log
 

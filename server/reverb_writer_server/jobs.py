@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from reverb_writer.errors import ReverbWriterError
 
-__all__ = ["Jobs"]
-
 _logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 

@@ -6,8 +6,6 @@ import json
 import logging
 from datetime import datetime, timezone
 
-__all__ = ["set_level", "set_up"]
-
 
 class _Json(logging.Formatter):
     """One JSON object per line: time (UTC), level, logger, message, and the values given as `extra={"fields": ...}`."""

@@ -6,8 +6,6 @@ import contextlib
 import resource
 from pathlib import Path
 
-__all__ = ["num_oom_kills", "raise_descriptor_limit"]
-
 # The container's counts, by version 2 and 1 of control groups, and the machine's: lines of a name and a number.
 _OOM_COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control", "/proc/vmstat")
 

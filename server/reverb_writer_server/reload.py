@@ -8,8 +8,6 @@ from typing import Any
 
 from reverb_writer_server.config.schema import CheckpointConfig, ServedTable, ServerConfig
 
-__all__ = ["reloaded"]
-
 _TAKEN = ("log_level", "log_figures_every_s")
 _TAKEN_OF_CHECKPOINTS = ("every_s", "keep", "on_exit", "on_damage", "hook", "hook_timeout_s")
 _RESTART = "it needs a restart"

@@ -26,8 +26,6 @@ from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
-__all__ = ["Saver"]
-
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.05
 _FOR_EVER_S = 1e9

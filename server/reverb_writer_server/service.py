@@ -44,8 +44,6 @@ from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessE
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
 
-__all__ = ["CANNOT_RESTORE", "CANNOT_START", "DIED", "LAST_CHECKPOINT_FAILED", "STOPPED", "Service"]
-
 STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED = 0, 1, 3, 4, 5
 
 _logger = logging.getLogger(__name__)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import queue
 import signal
 
-__all__ = ["install_handlers", "next_signal", "wake"]
-
 _NO_SIGNAL = 0
 _received: queue.SimpleQueue[int] = queue.SimpleQueue()  # a handler may put while the same thread gets
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import reverb_writer as rw
 from reverb_writer_server.checkpoints.contents import Checkpoint
-from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointFolder, restorable, select_checkpoint
+from reverb_writer_server.checkpoints.folder import CheckpointFolder, restorable, select_checkpoint
+from reverb_writer_server.checkpoints.owner import CheckpointError
 from reverb_writer_server.checks import RestoreError, differing_limits, tables_to_serve
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability.describe import format_bytes
@@ -20,8 +21,6 @@ from reverb_writer_server.observability.state import ServiceState
 from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.errors import UnrestorableError
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
-
-__all__ = ["Started", "start"]
 
 _logger = logging.getLogger(__name__)
 _PROGRESS_EVERY_S = 5.0

@@ -33,6 +33,14 @@ def episode(observer: Any, first: int, num_steps: int = 3) -> None:
         observer({"n": np.int64(number)}, end_of_episode=number == first + num_steps - 1)
 
 
+def write_until_it_moves(observer: Any, first: int, stride: int = 10) -> int:
+    """Write episodes, `stride` numbers apart, until the observer has changed its shard; return the next number."""
+    while not observer.stats().shard_changes:
+        episode(observer, first)
+        first += stride
+    return first
+
+
 def numbers(server: HostedServer, table: str = "replay") -> list[list[int]]:
     with rw.Client(server.address, timeout_s=60) as client:
         return read_column(client, table)
@@ -68,10 +76,7 @@ def test_actor_goes_on_at_another_shard_when_its_own_is_lost(
         episode(observer, 0)
         observer.flush()
         first.process.kill()
-        written = 10
-        while not observer.stats().shard_changes:  # the first episode's end after the patience
-            episode(observer, written)
-            written += 10
+        written = write_until_it_moves(observer, 10)  # at the first episode's end after the patience
         episode(observer, written)
         observer.flush()
         stats = observer.stats()
@@ -140,10 +145,7 @@ def test_actor_goes_back_to_its_shard_and_nothing_is_lost_by_it(lone_server: Sta
         episode(observer, 0)
         assert second.address in repr(observer)
         first.process.restart()
-        written = 10
-        while not observer.stats().shard_changes:
-            episode(observer, written)
-            written += 10
+        written = write_until_it_moves(observer, 10)
         episode(observer, written)
         observer.flush()
         stats = observer.stats()
@@ -158,10 +160,7 @@ def test_shard_whose_rate_limiter_blocks_is_left_for_one_that_takes_inserts(repl
     first, second = shards_for("actor", servers)
     client = rw.Client([server.address for server in servers])
     with client, rw.TrajectoryObserver(client, "replay", 2, actor_id="actor", patience_s=0.3) as observer:
-        written = 0
-        while not observer.stats().shard_changes:
-            episode(observer, written)
-            written += 10
+        written = write_until_it_moves(observer, 0)
         before = observer.stats().unconfirmed_items
         assert before == 2 * (written // 10) - 4
         while observer.stats().acknowledged_items < 8:
@@ -221,10 +220,7 @@ def test_sequence_observer_ends_its_windows_where_it_changes_the_shard(lone_serv
         episode(observer, 0)
         observer.flush()
         first.process.kill()
-        written = 3
-        while not observer.stats().shard_changes:
-            episode(observer, written)
-            written += 3
+        written = write_until_it_moves(observer, 3, stride=3)
         episode(observer, written)
         episode(observer, written + 3)
         observer.flush()

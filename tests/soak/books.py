@@ -29,8 +29,6 @@ from tensor_codec import decode
 from reverb_writer.files.tfrecord import CHUNKS, ITEMS, read_records
 from reverb_writer.protocol import messages
 
-__all__ = ["LENGTH", "Books", "Journal", "Loss", "num_confirmed"]
-
 LENGTH = 4
 
 

@@ -15,7 +15,8 @@ from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, Tabl
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
 
 from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences
-from reverb_writer_server.checkpoints.folder import CheckpointError, CheckpointFolder, checkpoints_in, select_checkpoint
+from reverb_writer_server.checkpoints.folder import CheckpointFolder, checkpoints_in, select_checkpoint
+from reverb_writer_server.checkpoints.owner import CheckpointError
 
 from reverb_writer.files.tfrecord import DONE, FILES, read_records
 

@@ -32,19 +32,6 @@ from reverb_writer.protocol import messages, signatures
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 from reverb_writer_server.config.textproto import selector
 
-__all__ = [
-    "MANIFEST",
-    "NAME",
-    "Checkpoint",
-    "Contents",
-    "TableState",
-    "checked",
-    "differences",
-    "inspect",
-    "tables_of",
-    "verify",
-]
-
 MANIFEST = "MANIFEST.json"  # size and checksum of each file, so that a short one is noticed without reading it
 NAME = re.compile(r"(?:(\d{8,})-)?\d{8}T\d{6}\.\d{6}Z")  # those without a number are of earlier versions
 

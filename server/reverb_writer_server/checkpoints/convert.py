@@ -18,8 +18,6 @@ from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 
-__all__ = ["convert_checkpoint", "convert_limits"]
-
 
 def convert_checkpoint(checkpoint: Path, target: Path, tables: Sequence[TableConfig]) -> dict[str, int]:
     """Write a copy of a checkpoint with the rules of `tables`, and return how many items of each table are left out.

@@ -30,16 +30,6 @@ from reverb_writer.files.tfrecord import DONE
 from reverb_writer_server.checkpoints.contents import MANIFEST, NAME, Checkpoint, checked, tables_of
 from reverb_writer_server.checkpoints.owner import OWNER, CheckpointError, OwnerFile
 
-__all__ = [
-    "Adopted",
-    "CheckpointError",
-    "CheckpointFolder",
-    "check_directory",
-    "checkpoints_in",
-    "restorable",
-    "select_checkpoint",
-]
-
 _logger = logging.getLogger(__name__)
 _INCOMING, _KEPT = "incoming", "kept"
 _PARTIAL = ".partial-"

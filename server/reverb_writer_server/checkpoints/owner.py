@@ -16,8 +16,6 @@ from typing import Any
 
 from reverb_writer.errors import ReverbWriterError
 
-__all__ = ["OWNER", "CheckpointError", "Mark", "OwnerFile"]
-
 OWNER = "OWNER.json"
 _logger = logging.getLogger(__name__)
 

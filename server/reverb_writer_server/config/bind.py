@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["ALL", "LOOPBACK"]
-
 LOOPBACK, ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # the user says so

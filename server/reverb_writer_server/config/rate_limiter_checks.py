@@ -11,8 +11,6 @@ import math
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import Queue, SampleToInsertRatio, Stack, TableConfig
 
-__all__ = ["advice", "check"]
-
 
 def check(table: TableConfig, samples_in_flight: int) -> None:
     """Refuse a rate limiter that never allows as many samples as a learner fetches before its actor inserts.

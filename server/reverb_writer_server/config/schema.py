@@ -27,8 +27,6 @@ from reverb_writer_server.config.shares import shares_of
 from reverb_writer_server.config.signature_syntax import read_signature
 from reverb_writer_server.config.sources import ConfigError, Kind, Settings, boolean, choice, count, quantity, text
 
-__all__ = ["KEYS", "CheckpointConfig", "Key", "ServedTable", "ServerConfig", "load"]
-
 _SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
 _LIMITERS = ("min_size", "ratio", "queue", "stack")
 _MAX_COUNT = 2**31 - 1

@@ -14,8 +14,6 @@ from reverb_writer_server.config.sources import ConfigError, Settings
 if TYPE_CHECKING:
     from reverb_writer_server.config.schema import ServedTable
 
-__all__ = ["shares_of"]
-
 
 def shares_of(
     settings: Settings, tables: tuple[ServedTable, ...], shards: int, shard: int | None

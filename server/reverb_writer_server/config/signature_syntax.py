@@ -15,8 +15,6 @@ from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.tensors import dtype_number
 
-__all__ = ["read_signature"]
-
 _LEAF = re.compile(r"(?P<dtype>\w+)\s*(?:\[(?P<shape>[\d?,\s]*)\])?")
 _STRINGS = ("string", "object")
 

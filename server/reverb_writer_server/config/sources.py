@@ -26,8 +26,6 @@ import tomllib
 
 from reverb_writer.errors import SpecError
 
-__all__ = ["ConfigError", "Kind", "Settings", "boolean", "choice", "count", "quantity", "text"]
-
 _PREFIX = "REVERB_WRITER__"
 
 

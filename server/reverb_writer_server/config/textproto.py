@@ -23,8 +23,6 @@ from reverb_writer.tables import (
 )
 from reverb_writer_server.config.sources import ConfigError
 
-__all__ = ["SUFFIXES", "read", "selector"]
-
 SUFFIXES = frozenset({".textproto", ".textpb", ".pbtxt", ".prototxt"})
 _HUGE = sys.float_info.max / 2  # Reverb writes it for no bound
 

@@ -21,8 +21,6 @@ from reverb_writer_server.observability.memory import (
 )
 from reverb_writer_server.observability.state import ServiceState
 
-__all__ = ["exposure_lines", "figures_line", "memory_lines", "table_lines", "versions", "versions_line"]
-
 
 @functools.cache
 def versions() -> dict[str, str]:

@@ -6,8 +6,6 @@ import math
 
 from reverb_writer.tables import Prioritized, Queue, Selector, Stack, TableConfig
 
-__all__ = ["describe", "format_bytes"]
-
 _SELECTED_ITEM = {
     "fifo": "the oldest item",
     "lifo": "the newest item",

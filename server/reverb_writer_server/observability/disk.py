@@ -16,8 +16,6 @@ from cryptography import x509
 
 from reverb_writer_server.watch_thread import WatchThread
 
-__all__ = ["DiskFacts", "DiskWatch"]
-
 _logger = logging.getLogger(__name__)
 _EVERY_S = 10.0
 _JOIN_S = 1.0

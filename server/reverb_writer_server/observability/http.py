@@ -30,8 +30,6 @@ from reverb_writer_server.reverb.ports import port_in_use
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-__all__ = ["StatusServer"]
-
 _logger = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 128
 _NUM_THREADS = 4

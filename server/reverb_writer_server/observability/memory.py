@@ -24,8 +24,6 @@ from reverb_writer.windows import WindowSpec
 from reverb_writer.writing.window_targets import chunk_length_for
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 
-__all__ = ["PROCESS_BYTES", "Estimate", "Need", "available_bytes", "estimate", "need", "used_bytes"]
-
 PROCESS_BYTES = 600_000_000  # of both processes with empty tables, and of streams
 _ITEM_BYTES = 600
 _SLICE_BYTES = 145  # of each column

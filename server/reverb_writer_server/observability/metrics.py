@@ -18,8 +18,6 @@ from reverb_writer_server.observability.memory import available_bytes, used_byte
 from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import ServiceState
 
-__all__ = ["CONTENT_TYPE", "exposition"]
-
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _TableValue: TypeAlias = Callable[[TableInfo], float]

@@ -17,8 +17,6 @@ from reverb_writer.rate_limits import Standstill, StandstillDetector, figures, r
 from reverb_writer.table_info import ServerInfo, TableInfo
 from reverb_writer_server.reverb.ports import accepts_connections
 
-__all__ = ["Monitor", "ServerSnapshot"]
-
 _logger = logging.getLogger(__name__)
 _EVERY_S = 2.0
 _HISTORY = 300  # snapshots, ten minutes

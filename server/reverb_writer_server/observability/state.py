@@ -13,8 +13,6 @@ from reverb_writer_server.observability.disk import DiskFacts
 from reverb_writer_server.observability.memory import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 
-__all__ = ["CheckpointStatus", "ServiceState"]
-
 _MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
 
 

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Mapping
 
 from reverb_writer_server.observability.state import ServiceState
 
-__all__ = ["notifying"]
-
 _EVERY_S = 1.0
 _EXTENSION_S = 30
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import ctypes.util
 from collections.abc import Mapping
 
-__all__ = ["with_jemalloc"]
-
 _PRELOAD = "LD_PRELOAD"
 
 

@@ -23,8 +23,6 @@ from reverb_writer_server.parent_death import end_with
 from reverb_writer_server.reverb.draining import Drain
 from reverb_writer_server.reverb.writer_guard import WriterGuard
 
-__all__ = ["StartRequest"]
-
 
 @dataclass(frozen=True)
 class StartRequest:

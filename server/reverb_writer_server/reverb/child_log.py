@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import re
 
-__all__ = ["level_of"]
-
 _INFO = re.compile(
     r"\[reverb/cc/(platform/default/server|platform/tfrecord_checkpointer|reverb_service_impl)\.cc:"
     r"|[ID]\d{4} |\S+ \S+: I \S+\.cc:|WARNING: All log messages before absl"

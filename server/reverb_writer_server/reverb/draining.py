@@ -15,8 +15,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Drain", "Endpoint", "connections_to", "tcp_sockets"]
-
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 _NUM_SPARE = 16  # a listing of descriptors, a save's files, and some that a client may snatch
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["UnrestorableError"]
-
 
 class UnrestorableError(RuntimeError):
     """Reverb refuses a checkpoint: it is damaged, or does not fit the tables."""

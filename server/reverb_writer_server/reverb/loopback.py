@@ -14,8 +14,6 @@ from reverb_writer.errors import ReverbWriterError
 from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.reverb.draining import tcp_sockets
 
-__all__ = ["LOOPBACK_INTERFACE", "LoopbackError", "restrict_to_loopback"]
-
 LOOPBACK_INTERFACE = b"lo"
 
 

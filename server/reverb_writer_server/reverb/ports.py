@@ -16,8 +16,6 @@ from collections.abc import Iterator
 
 from reverb_writer.errors import ReverbWriterError
 
-__all__ = ["PortInUseError", "accepts_connections", "free_port", "port_in_use", "reserved"]
-
 _HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"  # and an empty SETTINGS frame
 _FRAME_HEADER_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 

@@ -26,8 +26,6 @@ from reverb_writer_server.reverb.loopback import LOOPBACK_INTERFACE
 from reverb_writer_server.reverb.writer_guard import RESUME_SHARE, resident_bytes
 from reverb_writer_server.watch_thread import WatchThread
 
-__all__ = ["MemoryLimit"]
-
 _logger = logging.getLogger(__name__)
 _EVERY_S = 0.25
 _GRACE_S = 0.5

@@ -25,8 +25,6 @@ from reverb_writer_server.reverb.loopback import restrict_to_loopback
 from reverb_writer_server.reverb.ports import free_port, port_in_use, reserved
 from reverb_writer_server.reverb.reverb_tables import reverb_table
 
-__all__ = ["ReplayServer"]
-
 
 class ReplayServer:
     """Serve tables from this process until `stop()` or the end of the `with` block.

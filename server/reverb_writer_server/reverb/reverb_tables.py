@@ -11,8 +11,6 @@ import tree
 from reverb_writer.errors import SpecError
 from reverb_writer.tables import Prioritized, RateLimiter, Selector, TableConfig
 
-__all__ = ["reverb_table"]
-
 _SELECTORS = {
     "fifo": reverb.selectors.Fifo,
     "lifo": reverb.selectors.Lifo,

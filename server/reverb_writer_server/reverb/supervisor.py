@@ -25,8 +25,6 @@ from reverb_writer_server.reverb.child import StartRequest
 from reverb_writer_server.reverb.child_log import level_of
 from reverb_writer_server.reverb.draining import Endpoint
 
-__all__ = ["ReverbProcess", "ReverbProcessError"]
-
 _logger = logging.getLogger("reverb")
 _POLL_S = 0.2
 _PAUSE_S = 0.02

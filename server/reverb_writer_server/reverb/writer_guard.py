@@ -15,8 +15,6 @@ import struct
 import threading
 from pathlib import Path
 
-__all__ = ["RESUME_SHARE", "WriterGuard", "resident_bytes"]
-
 RESUME_SHARE = 0.95  # of the limit, below which inserts are accepted again
 
 _EVERY_S = 0.25
