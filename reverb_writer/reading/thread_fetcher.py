@@ -133,7 +133,7 @@ class ThreadFetcher:
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
-            Exception: whatever a part's function has raised.
+            Exception: whatever a part's function has raised, or what has ended the thread, such as MemoryError.
         """
         if partial:
             with self._assembling:
@@ -253,11 +253,10 @@ class ThreadFetcher:
             )
         except ClosedError:
             pass
-        except ReverbWriterError as error:
+        except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that just ends looks complete
+            if not isinstance(error, ReverbWriterError):
+                _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
             self._ready.append(error)
-        except Exception:
-            _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
-            raise
         finally:
             self._ended = True  # before the reader wakes: the thread is alive for a moment more
             self._wake()
