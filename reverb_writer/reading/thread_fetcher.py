@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reverb_writer.background import Flag, start_thread
+from reverb_writer.background import Flag, start_thread, uninterrupted
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
@@ -136,11 +136,7 @@ class ThreadFetcher:
             Exception: whatever a part's function has raised, or what has ended the thread, such as MemoryError.
         """
         if partial:
-            with self._assembling:
-                if not self._ready and not self._parts and self._arrived:
-                    self._add_arrived()
-                if not self._ready and (self._parts or self._assembler.num_samples):
-                    self._finish_batch()
+            uninterrupted(self._assemble_rest, None)  # half of it would lose samples, and their room for good
         item = None
         with self._lock:
             if self._ready:
@@ -354,6 +350,14 @@ class ThreadFetcher:
         with self._lock:
             self._parts.popleft()
             self._ready.append(item)
+
+    def _assemble_rest(self) -> None:
+        """Make a batch of the samples that have arrived, or the next part of one, unless one is ready."""
+        with self._assembling:
+            if not self._ready and not self._parts and self._arrived:
+                self._add_arrived()
+            if not self._ready and (self._parts or self._assembler.num_samples):
+                self._finish_batch()
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""
