@@ -138,6 +138,29 @@ def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) 
     assert gone() is None
 
 
+def our_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer-"))
+
+
+def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place: Place) -> None:
+    def transform(batch: rw.Batch) -> rw.Batch:
+        gc.collect()
+        return batch
+
+    before = our_threads()
+    gc.disable()
+    try:
+        cycle: list[Any] = [rw.ReplayDataset(place.address, "a", 2, transform=transform)]
+        gone = weakref.ref(cycle[0])
+        cycle.append(cycle)
+        del cycle
+        write(place.client, "a", range(2))
+        assert eventually(lambda: gone() is None)
+    finally:
+        gc.enable()
+    assert eventually(lambda: our_threads() == before), our_threads()
+
+
 def test_frames_are_stored_once_and_stacked_when_sampled(place: Place) -> None:
     """One episode of six frames in windows of five: stacks of three, without the two rows that may lack frames."""
     with rw.TrajectoryObserver(place.client, "a", 5) as observer:
