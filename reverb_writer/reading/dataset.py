@@ -172,8 +172,8 @@ class Dataset(Views, abc.ABC):
         samples in flight are read first.
 
         Args:
-            timeout_s: time-out of the whole call, in seconds; most of it is for priorities that are not set yet. None
-                for the dataset's.
+            timeout_s: time-out of the whole call, in seconds: half of it at most for samples in flight, and the rest
+                for priorities that are not set yet. None for the dataset's.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
         fetchers = [fetcher for reader in self._readers for fetcher in reader.fetchers]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -209,18 +210,18 @@ class ThreadFetcher:
             self._sampler.count(stats)
         return stats
 
-    def stop_asking(self, max_silence_s: float = 0.0) -> None:
+    def stop_asking(self, max_silence_s: float = 0.0, until: float = -math.inf) -> None:
         """Ask for no more samples. If sampling removes items, wait for the samples in flight.
 
-        Gives up when none has arrived for `max_silence_s` seconds.
+        Gives up at `until` of `time.monotonic()`, or when none has arrived for `max_silence_s` seconds.
         """
         self._is_ending = True
         self._fetcher.stop_asking()
         self._changed.set()
         began_at = time.monotonic()  # until now the thread may have waited for room instead of reading
         while self._fetcher.removes_items and self._fetcher.num_in_flight:
-            silence_s = time.monotonic() - max(self._heard_at, began_at)
-            if silence_s >= max_silence_s or self._closed.wait(min(max_silence_s - silence_s, max_silence_s) + 0.001):
+            left_s = min(until, max(self._heard_at, began_at) + max_silence_s) - time.monotonic()
+            if left_s <= 0 or self._closed.wait(left_s + 0.001):
                 break
 
     def stop(self) -> None:
