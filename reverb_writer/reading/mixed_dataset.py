@@ -22,7 +22,7 @@ from reverb_writer.nests import named_leaves
 from reverb_writer.reading.batches import Batch, transformed
 from reverb_writer.reading.dataset import Views
 from reverb_writer.reading.fetchers import LEAST_S
-from reverb_writer.reading.priority_updates import keys_of
+from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.replay_dataset import ReplayDataset
 from reverb_writer.reading.stats import DatasetStats
 
@@ -141,9 +141,8 @@ class MixedDataset(Views):
         info = batch.info if isinstance(batch, Batch) else batch
         if not isinstance(info, BatchInfo) or info.members is None:
             raise SpecError(f"`batch` must be one of this dataset, got {type(batch).__name__} without `info.members`.")
-        keys, members, priorities = keys_of(batch), host_array(info.members), host_array(priorities)
-        if priorities.shape != keys.shape:
-            raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a sample.")
+        keys, priorities = checked_updates(batch, priorities)
+        members = host_array(info.members)
         for member, dataset in enumerate(self.datasets):
             dataset.update_priorities(keys[members == member], priorities[members == member])
 

@@ -72,15 +72,7 @@ class PriorityUpdates:
     def put(self, batch_or_keys: Any, priorities: Any) -> None:
         """Set priorities soon; of several for one key the last one counts."""
         self._check_not_forked()
-        keys, priorities = keys_of(batch_or_keys), host_array(priorities).astype(np.float64)
-        if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
-            raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
-        if priorities.shape != keys.shape:
-            raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a key.")
-        bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
-        if len(bad):
-            others = f" and {len(bad) - 1} more such" if len(bad) > 1 else ""
-            raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]}{others}.")
+        keys, priorities = checked_updates(batch_or_keys, priorities)
         with self._lock:
             if self._closed:
                 raise ClosedError("the dataset is closed. Make a new one.")
@@ -144,39 +136,58 @@ class PriorityUpdates:
             self._send(batch, owners)
 
     def _send(self, batch: dict[int, float], owners: list[str | None]) -> None:
-        """Send each key to the server that owns it; to all where that is not known, for others ignore it."""
+        """Send each key to the server that owns it; to all where that is not known, for others ignore it.
+
+        Each key is counted once: as gone if no server could get it, or as failed if one that should have it did not.
+        """
+        num_gone = 0
         if not self._client.may_have_several:
-            self._send_to(self._client.shards[0], batch, self._client.timeout_s)
-            return
-        lost = self._lost_servers()
-        there = [shard for shard in self._client.shards if shard.name not in lost]
-        names = {shard.name for shard in there}
-        self._count_gone(sum(owner is not None and owner not in names for owner in owners))
-        sent = []
-        for shard in there:
-            updates = {key: batch[key] for key, owner in zip(batch, owners, strict=True) if owner in (None, shard.name)}
-            if updates:  # one that is slow delays no other
-                timeout_s = min(self._client.timeout_s, _TIMEOUT_S)
-                sent.append(in_background(functools.partial(self._send_to, shard, updates, timeout_s)))
-        for one in sent:
-            one.result()
-
-    def _count_gone(self, num_keys: int) -> None:
-        if num_keys and not self.num_gone:
+            failed = self._send_to(self._client.shards[0], batch, self._client.timeout_s)
+        else:
+            lost = self._lost_servers()
+            there = [shard for shard in self._client.shards if shard.name not in lost]
+            names = {None, *(shard.name for shard in there)}
+            num_gone = sum(owner not in names for owner in owners) if there else len(batch)
+            sent = []
+            for shard in there:
+                updates = {
+                    key: batch[key] for key, owner in zip(batch, owners, strict=True) if owner in (None, shard.name)
+                }
+                if updates:  # one that is slow delays no other
+                    timeout_s = min(self._client.timeout_s, _TIMEOUT_S)
+                    sent.append(in_background(functools.partial(self._send_to, shard, updates, timeout_s)))
+            failed = set().union(*[one.result() for one in sent])
+        if num_gone and not self.num_gone:
             _LOG.warning("Priorities of `%s` are not sent to servers that are gone; they are counted.", self._table)
-        self.num_gone += num_keys
+        with self._lock:
+            self.num_gone += num_gone
+            self.num_failed += len(failed)
+            self.num_sent += len(batch) - num_gone - len(failed)
 
-    def _send_to(self, shard: ServerConnection, updates: dict[int, float], timeout_s: float) -> None:
+    def _send_to(self, shard: ServerConnection, updates: dict[int, float], timeout_s: float) -> set[int]:
+        """Send updates to one server; return the keys that were not set."""
         try:
             shard.mutate_priorities(self._table, updates, deadline=Deadline(timeout_s))
-            with self._lock:
-                self.num_sent += len(updates)
         except ReverbWriterError as error:
-            with self._lock:
-                self.num_failed += len(updates)
             if not self._closed:
                 _LOG.warning("%d priorities of `%s` were not set: %s", len(updates), self._table, error)
                 time.sleep(0.1)
+            return set(updates)
+        return set()
+
+
+def checked_updates(batch_or_keys: Any, priorities: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.float64]]:
+    """Return keys and their priorities as arrays [n], if all of them can be set; else raise SpecError."""
+    keys, priorities = keys_of(batch_or_keys), host_array(priorities).astype(np.float64)
+    if keys.ndim != 1 or keys.dtype.kind not in "iu" or (keys < 0).any():
+        raise SpecError(f"`keys` must be [n] integers as `info.keys` has them, got {keys.dtype} {keys.shape}.")
+    if priorities.shape != keys.shape:
+        raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a sample, or slice.")
+    bad = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
+    if len(bad):
+        others = f" and {len(bad) - 1} more such" if len(bad) > 1 else ""
+        raise SpecError(f"`priorities` must be finite and >= 0, got {bad[0]}{others}.")
+    return keys, priorities
 
 
 def keys_of(batch_or_keys: Any) -> npt.NDArray[Any]:

@@ -178,7 +178,9 @@ class ReplayDataset(Dataset):
         self._reader.updates.put(batch_or_keys, priorities)
 
     def flush_priorities(self, timeout_s: float | None = None) -> None:
-        """Return when all priorities given so far are set, or counted in `stats().failed_priority_updates`.
+        """Return when all priorities given so far are set, or counted as not set.
+
+        `stats()` has the counters, `failed_priority_updates` and `gone_priority_updates`.
 
         Raises:
             ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.

@@ -26,11 +26,10 @@ from reverb_writer.client.client import Client
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
-from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch, transformed
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.fetchers import LEAST_S
-from reverb_writer.reading.priority_updates import keys_of
+from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.read_options import MAX_CACHE_BYTES, OnTimeout, ReadOptions
 from reverb_writer.reading.slice_pools import SliceDrawer, SliceOptions, SlicePools
 from reverb_writer.reading.stats import DatasetStats
@@ -242,9 +241,7 @@ class ContiguousDataset(Dataset):
         Raises:
             SpecError: a priority cannot be one, or there are not as many as slices.
         """
-        keys, priorities = keys_of(batch), host_array(priorities)
-        if priorities.shape != keys.shape:
-            raise SpecError(f"`priorities` has shape {priorities.shape}, expected {keys.shape}: one a slice.")
+        keys, priorities = checked_updates(batch, priorities)
         markers = batch.markers
         of_slices = 0 if markers.members is None else markers.members[markers.slices.first_rows]
         for number, member in enumerate(self._members):

@@ -72,9 +72,9 @@ class DatasetStats(FetchStats):
         last_age_s: seconds between the arrival of the first sample of the last batch and its return.
         undelivered_samples: after `close()`, samples that have arrived and were not returned; with subsequences or
             slices of samples, those of which at least one was not returned.
-        priority_updates: priorities sent to the server.
-        failed_priority_updates: priorities that could not be sent.
-        gone_priority_updates: priorities of items whose server is gone; they were not sent.
+        priority_updates: priorities sent to the server; to all, if it is not known which one has the item.
+        failed_priority_updates: priorities that a server which should get them did not take.
+        gone_priority_updates: priorities of items whose server is gone, or all are; they were not sent.
         mean_policy_age: mean of `info.policy_ages` of the last batch where they are known; 0 without `policy`.
         max_policy_age: the largest of them.
     """

@@ -437,6 +437,28 @@ def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
         assert next(client.sample("offline", 1)).info.priority == 20.0
 
 
+def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer) -> None:
+    server = replay_server(*[rw.TableConfig(name, 100, rw.Prioritized(1.0)) for name in ("a", "b")])
+    for table in ("a", "b"):
+        write(server.address, table, [1])
+    priorities = [2.0, 2.0, 2.0, float("nan")]
+    with (
+        rw.ReplayDataset(server.address, "a", 2) as a,
+        rw.ReplayDataset(server.address, "b", 2) as b,
+        rw.MixedDataset({a: 1, b: 1}) as mixed,
+    ):
+        with pytest.raises(rw.SpecError, match="must be finite and >= 0, got nan"):
+            mixed.update_priorities(next(mixed), priorities)
+        mixed.flush_priorities()
+        assert [stats.priority_updates for stats in mixed.stats()] == [0, 0]
+    with rw.ContiguousDataset(server.address, ["a", "b"], 4, 1) as slices:
+        batch = next(slices)
+        assert np.asarray(batch.markers.members).tolist() == [0, 0, 1, 1]
+        with pytest.raises(rw.SpecError, match="must be finite and >= 0, got nan"):
+            slices.update_priorities(batch, priorities)
+    assert [stats.priority_updates for stats in slices.stats()] == [0, 0]
+
+
 def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("rated", 100, rw.Prioritized(1.0)), rw.TableConfig("even"))
     with rw.Client(server.address) as client:

@@ -76,6 +76,22 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
         np.testing.assert_allclose(latest.info.probabilities, np.where(items_of(latest) == 3, 1 / 8, 2 / 8))
 
 
+def test_priority_of_a_key_that_no_sample_had_is_counted_once(lone_server: StartServer) -> None:
+    servers = [lone_server(TABLE), lone_server(TABLE)]
+    with rw.ReplayDataset([server.address for server in servers], "replay", 2, timeout_s=60) as dataset:
+        dataset.update_priorities([7], [1.0])
+        dataset.flush_priorities()
+        stats = dataset.stats()
+        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 0)
+        for server in servers:
+            server.process.kill()
+        assert eventually(lambda: dataset.stats().left_out_servers == 2)
+        dataset.update_priorities([8, 9], [1.0, 1.0])
+        dataset.flush_priorities()
+        stats = dataset.stats()
+        assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 2)
+
+
 @pytest.mark.parametrize("sampler", [rw.Prioritized(1.0), "fifo"])
 def test_first_batch_does_not_wait_for_the_server_of_its_samples_while_another_knows_their_structure(
     lone_server: StartServer, sampler: Selector
