@@ -1,7 +1,7 @@
 r"""Flat batches of slices, laid end to end, from tables of whole episodes or of sequences that span episodes.
 
-    table a -> ReplayDataset \   samples end to end -> trajectories -> slices
-    table b -> ReplayDataset  >  each its share of the slices           -> Batch [N, ...]
+    table a -> TableReader -> SlicePools \   each its share
+    table b -> TableReader -> SlicePools  >  of the slices  -> Batch [N, ...]
 
 The server draws items, by the table's sampler; of each item slices are drawn here. Many actors can write to a table at
 once: every item is of one actor, so no slice crosses from one episode, or actor, to another.
@@ -97,7 +97,8 @@ class ContiguousDataset(Dataset):
         iterates.
 
         Args:
-            client: a `Client`, an address or several, or a `reverb.Client`.
+            client: a `Client`, an address or several, a `Target` or its source, or a `reverb.Client`. Its servers are
+                those of the target now: one that joins later is not read.
             table: its name, or several. Each table of each server is a member of an ensemble.
             num_slices: slices in a batch, >= 1.
             slice_len: rows in a slice, >= 1; at most, unless `short` says otherwise.
