@@ -310,6 +310,29 @@ def test_environments_of_a_vector_go_on_elsewhere_with_their_next_episodes(
     assert stats.dropped_steps["lost_shard"] == 2
 
 
+def test_environment_that_is_reset_as_the_shard_is_lost_writes_its_next_episode(lone_server: StartServer) -> None:
+    """The reset waits for room, as another environment is between episodes, and so it finds the shard lost."""
+    servers = [lone_server(fifo("replay")) for _ in range(2)]
+    first, second = shards_for("actor", servers)
+    client = rw.Client([server.address for server in servers])
+    options: Any = {"actor_id": "actor", "patience_s": 0.5, "max_in_flight_items": 1}
+    with client, rw.VectorObserver(client, "replay", 2, num_envs=2, **options) as observer:
+
+        def step(number: int, *last: bool) -> None:
+            observer({"n": np.array([number, 1000 + number])}, end_of_episode=np.array(last))
+
+        step(0, False, False)
+        first.process.kill()
+        step(1, True, False)
+        observer.reset(env_ids=[1], discard=True)
+        assert observer.stats().shard_changes == 1
+        step(10, False, False)
+        step(11, True, True)
+        observer.flush()
+        assert "lost_shard" not in observer.stats().dropped_steps
+    assert sorted(numbers(second)) == [[10, 11], [1010, 1011]]
+
+
 def test_bad_options_are_refused(replay_server: StartServer) -> None:
     address = replay_server(fifo("replay")).address
     with pytest.raises(rw.SpecError, match="`patience_s` must be > 0 seconds, got 0"):
