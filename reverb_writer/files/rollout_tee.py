@@ -6,10 +6,13 @@ import types
 from typing import Any
 
 import numpy as np
+import tree
 
+from reverb_writer.episodes import Episode
 from reverb_writer.errors import SpecError
 from reverb_writer.files.manifest import End
-from reverb_writer.files.rollout_writer import RolloutWriter
+from reverb_writer.files.rollout_writer import PlannedStep, RolloutWriter
+from reverb_writer.nests import common_length, rows
 
 
 class RolloutTee:
@@ -71,6 +74,62 @@ class RolloutTee:
         else:
             self.observer(step, end_of_episode=end_of_episode)
         self.writer.write(planned)
+
+    def extend(self, steps: Any) -> None:
+        """Write `steps`, leaves [T, ...], of an episode that goes on after them, as so many calls would.
+
+        Raises:
+            SpecError: the tee is of several environments. Nothing changed.
+            OSError, ReverbWriterError: as for a call; the steps before are written. None is if the leaves differ in T.
+        """
+        self._check_single("extend")
+        leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
+        common_length(leaves, "`steps`")
+        for step in rows(steps, leaves):
+            self(step, end_of_episode=False)
+
+    def write_episode(self, episode: Episode) -> None:
+        """Write `episode`, whole or a chunk that was cut, as one trajectory; see `TrajectoryObserver.write_episode`.
+
+        If the observer stops in the middle, the steps that it has taken are on disk, marked as cut.
+
+        Raises:
+            SpecError: the tee is of several environments. Nothing changed.
+            OSError: the disk failed; the observer has written the episode, and it is not on disk.
+            ReverbWriterError: as for the observer and the writer.
+        """
+        self._check_single("write_episode")
+        planned = self._plan_episode(episode)
+        self.observer.check_episode(episode)
+        before = self.observer.stats().steps
+        try:
+            try:
+                self.observer.write_episode(episode)
+            except BaseException:
+                planned = planned[: self.observer.stats().steps - before]
+                raise
+            finally:
+                for step in planned:
+                    self.writer.write(step)
+        except BaseException:
+            self.writer.end_episode()
+            raise
+
+    def _plan_episode(self, episode: Episode) -> list[PlannedStep]:
+        steps = episode.steps()
+        *others, last = rows(steps, tree.flatten(steps))
+        is_terminated = episode.is_terminated
+        is_truncated = episode.is_truncated or not is_terminated  # what was cut has a next state
+        boundary = self.writer.plan(last, end_of_episode=True, terminated=is_terminated, truncated=is_truncated)
+        planned = [self.writer.plan(step, end_of_episode=False) for step in others]
+        return [*planned, boundary._replace(is_boundary=True)]
+
+    def _check_single(self, name: str) -> None:
+        if self.writer.num_envs is not None:
+            raise SpecError(
+                f"`{name}` is for one environment, and this tee has `num_envs` {self.writer.num_envs}. Call it with "
+                "each step, leaves [N, ...]."
+            )
 
     def reset(self, *, discard: bool = False, **env_ids: Any) -> None:
         """End the episode here, for both; `discard` as for the observer's `reset`."""

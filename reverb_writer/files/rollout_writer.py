@@ -35,6 +35,7 @@ class PlannedStep(NamedTuple):
     leaves: Sequence[Any]  # [...], or [N, ...] with `num_envs`
     outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
     final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
+    is_boundary: bool = False  # whether it is a boundary step itself, though its leaves may not tell
 
 
 class RolloutWriter(ClosedAtExit):
@@ -190,7 +191,8 @@ class RolloutWriter(ClosedAtExit):
                 for block, leaf in zip(self._blocks, planned.final, strict=True):
                     block[env, episode.fill] = leaf[env]
                 episode.advance()
-            self._finish(episode, End.STEP, outcome, boundary_step=planned.final is not None)
+            is_boundary = planned.is_boundary or planned.final is not None
+            self._finish(episode, End.STEP, outcome, boundary_step=is_boundary)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
