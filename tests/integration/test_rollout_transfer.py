@@ -16,6 +16,7 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.files.importing import Journal
+from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.rollouts import (
     RolloutTee,
     RolloutWriter,
@@ -224,6 +225,18 @@ def test_calls_that_the_tee_of_several_environments_cannot_write_change_nothing(
             tee.write_episode(numbered_episode(1, 2))
         assert tee.stats().steps == 0
     assert list_trajectories(tmp_path) == []
+
+
+def test_first_step_that_the_observer_refuses_does_not_tell_the_writer_what_steps_are(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    server = replay_server(fifo("a", signature={"n": ArraySpec((None,), np.dtype(np.int64))}))
+    with RolloutTee(rw.EpisodeObserver(server.address, "a", 3), RolloutWriter(tmp_path)) as tee:
+        with pytest.raises(rw.StructureError, match="leaf `n`"):
+            tee({"n": np.float32(1)}, end_of_episode=False)
+        tee({"n": np.int64(1)}, end_of_episode=True)
+    (path,) = list_trajectories(tmp_path)
+    assert StoredTrajectory(path).load()["n"].tolist() == [1]
 
 
 def test_observer_and_writer_of_different_environments_are_refused(place: Place, tmp_path: Path) -> None:
