@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ from reverb_writer.errors import SpecError
 from reverb_writer.files.manifest import End
 from reverb_writer.files.rollout_writer import PlannedStep, RolloutWriter
 from reverb_writer.nests import common_length, rows
+from reverb_writer.writing.observers import EpisodeTooLongError
 
 
 class RolloutTee:
     """Pass steps to an observer and to a writer, so that they can be imported again later.
 
     If either refuses a step, neither takes it. The writer gets a step after the observer, so every step that the server
-    may hold is on disk, or its episode is marked as cut or lost. If the disk fails, the call raises OSError although
-    the observer has taken the step; that episode is not on disk, later ones are.
+    may hold is on disk, or its episode is marked as cut or lost. An episode that is too long for an `EpisodeObserver`
+    is dropped there, and whole on disk. If the disk fails, the call raises OSError although the observer has taken the
+    step; that episode is not on disk, later ones are.
 
     The tee also has the observer's other methods, such as `flush()` and `stats()`. Call it from one thread at a time.
     It is a context manager that closes both.
@@ -41,7 +44,7 @@ class RolloutTee:
 
     def __init__(self, observer: Any, writer: RolloutWriter) -> None:
         """Join an observer and a writer with the same number of environments; the tee closes both."""
-        num_envs = getattr(observer, "num_envs", writer.num_envs)
+        num_envs = getattr(observer, "num_envs", None)
         if num_envs != writer.num_envs:
             raise SpecError(
                 f"the observer has `num_envs` {num_envs}, but the writer has {writer.num_envs}. Give both the same."
@@ -69,10 +72,14 @@ class RolloutTee:
             flags = [np.asarray(flag, bool) for flag in (terminated, truncated) if flag is not None]
             end_of_episode = flags[0] | flags[-1]
         planned = self.writer.plan(step, end_of_episode=end_of_episode, terminated=terminated, truncated=truncated)
-        if end_of_episode is None:
-            self.observer(step)
-        else:
-            self.observer(step, end_of_episode=end_of_episode)
+        try:
+            if end_of_episode is None:
+                self.observer(step)
+            else:
+                self.observer(step, end_of_episode=end_of_episode)
+        except EpisodeTooLongError:
+            self.writer.write(planned)
+            raise
         self.writer.write(planned)
 
     def extend(self, steps: Any) -> None:
@@ -131,10 +138,10 @@ class RolloutTee:
                 "each step, leaves [N, ...]."
             )
 
-    def reset(self, *, discard: bool = False, **env_ids: Any) -> None:
-        """End the episode here, for both; `discard` as for the observer's `reset`."""
-        self.observer.reset(discard=discard, **env_ids)
-        self.writer.end_episode(end=End.CUT if discard else End.RESET, **env_ids)
+    def reset(self, *, discard: bool = False, env_ids: Sequence[int] | None = None) -> None:
+        """End the episode here, for both; `discard` and `env_ids` as for the observer's `reset`."""
+        self.observer.reset(discard=discard, **({} if env_ids is None else {"env_ids": env_ids}))
+        self.writer.end_episode(end=End.CUT if discard else End.RESET, env_ids=env_ids)
 
     def open(self) -> None:
         """Open both again."""

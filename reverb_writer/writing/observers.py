@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__package__)
 
 
+class EpisodeTooLongError(SpecError):
+    """An episode has become too long for its observer, which drops it: this step, those before and those to come."""
+
+
 class WindowObserver(SingleObserver):
     """An observer of one environment that writes fixed-length windows."""
 
@@ -182,7 +186,7 @@ class EpisodeObserver(SingleObserver):
                 "is not written, and its steps up to the next episode are dropped. Raise `max_sequence_length`."
             )
             if not self._bypass:
-                raise SpecError(text)
+                raise EpisodeTooLongError(text)
             _LOG.error("%s", text)
 
     def update_priority(self, priority: Priority) -> None:

@@ -15,6 +15,7 @@ from rollout_steps import tf_agents_steps
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer import tf_agents
 from reverb_writer.files.importing import Journal
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.rollouts import (
@@ -227,6 +228,33 @@ def test_calls_that_the_tee_of_several_environments_cannot_write_change_nothing(
     assert list_trajectories(tmp_path) == []
 
 
+def test_reset_with_another_argument_changes_neither(place: Place, tmp_path: Path) -> None:
+    observer = tf_agents.ReverbAddTrajectoryObserver(place.client, "a", 2, 1)
+    steps = tf_agents_steps(0, 2)
+    with RolloutTee(observer, RolloutWriter(tmp_path)) as tee:
+        for step in steps[:2]:
+            tee(step)
+        with pytest.raises(TypeError, match="write_cached_steps"):
+            tee.reset(write_cached_steps=False)  # type: ignore[call-arg]
+        tee(steps[2])
+    assert len(read(place.client, "a")) == 2
+    assert ended(tmp_path) == [(3, True, True, False, "step")]
+
+
+def test_episode_that_is_too_long_for_the_observer_is_whole_on_disk(place: Place, tmp_path: Path) -> None:
+    with RolloutTee(rw.EpisodeObserver(place.client, "a", 3), RolloutWriter(tmp_path)) as tee:
+        for n in (1, 2, 3):
+            tee({"n": np.int64(n)}, end_of_episode=False)
+        with pytest.raises(rw.SpecError, match="longer than max_sequence_length=3"):
+            tee({"n": np.int64(4)}, end_of_episode=False)
+        tee({"n": np.int64(5)}, end_of_episode=True)
+        tee.extend({"n": np.array([6, 7])})
+        tee({"n": np.int64(8)}, end_of_episode=True)
+    assert place.column("a") == [[6, 7, 8]]
+    stored = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path)]
+    assert stored == [[1, 2, 3, 4, 5], [6, 7, 8]]
+
+
 def test_first_step_that_the_observer_refuses_does_not_tell_the_writer_what_steps_are(
     replay_server: StartServer, tmp_path: Path
 ) -> None:
@@ -240,6 +268,11 @@ def test_first_step_that_the_observer_refuses_does_not_tell_the_writer_what_step
 
 
 def test_observer_and_writer_of_different_environments_are_refused(place: Place, tmp_path: Path) -> None:
+    with (
+        rw.TrajectoryObserver(place.client, "a", 2) as single,
+        pytest.raises(rw.SpecError, match="`num_envs` None, but the writer has 2"),
+    ):
+        RolloutTee(single, RolloutWriter(tmp_path, num_envs=2))
     with (
         rw.VectorObserver(place.client, "a", 2, num_envs=2) as observer,
         pytest.raises(rw.SpecError, match="`num_envs` 2, but the writer has None"),
