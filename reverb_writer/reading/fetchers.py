@@ -26,6 +26,7 @@ LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
 
 _STOP_S = 3.0
+_MAX_SILENCE_S = 0.25
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
@@ -135,18 +136,35 @@ class Fetchers:
             self.all = [self._make(shard, infos.get(shard.name)) for shard in self._shards]
 
     def follow_target(self) -> None:
-        """Begin with servers that are new in the client's target, and end with those that have left it."""
-        if self.together or self._client.shards is self._shards:
-            return
-        self._shards = self._client.shards
-        present = {fetcher.server for fetcher in self.all if not fetcher.has_ended}
-        for fetcher in self.all:
-            if fetcher.server not in self._shards:
-                fetcher.stop()
-        for shard in self._shards:
-            if shard not in present:
-                self.all.append(self._make(shard, None))
-                self.all[-1].start()
+        """Begin with servers that are new in the client's target, and end with those that have left it.
+
+        After an interrupt the next call does the rest. Once the dataset is closed, nothing begins.
+        """
+        shards = self._client.shards
+        if not (self.together or shards is self._shards or self._is_closing):
+            for fetcher in self.all:
+                if fetcher.server not in shards:
+                    fetcher.stop()
+            present = {fetcher.server for fetcher in self.all if not fetcher.is_stopped}
+            for shard in shards:
+                if shard not in present:
+                    self._begin(self._make(shard, None))
+            self._shards = shards
+        if self._is_closing:  # another thread may have closed the dataset meanwhile, and not know those that are new
+            stop_fetchers([one for one in self.all if not (one.is_stopped or one.is_closing)], _MAX_SILENCE_S)
+
+    @property
+    def _is_closing(self) -> bool:
+        return any(fetcher.is_closing for fetcher in self.all)
+
+    def _begin(self, fetcher: ThreadFetcher) -> None:
+        """Start a fetcher; after an interrupt it is stopped, and may be in `all` or not."""
+        try:
+            fetcher.start()
+            self.all.append(fetcher)
+        except BaseException:
+            fetcher.stop()
+            raise
 
 
 def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:

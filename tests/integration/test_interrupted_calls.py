@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -116,6 +117,33 @@ def test_dataset_hands_out_batches_after_an_interrupt_at_any_moment(client: rw.C
             moment += 1 + moment // 20
             done = interrupted(lambda: next(dataset), moment)
             next(dataset)
+    assert moment > 50
+
+
+def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
+    replay_server: Callable[..., HostedServer], tmp_path: Path
+) -> None:
+    servers = [replay_server(rw.TableConfig("replay", 1, "fifo")) for _ in range(3)]
+    for number, server in enumerate(servers):
+        with rw.Client(server.address) as client:
+            client.insert({"n": np.full(1, number)}, {"replay": 1.0})
+    path = tmp_path / "shards"
+    path.write_text(servers[0].address)
+    moment, done = 0, False
+    with (
+        rw.Client(f"file:{path}") as client,
+        rw.ReplayDataset(client, "replay", 1, timeout_s=_AGAIN_WITHIN_S, max_in_flight_batches=1) as dataset,
+    ):
+        while not done:
+            moment += 1 + moment // 8
+            there = [1, 2] if moment % 2 else [0]
+            path.write_text("\n".join(servers[number].address for number in there))
+            client.connections.refresh()
+            done = interrupted(lambda: next(dataset), moment)
+            end, missing = time.monotonic() + _AGAIN_WITHIN_S, set(there)
+            while missing:
+                assert time.monotonic() < end
+                missing -= {int(next(dataset).data[0][0, 0])}
     assert moment > 50
 
 
