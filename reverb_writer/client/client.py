@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import html
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -110,7 +109,7 @@ class Client(ClosedAtExit):
         self.timeout_s = arguments[3]
         self._arguments = arguments
         self._release = connections.close if release is None else release
-        self._end = threading.Lock()  # taken by the first `close`, and never released
+        self._is_closed = False
         self._turns = itertools.count()
 
     @property
@@ -134,7 +133,7 @@ class Client(ClosedAtExit):
         Raises:
             ClosedError: says which, and what to do.
         """
-        if self._end.locked():
+        if self._is_closed:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
         for shard in self.shards:
             shard.channel.check_usable()
@@ -194,7 +193,7 @@ class Client(ClosedAtExit):
 
     def __repr__(self) -> str:
         """Return the servers' addresses; does not ask them."""
-        return f"<Client of {self.address}{' (closed)' if self._end.locked() else ''}>"
+        return f"<Client of {self.address}{' (closed)' if self._is_closed else ''}>"
 
     def _repr_html_(self) -> str:
         """Return the tables for a notebook, or why they cannot be shown; waits two seconds at most."""
@@ -343,12 +342,11 @@ class Client(ClosedAtExit):
         return InsertStream(chosen.channel, **options)
 
     def close(self) -> None:
-        """Close the connections. Idempotent; does nothing in a forked child.
+        """Close the connections. Idempotent, also after an interrupt; does nothing in a forked child.
 
         An `insert` of another thread that is under way raises `ClosedError`.
         """
-        if not self._end.acquire(blocking=False):
-            return
+        self._is_closed = True
         self._release()
 
     def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:

@@ -18,6 +18,8 @@ import pytest
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shared_clients import as_client
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -93,6 +95,33 @@ def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(
         client.server_info(_AGAIN_WITHIN_S)
     assert moment > 20
     call(client)
+
+
+def is_closed(shard: ServerConnection) -> bool:
+    try:
+        shard.channel.check_usable()
+    except rw.ClosedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("num_users", [0, 1, 2])
+def test_close_after_an_interrupt_at_any_moment_of_it_closes_every_connection(num_users: int) -> None:
+    """Of a client that a caller makes, and of one or two that are made for the same argument: the last closes them."""
+    addresses = ["localhost:1", "localhost:2"]
+    moment, done = 0, False
+    while not done:
+        moment += 1
+        clients = [as_client(addresses)[0] for _ in range(num_users)] or [rw.Client(addresses)]
+        shards = clients[0].shards
+        assert [len({id(shard) for client in clients for shard in client.shards}), len(shards)] == [2, 2]
+        for client in clients:
+            assert not any(map(is_closed, shards))
+            done = interrupted(client.close, moment)
+            client.close()
+            client.close()
+        assert all(map(is_closed, shards))
+    assert moment > 10
 
 
 def test_observer_is_confirmed_and_closed_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
