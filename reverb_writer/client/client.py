@@ -316,7 +316,7 @@ class Client(ClosedAtExit):
         """
         checked = {check_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
         keys = [check_key(key) for key in deletes]
-        self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline), timeout_s)
+        self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline=deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
         """Remove all items of `table`, set its rate limiter to zero, and let its next items have any structure."""
