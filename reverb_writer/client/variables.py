@@ -124,7 +124,7 @@ class Variables(ClosedAtExit):
             tables = self._tables(connect_timeout_s or self._timeout_s)
             for found in tables.values():
                 _check_table(found)
-            self._num_published = max(found.rate_limiter.num_inserts for found in tables.values())
+            self._last_number = max(found.rate_limiter.num_inserts for found in tables.values())
         except BaseException:
             self.close()
             raise
@@ -136,7 +136,8 @@ class Variables(ClosedAtExit):
             nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most. Tensors may
                 have gradients and be on any device.
             version: its number, >= 1, such as the number of updates so far; None for one more than the last, counted
-                from the table's first publication on. Give it always or never.
+                from the table's first publication on. Give it always or never. The number of a call that fails is not
+                used again: a server may have got that version.
 
         Returns:
             The version's number.
@@ -153,9 +154,12 @@ class Variables(ClosedAtExit):
         if num_bytes > MAX_BYTES:
             raise StructureError(f"a nest of {num_bytes} bytes, expected at most {MAX_BYTES}. Publish it in parts.")
         spec = tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves])
-        if version is None:
-            version = max(self._num_published, self.version) + 1
-        structure = np.array([encode_spec(spec), str(version).encode()], object)
+        encoded = encode_spec(spec)
+        with self._lock:  # taken for good, also if this fails: a server may have the version all the same
+            if version is None:
+                version = max(self._last_number, self.version) + 1
+            self._last_number = max(self._last_number, version)
+        structure = np.array([encoded, str(version).encode()], object)
         self._insert([structure, *(leaf[None] for leaf in leaves)])
         self.version = version
         return version
