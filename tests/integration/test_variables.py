@@ -48,6 +48,20 @@ def test_latest_logs_that_it_waits(
     assert sum(f"nothing was published yet, waiting for it at {server.address} for" in line for line in logged) > 1
 
 
+def test_latest_logs_that_no_server_answers(
+    lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting_log, "LOG_EVERY_S", 0.2)
+    server = lone_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as actor:
+        server.process.kill()
+        with pytest.raises(rw.ServerUnavailableError):
+            actor.latest(timeout_s=1.5)
+    logged = [record.getMessage() for record in caplog.records]
+    assert sum(f"table `weights`: waiting for the server at {server.address} for" in line for line in logged) > 1
+    assert not any("nothing was published" in line for line in logged)
+
+
 def test_poll_gives_each_version_once(replay_server: StartServer) -> None:
     server = replay_server(rw.TableConfig("weights", 1))
     with (
