@@ -43,11 +43,28 @@ def on_each(
     return done, unreachable
 
 
-def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
-    """Return the tables of the shards that answer; of several, as soon as one does, and within two seconds.
+def on_all(shards: Sequence[ServerConnection], verb: Callable[[ServerConnection], _T]) -> list[_T]:
+    """Do something on all shards at once; return what came of it, in their order.
 
     Raises:
-        ServerUnavailableError, ReplayTimeoutError: none does within `timeout_s` seconds.
+        ReverbWriterError: the first error, once all are done; one of a shard that is reachable first.
+    """
+    if len(shards) == 1:
+        return [verb(shards[0])]
+    done, unreachable = on_each(shards, verb)
+    for error in unreachable.values():
+        raise error
+    return [done[shard] for shard in shards]
+
+
+def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+    """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
+
+    All are asked again until one answers.
+
+    Raises:
+        ServerUnavailableError: none does within `timeout_s` seconds; of several, whatever keeps them from it.
+        ReplayTimeoutError: the only one is there, and does not answer in time.
     """
     if len(shards) == 1:
         return {shards[0]: shards[0].request_info(timeout_s)}

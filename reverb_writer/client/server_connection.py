@@ -123,7 +123,7 @@ class ServerConnection:
         check_columns(item_limits(info, checked), paths, columns)
         request = one_item(columns, is_scalar, checked)
         if spec is not None:
-            self._store_spec(info, list(checked), spec, deadline)
+            self.keep_specs(info, self.missing_specs(info, list(checked), spec, deadline), spec, deadline)
         insert_items(self.channel, [request], deadline)
 
     def sample(
@@ -203,9 +203,6 @@ class ServerConnection:
         """Keep the spec of tables that have none."""
         if tables:
             store_specs(self.channel, info, tables, spec, deadline)
-
-    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-        self.keep_specs(info, self.missing_specs(info, tables, spec, deadline), spec, deadline)
 
     def _spec_of(self, info: ServerInfo, table: str, deadline: Deadline) -> Any:
         """Return a table's signature or spec; None if there is neither."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.on_shards import answering, on_each
+from reverb_writer.client.on_shards import answering, on_all
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_weights import EXACT
 from reverb_writer.client.waiting_log import logged
@@ -78,9 +78,7 @@ def request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bo
     addresses = ", ".join(shard.address for shard in present)
     with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"), unchained():
         if needs_all:
-            infos, unreachable = on_each(present, lambda shard: shard.request_info(timeout_s))
-            for error in unreachable.values():
-                raise error
+            infos = dict(zip(present, on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True))
         else:
             infos = answering(present, timeout_s)
     for shard in present:

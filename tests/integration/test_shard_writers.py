@@ -332,6 +332,16 @@ def test_spec_of_the_first_step_is_on_all_shards_and_on_one_that_was_down_once_i
         assert [one.spec_of("other") for one in client.each()] == [None] * 3
 
 
+def test_spec_is_asked_of_the_first_server_that_answers_and_is_not_lost(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    with rw.Client(server.address) as client:
+        client.store_spec("replay", {"n": spec((), np.int64)})
+    gone, there = rw.Shard("gone", "localhost:1"), rw.Shard("there", server.address)
+    for first in (gone, rw.Shard("gone", "localhost:1", "lost")):
+        with rw.Client(rw.Target(0, (first, there)), timeout_s=20) as client:
+            assert client.spec_of("replay")["n"].dtype == np.int64
+
+
 def test_spec_that_no_server_takes_in_time_is_not_called_stored(replay_server: StartServer) -> None:
     server = replay_server(fifo("replay"), fifo("other"))
     with CallForwarder(server.port) as forwarder, rw.Client(forwarder.address, timeout_s=60) as client:
