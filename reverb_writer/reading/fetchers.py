@@ -168,14 +168,16 @@ class Fetchers:
 def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
     """Stop fetching. All fetchers stop asking before this waits for one.
 
-    `timeout_s` is for the wait for all together: a thread may be in a call to its server.
+    `timeout_s` is for all together: half of it for samples in flight, and the rest for threads, which may be in a call
+    to their server.
     """
-    deadline = time.monotonic() + min(timeout_s, _STOP_S)
+    began_at = time.monotonic()
     for fetcher in fetchers:
         fetcher.stop_asking()
     for fetcher in fetchers:
-        fetcher.stop_asking(min(max_silence_s, timeout_s))
+        fetcher.stop_asking(max_silence_s, began_at + timeout_s / 2)
     for fetcher in fetchers:
         fetcher.stop()
+    deadline = min(began_at + timeout_s, time.monotonic() + _STOP_S)
     for fetcher in fetchers:
         fetcher.join(max(deadline - time.monotonic(), 0.0))

@@ -312,5 +312,7 @@ class GlobalSampler:
                 self._streams[shard.name] = stream
                 if self._has_begun:
                     stream.start()
-                if self._is_stopped:  # meanwhile
+                if self._is_ending:  # meanwhile
+                    stream.fetcher.stop_asking()
+                if self._is_stopped:
                     stream.stop()

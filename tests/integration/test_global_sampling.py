@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.tables import Selector
 
 StartServer = Callable[..., HostedServer]
@@ -106,3 +111,43 @@ def test_tables_with_an_order_stay_in_turns(replay_server: StartServer, sampler:
         server.address: {number} for number, server in enumerate(servers)
     }
     assert {int(size) for batch in batches for size in batch.info.table_sizes} == {1, 4}
+
+
+class ChangingClient(rw.Client):
+    """A client that does something when it is asked for its shards the next time."""
+
+    then: Callable[[], object] | None = None
+
+    @property
+    def shards(self) -> tuple[ServerConnection, ...]:
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return super().shards
+
+
+def test_a_server_that_is_found_while_the_end_comes_is_asked_for_nothing(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    table = rw.TableConfig("queue", max_times_sampled=1)
+    servers = [replay_server(table) for _ in range(2)]
+    path = tmp_path / "shards"
+    path.write_text(f"a {servers[0].address}\n")
+    with ChangingClient(f"file:{path}") as client:
+        sampler = GlobalSampler(
+            client,
+            {},
+            client.server_info()["queue"],
+            batch_size=2,
+            max_samples=2,
+            num_held=lambda: 0,
+            pause=lambda _: None,
+            remember=lambda *_: None,
+        )
+        sampler.start()
+        path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
+        client.connections.refresh()
+        client.then = sampler.stop_asking  # another thread calls `close`
+        sampler.read()
+        assert eventually(lambda: "reverb-writer-shard" not in {thread.name for thread in threading.enumerate()})
+        sampler.stop()

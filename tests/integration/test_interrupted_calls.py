@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numbered import QUEUE, first_numbers, insert_numbers
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -173,6 +175,26 @@ def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
             while missing:
                 assert time.monotonic() < end
                 missing -= {int(next(dataset).data[0][0, 0])}
+    assert moment > 50
+
+
+def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(
+    replay_server: Callable[..., HostedServer],
+) -> None:
+    server = replay_server(QUEUE)
+    moment, done = 0, False
+    # Room for 8 samples; and each chunk evicts another one.
+    with rw.ReplayDataset(server.address, "queue", 4, max_cache_bytes=1, timeout_s=_AGAIN_WITHIN_S) as dataset:
+        while not done:
+            moment += 1 + moment // 10
+            insert_numbers(server.address, "queue", range(3))
+            assert eventually(lambda: dataset.stats().ready_samples == 3)
+            done = interrupted(dataset.take, moment)
+            dataset.take()
+            assert dataset.stats().ready_samples == 0
+        insert_numbers(server.address, "queue", range(8))
+        assert eventually(lambda: dataset.stats().ready_samples == 8)
+        assert first_numbers(next(dataset)) + first_numbers(next(dataset)) == list(range(8))
     assert moment > 50
 
 

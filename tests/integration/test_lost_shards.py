@@ -13,11 +13,11 @@ from types import FrameType
 import numpy as np
 import numpy.typing as npt
 import pytest
-from reading import eventually
+from reading import eventually, spec
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.tables import SelectorName
+from reverb_writer.tables import Selector, SelectorName
 
 StartServer = Callable[..., HostedServer]
 
@@ -80,6 +80,23 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
         latest = [next(dataset) for _ in range(MANY)][-1]
         # Priorities of the first two are 2 now.
         np.testing.assert_allclose(latest.info.probabilities, np.where(items_of(latest) == 3, 1 / 8, 2 / 8))
+
+
+@pytest.mark.parametrize("sampler", [rw.Prioritized(1.0), "fifo"])
+def test_first_batch_does_not_wait_for_the_server_of_its_samples_while_another_knows_their_structure(
+    lone_server: StartServer, sampler: Selector
+) -> None:
+    table = rw.TableConfig("replay", 1000, sampler)
+    servers = [lone_server(table), lone_server(table)]
+    addresses = [server.address for server in servers]
+    with rw.Client(addresses) as client:
+        client.store_spec("replay", {"n": spec((), np.int64)})
+    with rw.TrajectoryObserver(addresses[0], "replay", 1) as observer:
+        observer({"n": np.int64(7)}, end_of_episode=True)
+    with rw.ReplayDataset(addresses, "replay", 2, max_in_flight_batches=1, timeout_s=60) as dataset:
+        assert eventually(lambda: dataset.stats().ready_samples >= 2)
+        servers[0].process.kill()
+        assert next(dataset).data["n"].tolist() == [[7], [7]]
 
 
 def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: StartServer) -> None:

@@ -239,6 +239,19 @@ def test_batch_outlasts_a_server_that_cannot_tell_its_structure(lone_server: Sta
         assert first_numbers(next(dataset)) == [1, 2]
 
 
+def test_error_that_ends_the_thread_is_raised_and_is_no_end_of_the_samples(
+    replay_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    with rw.Client(server.address) as client:
+        client.insert({"frame": np.zeros((1, 1 << 18), np.float32)}, {"replay": 1.0})
+    # 2**27 rows of 1 MiB are more than an address space has.
+    options: dict[str, Any] = {"max_cache_bytes": 1 << 60, "max_in_flight_batches": 1, "timeout_s": 60.0}
+    with rw.ReplayDataset(server.address, "replay", 1, **options) as dataset, pytest.raises(MemoryError):
+        next(dataset)
+    assert "The thread that fetches samples of `replay` has ended." in caplog.messages
+
+
 def test_infinite_time_out_waits(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     with rw.ReplayDataset(server.address, "queue", 2, timeout_s=float("inf")) as dataset:
