@@ -163,7 +163,7 @@ class ReplayCluster:
             there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
             raise ServerUnavailableError(f"there is no cluster `{name}` on this Ray; there is {there}.")
         while True:
-            answers = ask_actors(found[name], "spec", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
+            answers = ask_actors([*map(str, found[name])], "spec", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
             for spec in answers.values():
                 return cls(spec, started=False)
             deadline.left_s(f"no actor of the cluster `{name}` answered")

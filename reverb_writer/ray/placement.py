@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from reverb_writer.ray.shard_report import ray_name
 from reverb_writer.ray.start_errors import PlacementError
 
 Spread = Literal["strict", "best"]
@@ -43,9 +44,7 @@ def reserve_placement(
                 "several shards with it. Add nodes and start again for one each."
             )
             _logger.warning("cluster `%s`: %s", cluster, remark)
-    group = placement_group(
-        [dict(bundle)] * num_shards, strategy=strategy, name=group_name(cluster), lifetime="detached"
-    )
+    group = placement_group([dict(bundle)] * num_shards, strategy=strategy, name=ray_name(cluster), lifetime="detached")
     end, told_at = time.monotonic() + timeout_s, time.monotonic() - _LOG_EVERY_S + _FIRST_LOG_S
     while not group.wait(0):
         lack = f"{num_shards} shards have no room: {_lack(num_shards, bundle, strategy)}"
@@ -62,8 +61,8 @@ def reserve_placement(
     return group, remark
 
 
-def release_placement(cluster: str) -> bool:
-    """Give back the room of a cluster, and end every actor in it; return whether there was any."""
+def release_placement(cluster: str) -> None:
+    """Give back the room of a cluster, and end every actor in it. Idempotent."""
     import ray  # noqa: PLC0415  # of the extra
     from ray.util.placement_group import (  # noqa: PLC0415  # of the extra
         PlacementGroup,
@@ -74,16 +73,10 @@ def release_placement(cluster: str) -> bool:
     found = [
         one["placement_group_id"]
         for one in placement_group_table().values()
-        if one["name"] == group_name(cluster) and one["state"] != "REMOVED"
+        if one["name"] == ray_name(cluster) and one["state"] != "REMOVED"
     ]
     for number in found:
         remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
-    return bool(found)
-
-
-def group_name(cluster: str) -> str:
-    """Return the name of a cluster's placement group."""
-    return f"replay:{cluster}"
 
 
 def _nodes() -> list[Mapping[str, float]]:
