@@ -12,8 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ReplayTimeoutError
 from reverb_writer.ray.actor_target import NAMESPACE, forget_actor
 from reverb_writer.ray.placement import Spread, release_placement, reserve_placement
+from reverb_writer.ray.server_child import server_environment
 from reverb_writer.ray.shard_actor import ReplayShard, server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ShardName, ShardReport, ray_name
 from reverb_writer.ray.start_errors import ShardStartError
@@ -44,7 +46,7 @@ class ClusterStarter:
                 timeout=_ESTIMATE_TIMEOUT_S,
                 check=False,
                 cwd="/",
-                env={**os.environ, **environment},
+                env=server_environment(environment),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ShardStartError(
@@ -75,8 +77,6 @@ def start_shards(
     Raises:
         PlacementError, ShardStartError, ReplayTimeoutError: nothing is left behind.
     """
-    import ray  # noqa: PLC0415  # of the extra
-
     more: dict[str, Any] = {"namespace": NAMESPACE}
     if runtime_env is not None:
         more["runtime_env"] = dict(runtime_env)
@@ -91,13 +91,7 @@ def start_shards(
         remove_cluster(spec.name, map(str, there))
         bundle, remarks = {"CPU": float(num_cpus)}, []
         if memory_bytes is None:
-            configuration = server_configuration(spec, 0, 1, 1, "127.0.0.1")
-            try:
-                need = ray.get(
-                    starter.memory_need.remote(spec.python, configuration, spec.environment), timeout=deadline.left_s()
-                )
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause if isinstance(error.cause, ShardStartError) else error from None
+            need = _memory_need(starter, spec, deadline)
             if need["unknown"]:
                 remarks.append(
                     f"the size of {', '.join(f'`{name}`' for name in need['unknown'])} is unknown: give the table a "
@@ -107,14 +101,31 @@ def start_shards(
             memory_bytes = need["total_bytes"]
         bundle["memory"] = float(memory_bytes)
         wait_s = min(placement_timeout_s, deadline.left_s())
-        group, remark = reserve_placement(spec.name, spec.num_shards, bundle, spread, wait_s)
         try:
+            group, remark = reserve_placement(spec.name, spec.num_shards, bundle, spread, wait_s)
             handles = {name: _start_actor(spec, number, name, group, bundle, more) for number, name in enumerate(names)}
             _wait_for(handles, deadline)
         except BaseException:
             remove_cluster(spec.name, names)
             raise
         return [*remarks, remark] if remark else remarks
+
+
+def _memory_need(starter: Any, spec: ClusterSpec, deadline: Deadline) -> dict[str, Any]:
+    """Return what the server estimates that a shard needs."""
+    import ray  # noqa: PLC0415  # of the extra
+
+    configuration = server_configuration(spec, 0, 1, 1, "127.0.0.1")
+    failed = f"cluster `{spec.name}`: {spec.python} did not estimate the memory of a shard"
+    asked = starter.memory_need.remote(spec.python, configuration, spec.environment)
+    try:
+        need: dict[str, Any] = ray.get(asked, timeout=deadline.left_s(failed))
+    except ray.exceptions.GetTimeoutError:
+        raise ReplayTimeoutError(f"{failed} within {deadline.timeout_s:.1f} s.") from None
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        raise cause if isinstance(cause, ShardStartError) else ShardStartError(f"{failed}: {error}") from None
+    return need
 
 
 def _start_actor(

@@ -29,8 +29,11 @@ def reserve_placement(
         bundle: what each needs: "CPU" in processors, "memory" in bytes.
         spread: "strict" for a node each where there are as many, "best" for as many nodes as there are.
         timeout_s: how long to wait for the room.
+
+    Raises:
+        PlacementError: there is no room in time. The group stays, as with any other error: `release_placement` ends it.
     """
-    from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415  # of the extra
+    from ray.util.placement_group import placement_group  # noqa: PLC0415  # of the extra
 
     remark = None
     strategy = "SPREAD"
@@ -49,7 +52,6 @@ def reserve_placement(
     while not group.wait(0):
         lack = f"{num_shards} shards have no room: {_lack(num_shards, bundle, strategy)}"
         if time.monotonic() >= end:
-            remove_placement_group(group)
             raise PlacementError(
                 f"cluster `{cluster}`: {lack}. Waited {timeout_s:g} s. Stop what has it, add nodes, or ask for fewer "
                 "shards, or less for each (`num_cpus`, `memory_bytes`)."

@@ -140,8 +140,7 @@ class ServerChild:
                 text=True,
                 errors="replace",
                 cwd="/",
-                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
-                | dict(self._environment),
+                env=server_environment(self._environment),
                 start_new_session=True,
             )
         finally:
@@ -194,6 +193,11 @@ class ServerChild:
             for line in log:
                 self._lines.append(line.rstrip())
                 print(line.rstrip(), file=sys.stderr, flush=True)  # noqa: T201  # as above
+
+
+def server_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for a server: those of this process, without what is meant for its interpreter, and more."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS} | dict(more)
 
 
 def free_port() -> int:

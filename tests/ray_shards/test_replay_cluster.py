@@ -22,6 +22,7 @@ from service_process import eventually
 import reverb_writer as rw
 import reverb_writer.ray as rwr
 from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.ray.cluster_start import ClusterStarter
 from reverb_writer.table_info import TableInfo
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
@@ -121,6 +122,40 @@ def test_start_without_room_says_what_is_free_and_leaves_nothing(machines: Any) 
     with pytest.raises(rwr.PlacementError, match="4 shards have no room: needs 4 CPUs, 3 are free"):
         rwr.ReplayCluster.start("large", TABLES, 4, python=SERVER_PYTHON, memory_bytes=10**6, placement_timeout_s=0.5)
     eventually(lambda: nothing_is_left("large"), "nothing is left of the cluster")
+
+
+def test_start_that_is_interrupted_while_there_is_no_room_leaves_nothing(machines: Any) -> None:
+    line = [sys.executable, "-m", "reverb_writer.cli", "ray", "up", "full", "--shards", "4", "--memory", "1000000"]
+    environment = {**os.environ, "RAY_ADDRESS": machines.address}
+    with subprocess.Popen([*line, "--python", SERVER_PYTHON], env=environment) as process:
+        eventually(lambda: not nothing_is_left("full"), "its placement group waits for room")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    eventually(lambda: nothing_is_left("full"), "nothing is left of the cluster")
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "said"),
+    [
+        ("exec sleep 20", rw.ReplayTimeoutError, r"server did not estimate the memory of a shard within 5\.0 s"),
+        ("kill -9 $PPID", rwr.ShardStartError, r"server did not estimate the memory of a shard: .* died"),
+        ("echo text", rwr.ShardStartError, r"server did not estimate the memory of a shard: .*JSONDecodeError"),
+    ],
+)
+def test_estimate_that_does_not_come_is_an_error_of_start(
+    machines: Any, tmp_path: Path, does: str, error: type[Exception], said: str
+) -> None:
+    server = tmp_path / "server"
+    server.write_text(f"#!/bin/sh\n{does}\n")
+    server.chmod(0o755)
+    with pytest.raises(error, match=f"(?s){said}"):
+        rwr.ReplayCluster.start("mute", TABLES, python=str(server), timeout_s=5 if "sleep" in does else 60)
+
+
+def test_variables_for_this_interpreter_are_not_for_that_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/no/python")
+    need = ClusterStarter().memory_need(SERVER_PYTHON, "[tables.replay]\nmax_size = 10", {})
+    assert need["unknown"] == ["replay"]
 
 
 def test_failed_start_names_the_cause_and_leaves_nothing(machines: Any, tmp_path: Path) -> None:
