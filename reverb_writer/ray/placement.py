@@ -63,8 +63,8 @@ def reserve_placement(
     return group, remark
 
 
-def release_placement(cluster: str) -> None:
-    """Give back the room of a cluster, and end every actor in it. Idempotent."""
+def release_placement(cluster: str) -> bool:
+    """Give back the room of a cluster, and end every actor in it; return whether it had any."""
     import ray  # noqa: PLC0415  # of the extra
     from ray.util.placement_group import (  # noqa: PLC0415  # of the extra
         PlacementGroup,
@@ -79,6 +79,7 @@ def release_placement(cluster: str) -> None:
     ]
     for number in found:
         remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
+    return bool(found)
 
 
 def _nodes() -> list[Mapping[str, float]]:

@@ -81,7 +81,7 @@ class ServerChild:
         self._thread = start_thread(self._keep, "replay-server")
 
     def stop(self) -> None:
-        """Have the server write its last checkpoint and end; `view` tells when it has."""
+        """Have the server write its last checkpoint and end; `view` tells when it has, or why it has written none."""
         self._stop.set()
 
     def _keep(self) -> None:
@@ -94,7 +94,7 @@ class ServerChild:
                 self.view = replace(self.view, state="failed", detail=f"{type(error).__name__}: {error}", pid=None)
             pause_s = _FIRST_PAUSE_S if has_served else min(2 * pause_s, _LONGEST_PAUSE_S)
             self._stop.wait(pause_s)
-        self._set(state="stopped", detail="", pid=None)
+        self._set(state="stopped", pid=None)
 
     def _run_once(self) -> bool:
         """Run one server to its end; return whether it has served."""
@@ -116,13 +116,14 @@ class ServerChild:
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
         reader.join(_HTTP_TIMEOUT_S)
-        if not self._stop.is_set():
-            lines = "\n".join(self._lines)
+        lines = "\n".join(self._lines)
+        detail = f"the server has ended with code {code}:\n{lines}"
+        if self._stop.is_set():
+            self._set(detail=detail if code and has_served else "", pid=None)  # what never served has nothing to save
+        else:
             if not has_served and not self._fixed_port and "in use" in lines:
                 port = 0
-            self._set(
-                state="failed", detail=f"the server has ended with code {code}:\n{lines}", pid=None, port=port or None
-            )
+            self._set(state="failed", detail=detail, pid=None, port=port or None)
         return has_served
 
     def _start(self, configuration: str) -> subprocess.Popen[str]:

@@ -64,10 +64,11 @@ class ReplayShard:
         """Return how the shard fares."""
         return self._report(self._child.view if self._child is not None else ChildView())
 
-    def stop(self) -> None:
-        """Have the server write its last checkpoint and end; `report` tells when it has."""
+    def stop(self) -> ShardReport:
+        """Have the server write its last checkpoint and end; return how the shard fares. Idempotent."""
         if self._child is not None:
             self._child.stop()
+        return self.report()
 
     def _configuration(self, port: int, http_port: int) -> str:
         if self._folder is not None:

@@ -23,6 +23,9 @@ import reverb_writer as rw
 import reverb_writer.ray as rwr
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.ray.cluster_start import ClusterStarter
+from reverb_writer.ray.cluster_stop import stop_shards
+from reverb_writer.ray.shard_actor import ReplayShard
+from reverb_writer.ray.shard_report import ClusterSpec
 from reverb_writer.table_info import TableInfo
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
@@ -77,6 +80,10 @@ def gone(pid: int) -> bool:
 def processes_of(pid: int) -> list[int]:
     """Return a server's process and the one that has Reverb in it."""
     return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
 
 
 def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
@@ -237,6 +244,50 @@ def test_shard_whose_server_or_actor_is_killed_is_back_from_its_checkpoint(start
     assert numbers_in(cluster) == left
 
 
+def test_stop_waits_for_actors_that_are_away_for_a_moment(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = start("away", TABLES, checkpoints=str(tmp_path))
+    insert(cluster.target(), range(20))
+    checkpoint(cluster)
+    insert(cluster.target(), range(20, 30))  # no checkpoint has these yet
+    killed, silent = cluster.status().shards
+    lost = {number for number in numbers_at(killed.address) if number >= 20}
+    assert killed.pid is not None
+    assert silent.pid is not None
+    actor = parent_of(silent.pid)
+    ray.kill(ray.get_actor(killed.name, namespace="reverb-writer"), no_restart=False)
+    eventually(lambda: gone(killed.pid or 0), "the actor has ended, and its server with it")
+    os.kill(actor, signal.SIGSTOP)
+    stopping = threading.Thread(target=cluster.stop, args=(200,))
+    stopping.start()
+    time.sleep(3)  # longer than it waits for an answer
+    os.kill(actor, signal.SIGCONT)
+    stopping.join()
+    assert not [one.getMessage() for one in caplog.records if one.name.startswith("reverb_writer")]
+    assert numbers_in(start("away", TABLES, checkpoints=str(tmp_path))) == sorted({*range(30)} - lost)
+
+
+def test_cluster_whose_actors_cannot_run_is_taken_down(machines: Any) -> None:
+    """No node has what these actors ask for: as if the nodes that had it were gone for good."""
+    spec = ClusterSpec("stranded", tuple(TABLES), 1, SERVER_PYTHON)
+    (name,) = spec.shard_names()
+    options: Any = {"name": name, "namespace": "reverb-writer", "lifetime": "detached", "resources": {"nowhere": 1}}
+
+    ray.remote(ReplayShard).options(**options).remote(spec, 0)
+    line = [sys.executable, "-m", "reverb_writer.cli", "ray", "down", "stranded", "--address", machines.address]
+    done = subprocess.run([*line, "--timeout", "1"], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"no last checkpoint of {name}: it has not ended within 1 s" in done.stdout
+    assert nothing_is_left("stranded")
+
+    ray.remote(ReplayShard).options(**options).remote(spec, 0)
+    assert stop_shards("stranded", [name], 600, patience_s=1) == {name: "its actor has not answered for 1 s"}
+    assert nothing_is_left("stranded")
+    with pytest.raises(rw.ServerUnavailableError, match="there is no cluster `stranded` on this Ray"):
+        rwr.ReplayCluster.remove("stranded")
+
+
 class Actor(threading.Thread):
     """Writes episodes of three steps until it is told to pause or end: windows of one step, so a number is an item."""
 
@@ -314,7 +365,7 @@ def test_books_balance_when_a_node_is_lost_while_actors_write(start: Start, mach
 def node_of(machines: Any, pid: int) -> Any:
     """Return the fake node whose raylet is above a server's process."""
     while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+        pid = parent_of(pid)
         for node in machines.worker_nodes:
             if any(process.process.pid == pid for process in node.all_processes["raylet"]):
                 return node
