@@ -42,13 +42,13 @@ class ReplayShard:
         self._generation = time.time_ns() // 1_000_000
         self._told: tuple[Any, ...] = ()
         self._bind = spec.bind or (_LOOPBACK if self._node == _LOOPBACK else _ALL)
-        port = None if spec.port is None else spec.port + number
         self._child: ServerChild | None = None
         self._child = ServerChild(
             spec.python,
             self._configuration,
             self._changed,
-            port=port or self._last_port(),
+            port=None if spec.port is None else spec.port + number,
+            last_port=self._last_port(),
             environment=spec.environment,
         )
 

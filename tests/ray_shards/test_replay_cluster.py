@@ -6,6 +6,7 @@ import importlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -196,8 +197,12 @@ def test_commands_start_and_stop_a_cluster_which_the_next_start_restores(machine
     assert all(gone(pid) for pid in pids)
     assert nothing_is_left("typed")
 
-    assert "serving" in run(*up)
+    host, port = shard.address.rsplit(":", 1)
+    with socket.create_server(("", int(port))):  # another process has the port now
+        assert "serving" in run(*up)
     again = rwr.ReplayCluster.attach("typed")
+    assert again.status().shards[0].address.startswith(f"{host}:")
+    assert again.status().shards[0].address != shard.address
     with rw.Client(again.target(), timeout_s=60) as client:
         assert client.server_info()["replay"].current_size == 30
     assert "there already" in run(*up)
