@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
 Start = Callable[..., rwr.ReplayCluster]
 SIGNATURE = {"number": ArraySpec((1,), np.dtype(np.int64))}
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
+GAUGE = re.compile(r"^ray_reverb_writer_shard_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+GAUGES = {"up", "attempts", "memory_bytes", "checkpoint_age_seconds", "table_size", "table_inserts", "table_samples"}
 TABLES = [rw.TableConfig("replay", 1000, rate_limiter=rw.MinSize(1), signature=SIGNATURE)]
 
 
@@ -239,6 +243,20 @@ def test_shard_whose_server_or_actor_is_killed_is_back_from_its_checkpoint(start
     assert after.shards == before.shards  # the same addresses: who has one need not ask
 
     checkpoint(cluster)
+    held = [float(len(numbers_at(shard.address))) for shard in after.shards]
+    expected = {("up", 0): 1.0, ("up", 1): 1.0, ("attempts", 0): 2.0, ("attempts", 1): 1.0}
+    expected |= {("table_size", 0): held[0], ("table_inserts", 0): held[0]}  # nothing was removed yet
+    expected |= {("table_size", 1): held[1], ("table_inserts", 1): held[1]}
+    eventually(lambda: expected.items() <= gauges_of("killed").items(), f"Ray's endpoints have {expected}")
+    gauges = gauges_of("killed")
+    assert {name for name, _ in gauges} == GAUGES
+    eventually(
+        lambda: all(gauges_of("killed")["table_samples", number] >= held[number] for number in (0, 1)),
+        "Ray's endpoints have the samples of `numbers_at`",
+    )
+    assert all(gauges["memory_bytes", number] > 50e6 for number in (0, 1))
+    assert all(0 <= gauges["checkpoint_age_seconds", number] < 300 for number in (0, 1))
+
     victim = cluster.status().shards[1]
     assert victim.pid is not None
     pids = processes_of(victim.pid)
@@ -291,6 +309,21 @@ def test_cluster_whose_actors_cannot_run_is_taken_down(machines: Any) -> None:
     assert nothing_is_left("stranded")
     with pytest.raises(rw.ServerUnavailableError, match="there is no cluster `stranded` on this Ray"):
         rwr.ReplayCluster.remove("stranded")
+
+
+def gauges_of(cluster: str) -> dict[tuple[str, int], float]:
+    """Return the gauges of a cluster that the Prometheus endpoints of Ray's nodes have, by name and shard."""
+    found = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+            with urllib.request.urlopen(url, timeout=20) as reply:
+                for name, tags, value in GAUGE.findall(reply.read().decode()):
+                    by = dict(re.findall(r'(\w+)="([^"]*)"', tags))
+                    if by["cluster"] == cluster:
+                        assert by.get("table") == ("replay" if name.startswith("table_") else None)
+                        found[name, int(by["shard"])] = float(value)
+    return found
 
 
 class Actor(threading.Thread):
