@@ -35,6 +35,8 @@ class PlannedStep(NamedTuple):
     leaves: Sequence[Any]  # [...], or [N, ...] with `num_envs`
     outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
     final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
+    first: tuple[StepStructure, Layout] | None  # of all steps, if none was written yet
+    is_boundary: bool = False  # whether it is a boundary step itself, though its leaves may not tell
 
 
 class RolloutWriter(ClosedAtExit):
@@ -98,7 +100,7 @@ class RolloutWriter(ClosedAtExit):
         self._episodes: list[EpisodeFiles] = []
         self._blocks: list[npt.NDArray[Any]] = []
         if spec is not None:
-            self._start(StepStructure(spec, batch_size=self.num_envs, is_spec=True), spec)
+            self._start(*self._new_layout(spec, is_spec=True))
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
@@ -150,9 +152,10 @@ class RolloutWriter(ClosedAtExit):
         flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
         given = {name: self._flags(name, flag) for name, flag in flags.items() if flag is not None}
         structure = self._structure
+        first: tuple[StepStructure, Layout] | None = None
         if structure is None:
-            structure = StepStructure(step, batch_size=self.num_envs)
-            self._start(structure, step)
+            first = self._new_layout(step)
+            structure = first[0]
         leaves = structure.flatten(step, self._num_steps)
         last = given.get("end_of_episode")
         if last is None and given:
@@ -164,7 +167,7 @@ class RolloutWriter(ClosedAtExit):
             int(env): Outcome(*(bool(given[key][env]) if key in given else None for key in ("terminated", "truncated")))
             for env in np.flatnonzero(last)
         }
-        return PlannedStep(leaves, outcomes, final)
+        return PlannedStep(leaves, outcomes, final, first)
 
     def write(self, planned: PlannedStep) -> None:
         """Write `planned`, a step that `plan` has checked.
@@ -172,6 +175,8 @@ class RolloutWriter(ClosedAtExit):
         Raises:
             OSError: the disk failed, for example because it is full. The episodes not yet on disk are dropped.
         """
+        if self._structure is None and planned.first is not None:
+            self._start(*planned.first)
         self._num_steps += 1
         if self.num_envs is None:
             (episode,) = self._episodes
@@ -190,7 +195,8 @@ class RolloutWriter(ClosedAtExit):
                 for block, leaf in zip(self._blocks, planned.final, strict=True):
                     block[env, episode.fill] = leaf[env]
                 episode.advance()
-            self._finish(episode, End.STEP, outcome, boundary_step=planned.final is not None)
+            is_boundary = planned.is_boundary or planned.final is not None
+            self._finish(episode, End.STEP, outcome, boundary_step=is_boundary)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
@@ -237,7 +243,7 @@ class RolloutWriter(ClosedAtExit):
         structure = StepStructure(steps, batch_size=num_steps)
         if self._structure is None:
             example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)
-            self._start(StepStructure(example, batch_size=self.num_envs, is_spec=True), example)
+            self._start(*self._new_layout(example, is_spec=True))
         specs = [(leaf.name, leaf.dtype, leaf.shape) for leaf in self._layout.leaves]
         found = list(zip(_names(structure), structure.dtypes, structure.shapes, strict=True))
         if found != specs:
@@ -259,8 +265,9 @@ class RolloutWriter(ClosedAtExit):
             self._is_open = False
             self.end_episode()
 
-    def _start(self, structure: StepStructure, example: Any) -> None:
-        """Set the structure of all steps, from the first step or from a spec."""
+    def _new_layout(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, Layout]:
+        """Return what all steps have in common with `example`: the first step, or a spec without N."""
+        structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         names = _names(structure)
         if len(set(names)) != len(names):
             raise StructureError(f"leaves need different names, got {', '.join(names)}. Rename a key that has a slash.")
@@ -269,20 +276,24 @@ class RolloutWriter(ClosedAtExit):
                 raise StructureError(f"leaf {name!r}: an .npz file cannot name it. Rename the key that has a NUL.")
         for dtype in structure.dtypes:
             dtype_number(dtype)  # what Reverb cannot store could not be imported
-        dtypes, shapes = structure.dtypes, structure.shapes
-        leaves = choose_encodings(names, dtypes, shapes, self._encodings)
-        num_envs, size = self.num_envs or 1, max(step_bytes(dtypes, shapes), 1)
-        room = min(_PART_BYTES, _BUFFER_BYTES // num_envs) // size
+        leaves = choose_encodings(names, structure.dtypes, structure.shapes, self._encodings)
+        size = max(step_bytes(structure.dtypes, structure.shapes), 1)
+        room = min(_PART_BYTES, _BUFFER_BYTES // (self.num_envs or 1)) // size
         length = self._part_length or min(max(room, _MIN_PART_LENGTH), _MAX_PART_LENGTH)
-        self._layout = Layout(encode_nest(example), leaves, length)
+        return structure, Layout(encode_nest(example), leaves, length)
+
+    def _start(self, structure: StepStructure, layout: Layout) -> None:
+        """Set what all steps have in common."""
+        num_envs = self.num_envs or 1
         self._blocks = [
-            np.zeros((num_envs, length, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
+            np.zeros((num_envs, layout.part_length, *shape), dtype)
+            for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)
         ]
-        self._structure = structure
         self._episodes = [
-            EpisodeFiles(self.data_dir, self._name, self._layout, [block[env] for block in self._blocks])
+            EpisodeFiles(self.data_dir, self._name, layout, [block[env] for block in self._blocks])
             for env in range(num_envs)
         ]
+        self._structure, self._layout = structure, layout
 
     def _name(self) -> str:
         self._last_ns = max(self._last_ns + 1, time.time_ns())
