@@ -36,6 +36,7 @@ class PlannedStep(NamedTuple):
     outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
     final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
     first: tuple[StepStructure, Layout] | None  # of all steps, if none was written yet
+    env_ids: npt.NDArray[np.signedinteger[Any]] | None  # the environments that have a step; None for all
     is_boundary: bool = False  # whether it is a boundary step itself, though its leaves may not tell
 
 
@@ -132,6 +133,7 @@ class RolloutWriter(ClosedAtExit):
         terminated: Any = None,
         truncated: Any = None,
         final_observation: Any = None,
+        env_mask: Any = None,
     ) -> PlannedStep:
         """Check a step without writing it.
 
@@ -143,9 +145,11 @@ class RolloutWriter(ClosedAtExit):
             truncated: whether a limit ended it.
             final_observation: the observation after the step, like `observation`, where an episode ends: a boundary
                 step with it and zeros in the other leaves follows, as in RLDS.
+            env_mask: which environments have a step here, [N] with `num_envs`; None for all.
 
         Raises:
             StructureError, ClosedError: as for a call. Nothing changed.
+            SpecError: `env_mask` without `num_envs`. Nothing changed.
         """
         if not self._is_open:
             raise ClosedError("the writer is closed. Call `open()` to write again.")
@@ -163,11 +167,17 @@ class RolloutWriter(ClosedAtExit):
         if last is None:
             last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
         final = None if final_observation is None else self._boundary_step(structure, final_observation)
+        env_ids = None
+        if env_mask is not None:
+            if self.num_envs is None:
+                raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
+            present = self._flags("env_mask", env_mask)
+            last, env_ids = last & present, np.flatnonzero(present)
         outcomes = {
             int(env): Outcome(*(bool(given[key][env]) if key in given else None for key in ("terminated", "truncated")))
             for env in np.flatnonzero(last)
         }
-        return PlannedStep(leaves, outcomes, final, first)
+        return PlannedStep(leaves, outcomes, final, first, env_ids)
 
     def write(self, planned: PlannedStep) -> None:
         """Write `planned`, a step that `plan` has checked.
@@ -184,10 +194,13 @@ class RolloutWriter(ClosedAtExit):
                 block[0, episode.fill] = leaf
             episode.advance()
         else:
-            all_envs, fills = np.arange(self.num_envs), [episode.fill for episode in self._episodes]
+            env_ids, episodes = np.arange(self.num_envs), self._episodes
+            if planned.env_ids is not None:
+                env_ids, episodes = planned.env_ids, [episodes[env] for env in planned.env_ids]
+            fills = [episode.fill for episode in episodes]
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[all_envs, fills] = leaf
-            for episode in self._episodes:
+                block[env_ids, fills] = leaf if planned.env_ids is None else leaf[env_ids]
+            for episode in episodes:
                 episode.advance()
         for env, outcome in planned.outcomes.items():
             episode = self._episodes[env]
