@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from reverb_writer.files.manifest import Encoding, End, encode_nest
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.tensors import dtype_number
 from reverb_writer.steps import StepStructure, step_bytes
+
+_T = TypeVar("_T")
 
 _PART_BYTES = 4 << 20
 _BUFFER_BYTES = 256 << 20  # of all environments together
@@ -183,33 +186,39 @@ class RolloutWriter(ClosedAtExit):
         """Write `planned`, a step that `plan` has checked.
 
         Raises:
-            OSError: the disk failed, for example because it is full. The episodes not yet on disk are dropped.
+            OSError: the disk failed, for example because it is full. The episodes that it refused are dropped, those of
+                other environments go on.
         """
         if self._structure is None and planned.first is not None:
             self._start(*planned.first)
         self._num_steps += 1
+        episodes = self._episodes
         if self.num_envs is None:
-            (episode,) = self._episodes
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[0, episode.fill] = leaf
-            episode.advance()
+                block[0, episodes[0].fill] = leaf
         else:
-            env_ids, episodes = np.arange(self.num_envs), self._episodes
+            env_ids = np.arange(self.num_envs)
             if planned.env_ids is not None:
                 env_ids, episodes = planned.env_ids, [episodes[env] for env in planned.env_ids]
             fills = [episode.fill for episode in episodes]
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
                 block[env_ids, fills] = leaf if planned.env_ids is None else leaf[env_ids]
-            for episode in episodes:
-                episode.advance()
-        for env, outcome in planned.outcomes.items():
-            episode = self._episodes[env]
+        try:
+            _for_each(EpisodeFiles.advance, episodes)
+        finally:
+            if planned.outcomes:
+                _for_each(functools.partial(self._end_with, planned), planned.outcomes)
+
+    def _end_with(self, planned: PlannedStep, env: int) -> None:
+        """End the episode of an environment after this step."""
+        episode, has_final = self._episodes[env], planned.final is not None
+        try:
             if planned.final is not None:
                 for block, leaf in zip(self._blocks, planned.final, strict=True):
                     block[env, episode.fill] = leaf[env]
                 episode.advance()
-            is_boundary = planned.is_boundary or planned.final is not None
-            self._finish(episode, End.STEP, outcome, boundary_step=is_boundary)
+        finally:
+            self._finish(episode, End.STEP, planned.outcomes[env], boundary_step=planned.is_boundary or has_final)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
@@ -222,8 +231,8 @@ class RolloutWriter(ClosedAtExit):
             if env_ids is None
             else [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
         )
-        for index in chosen:
-            self._finish(self._episodes[index], End(end), Outcome(None, None))
+        how, outcome = End(end), Outcome(None, None)
+        _for_each(lambda index: self._finish(self._episodes[index], how, outcome), chosen)
 
     def save(
         self,
@@ -350,6 +359,18 @@ class RolloutWriter(ClosedAtExit):
                 )
             leaves[index] = array
         return leaves
+
+
+def _for_each(do: Callable[[_T], Any], these: Iterable[_T]) -> None:
+    """Do something for each of these, though the disk fails for some; then raise the first error."""
+    errors = []
+    for one in these:
+        try:
+            do(one)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _names(structure: StepStructure) -> list[str]:
