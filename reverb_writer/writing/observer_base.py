@@ -191,7 +191,10 @@ class SingleObserver(Observer):
         session = self._session
         leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
         num_steps, at = common_length(leaves, "`steps`"), 0
-        if self._writer is None and num_steps:
+        session.stream.check()
+        if not num_steps:
+            return
+        if self._writer is None:
             session.wait_for_room()
             self._start(tree.map_structure(lambda leaf: leaf[0], steps))
         if self._fits_at_once(steps, leaves):

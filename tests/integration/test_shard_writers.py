@@ -136,6 +136,36 @@ def test_actor_that_waits_for_room_between_episodes_goes_on_elsewhere(lone_serve
     assert found
 
 
+def test_actor_that_waits_for_room_looks_again_after_it_has_found_no_other_shard(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other shard is up again in the middle of the wait, after the first look for it."""
+    servers = [lone_server(fifo("replay")) for _ in range(2)]
+    first, second = shards_for("actor", servers)
+    client = rw.Client([server.address for server in servers])
+    options: Any = {"actor_id": "actor", "patience_s": 0.5, "max_in_flight_items": 2, "timeout_s": 60}
+
+    def restart_once_it_was_looked_for() -> None:
+        while not any("no other one takes inserts; staying" in record.getMessage() for record in caplog.records):
+            time.sleep(0.05)
+        second.process.restart()
+
+    with client, rw.TrajectoryObserver(client, "replay", 2, **options) as observer:
+        episode(observer, 0)
+        observer.flush()
+        first.process.kill()
+        second.process.kill()
+        restarter = threading.Thread(target=restart_once_it_was_looked_for)
+        restarter.start()
+        for number in range(10, 40, 10):
+            episode(observer, number)
+        restarter.join()
+        observer.flush()
+        stats = observer.stats()
+    assert (stats.shard_changes, stats.unconfirmed_items) == (1, 2)
+    assert numbers(second) == [*pairs(20), *pairs(30)]
+
+
 def test_actor_goes_back_to_its_shard_and_nothing_is_lost_by_it(lone_server: StartServer) -> None:
     servers = [lone_server(fifo("replay")) for _ in range(2)]
     first, second = shards_for("actor", servers)
@@ -278,6 +308,29 @@ def test_environments_of_a_vector_go_on_elsewhere_with_their_next_episodes(
     ]
     assert stats.steps - before.steps == 8
     assert stats.dropped_steps["lost_shard"] == 2
+
+
+def test_environment_that_is_reset_as_the_shard_is_lost_writes_its_next_episode(lone_server: StartServer) -> None:
+    """The reset waits for room, as another environment is between episodes, and so it finds the shard lost."""
+    servers = [lone_server(fifo("replay")) for _ in range(2)]
+    first, second = shards_for("actor", servers)
+    client = rw.Client([server.address for server in servers])
+    options: Any = {"actor_id": "actor", "patience_s": 0.5, "max_in_flight_items": 1}
+    with client, rw.VectorObserver(client, "replay", 2, num_envs=2, **options) as observer:
+
+        def step(number: int, *last: bool) -> None:
+            observer({"n": np.array([number, 1000 + number])}, end_of_episode=np.array(last))
+
+        step(0, False, False)
+        first.process.kill()
+        step(1, True, False)
+        observer.reset(env_ids=[1], discard=True)
+        assert observer.stats().shard_changes == 1
+        step(10, False, False)
+        step(11, True, True)
+        observer.flush()
+        assert "lost_shard" not in observer.stats().dropped_steps
+    assert sorted(numbers(second)) == [[10, 11], [1010, 1011]]
 
 
 def test_bad_options_are_refused(replay_server: StartServer) -> None:
