@@ -55,7 +55,15 @@ class RolloutTee:
     def __repr__(self) -> str:
         return f"<RolloutTee of {self.observer!r} and {self.writer!r}>"
 
-    def __call__(self, step: Any, *, end_of_episode: Any = None, terminated: Any = None, truncated: Any = None) -> None:
+    def __call__(
+        self,
+        step: Any,
+        *,
+        end_of_episode: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        env_mask: Any = None,
+    ) -> None:
         """Write a step to both.
 
         Args:
@@ -63,6 +71,7 @@ class RolloutTee:
             end_of_episode: as for the observer.
             terminated: for the trajectory's end flags, as for the writer; ends the observer's episode, too.
             truncated: as `terminated`.
+            env_mask: as for a `VectorObserver`.
 
         Raises:
             OSError: the disk failed; the observer has taken the step.
@@ -71,12 +80,10 @@ class RolloutTee:
         if end_of_episode is None and not (terminated is None and truncated is None):
             flags = [np.asarray(flag, bool) for flag in (terminated, truncated) if flag is not None]
             end_of_episode = flags[0] | flags[-1]
-        planned = self.writer.plan(step, end_of_episode=end_of_episode, terminated=terminated, truncated=truncated)
+        given = {"end_of_episode": end_of_episode, "env_mask": env_mask}
+        planned = self.writer.plan(step, terminated=terminated, truncated=truncated, **given)
         try:
-            if end_of_episode is None:
-                self.observer(step)
-            else:
-                self.observer(step, end_of_episode=end_of_episode)
+            self.observer(step, **{name: flags for name, flags in given.items() if flags is not None})
         except EpisodeTooLongError:
             self.writer.write(planned)
             raise

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from reverb_writer.nests import common_length
 from reverb_writer.protocol.tensors import dtype_number
 from reverb_writer.steps import StepStructure, step_bytes
 
+_T = TypeVar("_T")
+
 _PART_BYTES = 4 << 20
 _BUFFER_BYTES = 256 << 20  # of all environments together
 _MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024
@@ -36,6 +39,7 @@ class PlannedStep(NamedTuple):
     outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
     final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
     first: tuple[StepStructure, Layout] | None  # of all steps, if none was written yet
+    env_ids: npt.NDArray[np.signedinteger[Any]] | None  # the environments that have a step; None for all
     is_boundary: bool = False  # whether it is a boundary step itself, though its leaves may not tell
 
 
@@ -132,6 +136,7 @@ class RolloutWriter(ClosedAtExit):
         terminated: Any = None,
         truncated: Any = None,
         final_observation: Any = None,
+        env_mask: Any = None,
     ) -> PlannedStep:
         """Check a step without writing it.
 
@@ -143,9 +148,11 @@ class RolloutWriter(ClosedAtExit):
             truncated: whether a limit ended it.
             final_observation: the observation after the step, like `observation`, where an episode ends: a boundary
                 step with it and zeros in the other leaves follows, as in RLDS.
+            env_mask: which environments have a step here, [N] with `num_envs`; None for all.
 
         Raises:
             StructureError, ClosedError: as for a call. Nothing changed.
+            SpecError: `env_mask` without `num_envs`. Nothing changed.
         """
         if not self._is_open:
             raise ClosedError("the writer is closed. Call `open()` to write again.")
@@ -163,40 +170,55 @@ class RolloutWriter(ClosedAtExit):
         if last is None:
             last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
         final = None if final_observation is None else self._boundary_step(structure, final_observation)
+        env_ids = None
+        if env_mask is not None:
+            if self.num_envs is None:
+                raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
+            present = self._flags("env_mask", env_mask)
+            last, env_ids = last & present, np.flatnonzero(present)
         outcomes = {
             int(env): Outcome(*(bool(given[key][env]) if key in given else None for key in ("terminated", "truncated")))
             for env in np.flatnonzero(last)
         }
-        return PlannedStep(leaves, outcomes, final, first)
+        return PlannedStep(leaves, outcomes, final, first, env_ids)
 
     def write(self, planned: PlannedStep) -> None:
         """Write `planned`, a step that `plan` has checked.
 
         Raises:
-            OSError: the disk failed, for example because it is full. The episodes not yet on disk are dropped.
+            OSError: the disk failed, for example because it is full. The episodes that it refused are dropped, those of
+                other environments go on.
         """
         if self._structure is None and planned.first is not None:
             self._start(*planned.first)
         self._num_steps += 1
+        episodes = self._episodes
         if self.num_envs is None:
-            (episode,) = self._episodes
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[0, episode.fill] = leaf
-            episode.advance()
+                block[0, episodes[0].fill] = leaf
         else:
-            all_envs, fills = np.arange(self.num_envs), [episode.fill for episode in self._episodes]
+            env_ids = np.arange(self.num_envs)
+            if planned.env_ids is not None:
+                env_ids, episodes = planned.env_ids, [episodes[env] for env in planned.env_ids]
+            fills = [episode.fill for episode in episodes]
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[all_envs, fills] = leaf
-            for episode in self._episodes:
-                episode.advance()
-        for env, outcome in planned.outcomes.items():
-            episode = self._episodes[env]
+                block[env_ids, fills] = leaf if planned.env_ids is None else leaf[env_ids]
+        try:
+            _for_each(EpisodeFiles.advance, episodes)
+        finally:
+            if planned.outcomes:
+                _for_each(functools.partial(self._end_with, planned), planned.outcomes)
+
+    def _end_with(self, planned: PlannedStep, env: int) -> None:
+        """End the episode of an environment after this step."""
+        episode, has_final = self._episodes[env], planned.final is not None
+        try:
             if planned.final is not None:
                 for block, leaf in zip(self._blocks, planned.final, strict=True):
                     block[env, episode.fill] = leaf[env]
                 episode.advance()
-            is_boundary = planned.is_boundary or planned.final is not None
-            self._finish(episode, End.STEP, outcome, boundary_step=is_boundary)
+        finally:
+            self._finish(episode, End.STEP, planned.outcomes[env], boundary_step=planned.is_boundary or has_final)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
@@ -209,8 +231,8 @@ class RolloutWriter(ClosedAtExit):
             if env_ids is None
             else [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
         )
-        for index in chosen:
-            self._finish(self._episodes[index], End(end), Outcome(None, None))
+        how, outcome = End(end), Outcome(None, None)
+        _for_each(lambda index: self._finish(self._episodes[index], how, outcome), chosen)
 
     def save(
         self,
@@ -337,6 +359,18 @@ class RolloutWriter(ClosedAtExit):
                 )
             leaves[index] = array
         return leaves
+
+
+def _for_each(do: Callable[[_T], Any], these: Iterable[_T]) -> None:
+    """Do something for each of these, though the disk fails for some; then raise the first error."""
+    errors = []
+    for one in these:
+        try:
+            do(one)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _names(structure: StepStructure) -> list[str]:

@@ -93,6 +93,40 @@ def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Pa
     assert len(list_trajectories(tmp_path)) == 3
 
 
+def test_environments_without_a_step_in_a_call_have_none_on_disk(place: Place, tmp_path: Path) -> None:
+    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2, part_length=2)) as tee:
+        tee({"n": np.array([1, 11])}, end_of_episode=[False, False])
+        tee({"n": np.array([2, 0])}, env_mask=[True, False], end_of_episode=[False, True])
+        tee({"n": np.array([0, 12])}, env_mask=[False, True], truncated=[False, True])
+        tee({"n": np.array([3, 21])}, end_of_episode=[True, True])
+        with pytest.raises(rw.StructureError, match="`env_mask` has shape"):
+            tee({"n": np.array([4, 22])}, end_of_episode=[True, True], env_mask=[True])
+    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
+    assert sorted(place.column("a")) == sorted(place.column("b")) == [[1, 2], [2, 3], [11, 12]]
+    stored = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path)]
+    assert sorted(stored) == [[1, 2, 3], [11, 12], [21]]
+
+
+def test_episodes_of_a_recorded_vector_environment_come_again(place: Place, tmp_path: Path) -> None:
+    gymnasium = pytest.importorskip("gymnasium", minversion="1.1")
+    same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs=same_step)
+    observer = rw.VectorObserver(place.client, "a", 3, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
+        recorded = rw.environments.record(envs, tee)
+        recorded.reset(seed=1)
+        recorded.action_space.seed(1)
+        for _ in range(60):
+            recorded.step(recorded.action_space.sample())
+        recorded.close()
+    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
+    live, again = read(place.client, "a"), read(place.client, "b")
+    assert len(live) > 60
+    windows = [sorted(str([leaf.tolist() for leaf in item.data]) for item in items) for items in (live, again)]
+    assert windows[0] == windows[1]
+
+
 def test_episodes_come_again_as_single_items(place: Place, tmp_path: Path) -> None:
     with RolloutTee(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(tmp_path)) as tee:
         feed(tee, (3, 1, 4))
@@ -217,13 +251,17 @@ def test_episode_that_the_disk_refuses_is_lost_there_alone(place: Place, tmp_pat
     assert observations(data_dir) == [[11, 12, 13]]
 
 
-def test_calls_that_the_tee_of_several_environments_cannot_write_change_nothing(place: Place, tmp_path: Path) -> None:
+def test_calls_for_another_number_of_environments_change_nothing(place: Place, tmp_path: Path) -> None:
     observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
         with pytest.raises(rw.SpecError, match="`extend` is for one environment"):
             tee.extend({"n": np.zeros((3, 2))})
         with pytest.raises(rw.SpecError, match="`write_episode` is for one environment"):
             tee.write_episode(numbered_episode(1, 2))
+        assert tee.stats().steps == 0
+    with RolloutTee(rw.TrajectoryObserver(place.client, "a", 2), RolloutWriter(tmp_path)) as tee:
+        with pytest.raises(rw.SpecError, match="`env_mask` is for steps of several environments"):
+            tee({"n": 1}, env_mask=[True])
         assert tee.stats().steps == 0
     assert list_trajectories(tmp_path) == []
 
