@@ -11,7 +11,7 @@ from reverb_writer.ray.cluster_start import remove_cluster
 
 _logger = logging.getLogger(__name__)
 _POLL_S = 0.2
-_ANSWER_TIMEOUT_S = 2.0  # then they are asked again
+_ANSWER_TIMEOUT_S = 5.0  # then they are asked again
 _PATIENCE_S = 60.0  # with an actor that is silent: Ray may be starting it again, and its node may be busy
 
 
