@@ -192,6 +192,16 @@ class ThreadFetcher:
         """Whether no more samples will arrive."""
         return self._ended
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called, or the thread has ended: no more samples are asked for."""
+        return self._closed.is_set() or self._ended
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `stop_asking` was called, as when the dataset is closed."""
+        return self._is_ending
+
     def stats(self) -> FetchStats:
         """Return the counters so far; in a forked child, those that need no lock."""
         if self.is_forked:

@@ -9,6 +9,7 @@ busy. So a connection is given up only after these observations, and only its ow
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 import weakref
@@ -29,6 +30,7 @@ MAX_REPLY_BYTES: Final = 8 << 20
 _ANSWER_WITHIN_S = 2.0
 _AGAIN_WITHIN_S = 3.0
 _NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 _FOR_EVER_S = 1e9  # longer deadlines overflow in gRPC
 _SERVICE = messages.SERVER_INFO.split("/")[1]
 
@@ -237,6 +239,12 @@ class Connection:
                 )
 
         again.add_done_callback(judge)
+
+
+def backoff_s(failures: int) -> float:
+    """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
+    longest = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 16))
+    return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret
 
 
 def _seconds(timeout_s: float | None) -> float | None:

@@ -10,11 +10,10 @@ item whose key it knows and only takes the new priority, so no item is there twi
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -33,23 +32,17 @@ from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.connection import Call
+from reverb_writer.transport.connection import Call, backoff_s
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
 
-_FIRST_S, _LAST_S = 0.05, 2.0
 _LOG = logging.getLogger(__package__)
 OnBlock = Literal["wait", "raise", "drop_oldest"]
+_Test: TypeAlias = Callable[[], bool]
 _MESSAGE_BYTES, _GATHER_S = 1 << 20, 0.025
 _PROBE_TIMEOUT_S, _LOG_EVERY_S = 5.0, 10.0
 _SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
-
-
-def backoff_s(failures: int) -> float:
-    """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
-    longest = min(_LAST_S, _FIRST_S * 2 ** min(failures, 16))
-    return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret
 
 
 class InsertStream:
@@ -123,8 +116,8 @@ class InsertStream:
             kind, text = self._fault
             raise kind(text)  # a new one each time: an exception that is raised again keeps all its frames alive
 
-    def wait_for_room(self, timeout_s: float, *, extend: bool = False, unless: Callable[[], bool] = bool) -> None:
-        """Return when `blocked` is False, or when `unless` returns True; if it is not, do as `on_block` says.
+    def wait_for_room(self, timeout_s: float, *, extend: bool = False, unless: _Test = bool) -> None:
+        """Return when `blocked` is False or `unless`, which may take seconds, is True; else do as `on_block` says.
 
         `blocked` is True when a bound is reached, and after `close`, a fork or a refusal by the server.
 
@@ -133,7 +126,8 @@ class InsertStream:
                 nothing moved for that long; names the cause.
         """
         self.check()
-        self._wait(lambda: not self.blocked or unless(), 0.0 if self.on_block == "raise" else timeout_s, extend=extend)
+        timeout_s = 0.0 if self.on_block == "raise" else timeout_s
+        self._wait(lambda: not self.blocked, timeout_s, extend=extend, unless=unless)
 
     def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
         """Queue a request; never waits. Call `wait_for_room` before the work that leads to it.
@@ -228,9 +222,7 @@ class InsertStream:
 
     def abandon(self, num_unwritten: int = 0) -> None:
         """End at once and give up what is pending; log how much, with what writers have not handed over. Idempotent."""
-        if (
-            self._is_abandoned or self.channel.is_forked
-        ):  # `_ended` is set before: a second call finishes an interrupted one
+        if self._is_abandoned or self.channel.is_forked:  # `_ended` will not do: an interrupted call is finished here
             return
         with self._lock:
             self._ended.set()
@@ -356,15 +348,16 @@ class InsertStream:
         self._orphaned = not self._ended.is_set()
         self.abandon()
 
-    def _wait(self, done: Callable[[], bool], timeout_s: float, *, extend: bool = False) -> None:
-        """Wait until `done`, at most `timeout_s` seconds; without progress, if `extend`."""
+    def _wait(self, done: _Test, timeout_s: float, *, extend: bool = False, unless: _Test = bool) -> None:
+        """Wait until `done` or `unless`, at most `timeout_s` seconds; without progress, if `extend`."""
         self._thread.start()  # unless the `write` before was interrupted, it runs
         wait = ConfirmationWait(self.channel, self._flight, timeout_s, extend=extend)
         try:
             with self._lock:
                 self._waits.add(wait)
                 self._send_now.set()
-            self._await(done, wait)
+            if self._await(done, wait, unless):
+                return
         finally:
             with self._lock:
                 self._waits.discard(wait)
@@ -382,16 +375,22 @@ class InsertStream:
             is_there = self._loss is None or self._loss.is_silence
             raise (ReplayTimeoutError if is_there else ServerUnavailableError)(text + self._explain(wait))
 
-    def _await(self, done: Callable[[], bool], wait: ConfirmationWait) -> None:
+    def _await(self, done: _Test, wait: ConfirmationWait, unless: _Test) -> bool:
+        """Return whether `unless` has ended the wait; `done`, the time or the end of the stream may have, too."""
         logged_at = wait.began_at
         while True:
             self._progress.clear()
             with self._lock:  # not while waiting: an interrupt in `Condition.wait` may leave it without the lock
-                if done() or self._ended.is_set() or self._fault or not (left_s := wait.left_s()):
-                    return
-                if (now := time.monotonic()) - logged_at > _LOG_EVERY_S:
+                if done() or self._ended.is_set() or self._fault:
+                    return False
+                left_s = wait.left_s()
+                if left_s and (now := time.monotonic()) - logged_at > _LOG_EVERY_S:
                     logged_at, waited_s = now, now - wait.began_at
                     _LOG.warning("%s: waiting for %.0f s: %s", self.channel.address, waited_s, self._explain(wait))
+            if unless():
+                return True
+            if not left_s:
+                return False
             self.check_connection()
             self._progress.wait(min(0.05, left_s))
 

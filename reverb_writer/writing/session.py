@@ -160,14 +160,21 @@ class WriteSession:
         if not (self._actor.has_choice and (is_between or ends_episode)):
             stream.wait_for_room(self.timeout_s, extend=True)
             return
-        began_at, had_writers = time.monotonic(), bool(self._writers)
-        stream.wait_for_room(self.timeout_s, extend=True, unless=lambda: self._actor.is_lost(stream.stalled_s))
-        if not stream.blocked or (ends_episode and not is_between):
-            return
-        if not self.change_shard():
-            stream.wait_for_room(max(began_at + self.timeout_s - time.monotonic(), 0.001), extend=True)
-        elif had_writers:
-            raise ShardChangedError
+        found: ShardFound | None = None
+
+        def may_leave() -> bool:
+            nonlocal found
+            if not self._actor.is_lost(stream.stalled_s):
+                return False
+            found = self._actor.look(math.inf) if is_between else None
+            return found is not None or not is_between
+
+        stream.wait_for_room(self.timeout_s, extend=True, unless=may_leave)
+        if found is not None:
+            had_writers = bool(self._writers)
+            self._leave_for(found, stream)
+            if had_writers:
+                raise ShardChangedError
 
     def change_shard(self, *, is_lost: bool = False) -> bool:
         """Between episodes, go to another shard if there is reason to; return whether the session did.
@@ -181,13 +188,17 @@ class WriteSession:
         found = self._actor.look(math.inf if is_lost else stream.stalled_s)
         if found is None or not (found.is_rescue or (self._is_between_episodes(all) and self._is_delivered(stream))):
             return False
+        self._leave_for(found, stream)
+        return True
+
+    def _leave_for(self, found: ShardFound, stream: InsertStream) -> None:
+        """End the writers, and go to another shard."""
         for writer in self._writers:
             self.log_dropped(writer.leave())
         self.send()
         if not found.is_rescue:
             self._is_delivered(stream)
         self._take_to(found, stream)
-        return True
 
     def _is_between_episodes(self, every: Callable[[Iterable[bool]], bool]) -> bool:
         flags = [flag for writer in self._writers for flag in writer.between_episodes()]

@@ -138,13 +138,13 @@ class VectorObserver(Observer):
         last = self._num_envs - 1
         env_ids = range(last + 1) if env_ids is None else env_ids
         env_ids = [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
-        if self._is_cut is not None:
-            self._is_cut[env_ids] = False  # their next step begins an episode
         if self._writer is not None:
             self._wait_for_room(ends_episode=True)
         if self._writer is not None:
             self._session.log_dropped(self._writer.end_episodes(env_ids, align=not discard, discard=discard))
-            self._change_shard()
+        if self._is_cut is not None:
+            self._is_cut[env_ids] = False  # their next step begins an episode
+        self._change_shard()
 
     def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepLayout, VectorWriter]:
         layout = self._register(example, is_spec=is_spec)

@@ -77,3 +77,20 @@ def test_steps_of_different_lengths_are_refused_before_any_is_written(place: Pla
         assert observer.stats().steps == 0
         observer({"n": 1})
     assert place.column() == [[1]]
+
+
+def test_no_steps_are_written_at_any_time_but_to_a_closed_observer(place: Place) -> None:
+    """Also where the layout is known and no writer is there, as after `open`."""
+    none = {"n": np.zeros(0, np.int64)}
+    observer = rw.TrajectoryObserver(place.client, "a", 1)
+    observer.extend(none)
+    observer({"n": np.int64(1)}, end_of_episode=True)
+    observer.extend(none)
+    observer.close()
+    with pytest.raises(rw.ClosedError, match=r"the observer is closed. Call `open\(\)`"):
+        observer.extend(none)
+    observer.open()
+    observer.extend(none)
+    observer({"n": np.int64(2)}, end_of_episode=True)
+    observer.close()
+    assert place.column() == [[1], [2]]

@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from call_forwarder import CallForwarder
 from reading import fifo, read_column, spec
 from server_process import HostedServer
 
@@ -134,6 +136,36 @@ def test_actor_that_waits_for_room_between_episodes_goes_on_elsewhere(lone_serve
     assert found == [pair for number in range(10, 60, 10) for pair in pairs(number)][-len(found) :]
     assert len(found) == 10 - stats.unconfirmed_items
     assert found
+
+
+def test_actor_that_waits_for_room_looks_again_after_it_has_found_no_other_shard(
+    lone_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other shard is up again in the middle of the wait, after the first look for it."""
+    servers = [lone_server(fifo("replay")) for _ in range(2)]
+    first, second = shards_for("actor", servers)
+    client = rw.Client([server.address for server in servers])
+    options: Any = {"actor_id": "actor", "patience_s": 0.5, "max_in_flight_items": 2, "timeout_s": 60}
+
+    def restart_once_it_was_looked_for() -> None:
+        while not any("no other one takes inserts; staying" in record.getMessage() for record in caplog.records):
+            time.sleep(0.05)
+        second.process.restart()
+
+    with client, rw.TrajectoryObserver(client, "replay", 2, **options) as observer:
+        episode(observer, 0)
+        observer.flush()
+        first.process.kill()
+        second.process.kill()
+        restarter = threading.Thread(target=restart_once_it_was_looked_for)
+        restarter.start()
+        for number in range(10, 40, 10):
+            episode(observer, number)
+        restarter.join()
+        observer.flush()
+        stats = observer.stats()
+    assert (stats.shard_changes, stats.unconfirmed_items) == (1, 2)
+    assert numbers(second) == [*pairs(20), *pairs(30)]
 
 
 def test_actor_goes_back_to_its_shard_and_nothing_is_lost_by_it(lone_server: StartServer) -> None:
@@ -280,6 +312,29 @@ def test_environments_of_a_vector_go_on_elsewhere_with_their_next_episodes(
     assert stats.dropped_steps["lost_shard"] == 2
 
 
+def test_environment_that_is_reset_as_the_shard_is_lost_writes_its_next_episode(lone_server: StartServer) -> None:
+    """The reset waits for room, as another environment is between episodes, and so it finds the shard lost."""
+    servers = [lone_server(fifo("replay")) for _ in range(2)]
+    first, second = shards_for("actor", servers)
+    client = rw.Client([server.address for server in servers])
+    options: Any = {"actor_id": "actor", "patience_s": 0.5, "max_in_flight_items": 1}
+    with client, rw.VectorObserver(client, "replay", 2, num_envs=2, **options) as observer:
+
+        def step(number: int, *last: bool) -> None:
+            observer({"n": np.array([number, 1000 + number])}, end_of_episode=np.array(last))
+
+        step(0, False, False)
+        first.process.kill()
+        step(1, True, False)
+        observer.reset(env_ids=[1], discard=True)
+        assert observer.stats().shard_changes == 1
+        step(10, False, False)
+        step(11, True, True)
+        observer.flush()
+        assert "lost_shard" not in observer.stats().dropped_steps
+    assert sorted(numbers(second)) == [[10, 11], [1010, 1011]]
+
+
 def test_bad_options_are_refused(replay_server: StartServer) -> None:
     address = replay_server(fifo("replay")).address
     with pytest.raises(rw.SpecError, match="`patience_s` must be > 0 seconds, got 0"):
@@ -328,6 +383,44 @@ def test_spec_of_the_first_step_is_on_all_shards_and_on_one_that_was_down_once_i
             client.store_spec(["replay", "other"], {"m": spec((3,), np.float64)})
         client.reset("other")
         assert [one.spec_of("other") for one in client.each()] == [None] * 3
+
+
+def test_spec_is_asked_of_the_first_server_that_answers_and_is_not_lost(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    with rw.Client(server.address) as client:
+        client.store_spec("replay", {"n": spec((), np.int64)})
+    gone, there = rw.Shard("gone", "localhost:1"), rw.Shard("there", server.address)
+    for first in (gone, rw.Shard("gone", "localhost:1", "lost")):
+        with rw.Client(rw.Target(0, (first, there)), timeout_s=20) as client:
+            assert client.spec_of("replay")["n"].dtype == np.int64
+
+
+def test_spec_that_no_server_takes_in_time_is_not_called_stored(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"), fifo("other"))
+    with CallForwarder(server.port) as forwarder, rw.Client(forwarder.address, timeout_s=60) as client:
+        client.store_spec("other", {"n": spec((), np.int64)})
+        forwarder.refuse = {"SampleStream": grpc.StatusCode.DEADLINE_EXCEEDED}.get
+        with pytest.raises(rw.ReplayTimeoutError):
+            client.store_spec("replay", {"n": spec((), np.int64)})
+
+
+def test_spec_is_on_the_shard_that_is_written_also_if_it_was_the_one_that_took_it_too_late(
+    replay_server: StartServer,
+) -> None:
+    servers = [replay_server(fifo("replay")) for _ in range(2)]
+    late = iter([grpc.StatusCode.DEADLINE_EXCEEDED])
+    with CallForwarder(servers[0].port) as forwarder:
+        forwarder.refuse = lambda verb: next(late, None) if verb == "InsertStream" else None
+        names = {forwarder.address: servers[0], servers[1].address: servers[1]}
+        actor = next(f"{n}" for n in range(100) if rw.choose_shard(f"{n}", list(names)) == forwarder.address)
+        with rw.TrajectoryObserver([*names], "replay", 2, actor_id=actor) as observer:
+            episode(observer, 0)
+    assert next(late, None) is None
+    for server in servers:
+        with rw.Client(server.address) as client:
+            stored = client.spec_of("replay")
+            assert stored is not None, server.address
+            assert stored["n"].dtype == np.int64
 
 
 def test_stream_of_a_sequence_writer_goes_to_the_shard_of_its_id(replay_server: StartServer) -> None:

@@ -19,7 +19,7 @@ import reverb_writer as rw
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "replay.sbatch"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.skipif(not HAS_REVERB, reason="dm-reverb is not installed")
