@@ -20,7 +20,7 @@
 
 Data goes down only: no object knows the one that owns it. A ring that is full does not evict chunks by itself.
 `ChunkRing.put` returns False. Then the BatchAssembler copies the rows that its batch needs of that ring, clears the
-items of the ItemCache, calls `ChunkRing.evict_for`, and puts the chunk again. If a chunk is larger than its ring, or the
+items of the ItemCache, calls `ChunkRing.evict_for`, and puts it again. If a chunk is larger than its ring, or the
 chunks of one item evict each other, `ItemCache.partitions_to_reset` returns the rings to empty, which are enlarged for
 this item if need be.
 """
