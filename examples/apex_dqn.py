@@ -1,7 +1,7 @@
 """DQN in the style of Ape-X (Horgan et al., 2018) on CartPole: a learner, and actors that explore more or less.
 
     python examples/apex_dqn.py                                        # processes and a server of this machine
-    python examples/apex_dqn.py --ray experiment --shards 4 --python /opt/replay/bin/python --checkpoints /shared/replay
+    python examples/apex_dqn.py --ray apex --shards 4 --python /opt/replay/bin/python --checkpoints /shared/replay
 
 The second line is the same program on a Ray cluster: `on_ray` differs from `on_laptop` by ten lines. In plain NumPy.
 """

@@ -1,4 +1,4 @@
-"""A gRPC server between client and server that counts the calls, sees how much time each was given, and can slow them.
+"""A gRPC server between client and server that counts the calls, sees how much time each was given, and can spoil them.
 
     client --gRPC--> CallForwarder --gRPC--> server
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -37,12 +37,17 @@ class CallForwarder:
     Attributes:
         calls: What has arrived so far, in this order.
         delay_s: Seconds by which each call is held up before it is forwarded.
+        refuse: Gets the method's name of each call, and returns the state that it ends with instead of being forwarded;
+            None to forward it.
+        lose: The same, for calls that are forwarded, and end with that state instead of the first answer.
     """
 
     def __init__(self, port: int, *, delay_s: float = 0.0) -> None:
         """Listen on a free port."""
         self.calls: list[Call] = []
         self.delay_s = delay_s
+        self.refuse: Callable[[str], grpc.StatusCode | None] = lambda _: None
+        self.lose: Callable[[str], grpc.StatusCode | None] = lambda _: None
         self._channel = grpc.insecure_channel(f"localhost:{port}")
         self._server = grpc.server(futures.ThreadPoolExecutor(32))
         self._server.add_generic_rpc_handlers([_Handler(self)])
@@ -62,13 +67,20 @@ class CallForwarder:
     def forward(self, method: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Answer a call with what the server answers."""
         left_s = context.time_remaining()
-        self.calls.append(Call(method.rpartition("/")[2], left_s))
+        verb = method.rpartition("/")[2]
+        self.calls.append(Call(verb, left_s))
         time.sleep(self.delay_s)
+        if (state := self.refuse(verb)) is not None:
+            context.abort(state, "refused by the forwarder")
         start: Any = self._channel.stream_stream(method)
         call = start(_until_cancelled(requests), timeout=None if left_s > _NEVER_S else left_s)
         context.add_callback(call.cancel)
+        lost = self.lose(verb)
         try:
-            yield from call
+            for answer in call:
+                if lost is not None:
+                    context.abort(lost, "lost by the forwarder")
+                yield answer
         except grpc.RpcError as error:
             context.abort(error.code(), error.details())
 

@@ -31,25 +31,23 @@ class MisbehavingServer:
     """Serves until it is closed.
 
     Attributes:
-        info: the answer to ServerInfo.
-        checkpoint: the answer to Checkpoint, or what makes it.
+        info: the answer to ServerInfo, or what makes it.
+        checkpoint: likewise, to Checkpoint.
         sample: called with an iterator over the requests of a sample stream; yields its responses.
         insert: likewise, of an insert stream.
     """
 
     def __init__(self) -> None:
         """Start it on a free port, with one table `replay`."""
-        self.info = server_info("replay")
+        self.info: bytes | Callable[[], bytes] = server_info("replay")
         self.checkpoint: bytes | Callable[[], bytes] = b""
         self.sample: Callable[[Iterator[bytes]], Iterator[bytes]] = _silence
         self.insert: Callable[[Iterator[bytes]], Iterator[bytes]] = _silence
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(8), options=options)
         handlers: dict[str, Any] = {
-            "ServerInfo": grpc.unary_unary_rpc_method_handler(lambda _, __: self.info),
-            "Checkpoint": grpc.unary_unary_rpc_method_handler(
-                lambda _, __: self.checkpoint if isinstance(self.checkpoint, bytes) else self.checkpoint()
-            ),
+            "ServerInfo": grpc.unary_unary_rpc_method_handler(lambda _, __: _made(self.info)),
+            "Checkpoint": grpc.unary_unary_rpc_method_handler(lambda _, __: _made(self.checkpoint)),
             "SampleStream": grpc.stream_stream_rpc_method_handler(lambda requests, _: self.sample(requests)),
             "InsertStream": grpc.stream_stream_rpc_method_handler(lambda requests, _: self.insert(requests)),
         }
@@ -67,6 +65,10 @@ class MisbehavingServer:
     ) -> None:
         """End it."""
         self._server.stop(0).wait(10)
+
+
+def _made(answer: bytes | Callable[[], bytes]) -> bytes:
+    return answer if isinstance(answer, bytes) else answer()
 
 
 def _silence(requests: Iterator[bytes]) -> Iterator[bytes]:

@@ -35,14 +35,14 @@ def run_command(*arguments: str, environment: dict[str, str] | None = None) -> s
     )
 
 
-def eventually(condition: Callable[[], Any], what: str) -> Any:
-    """Return the first true value of `condition`, within a minute."""
+def eventually(condition: Callable[[], Any], what: str, *, pause_s: float = _PAUSE_S) -> Any:
+    """Return the first true value of `condition`, asked every `pause_s` seconds, within a minute."""
     end = time.monotonic() + _PATIENCE_S
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
-        time.sleep(_PAUSE_S)
+        time.sleep(pause_s)
     raise AssertionError(f"it did not come true within {_PATIENCE_S:g} s: {what}")
 
 
@@ -99,6 +99,15 @@ class ServiceProcess:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         assert children, f"the server has lost its child:\n{self.log()}"
         return int(children[0])
+
+    def restores(self) -> bool:
+        """Return whether a child of it reads the chunks of a checkpoint."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for one in (file for child in children for file in Path(f"/proc/{child}/fd").iterdir()):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if one.readlink().name == "chunks.tfrecord":
+                    return True
+        return False
 
     def _start(self) -> subprocess.Popen[str]:
         ports = {"REVERB_WRITER__PORT": str(self.port), "REVERB_WRITER__HTTP__PORT": str(self.http_port)}

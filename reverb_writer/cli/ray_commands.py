@@ -103,11 +103,13 @@ def status(name: str | None, address: str) -> None:
 @timeout_option(600.0, "Seconds that the last checkpoints may take.")
 @_ray
 def down(name: str, timeout: float, address: str) -> None:
-    """Write the last checkpoints of the cluster NAME, and stop it."""
+    """Write the last checkpoints of the cluster NAME, and stop it; also if its actors do not answer."""
     with report_errors():
         connect_ray(address)
-        ReplayCluster.attach(name).stop(timeout)
+        unsaved = ReplayCluster.remove(name, timeout)
         click.echo(f"{name} is stopped")
+        for shard, why in unsaved.items():
+            click.echo(f"no last checkpoint of {shard}: {why}")
 
 
 def _print(found: ClusterStatus) -> None:

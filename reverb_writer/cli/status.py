@@ -118,8 +118,9 @@ def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_St
     before: dict[str, ServerInfo] = {}
     while True:
         states: _States = {}
-        answers, failed = on_each(client.shards, lambda shard: _tables_of_users(shard.request_info()))
-        for shard in client.shards:
+        shards = client.shards  # once: a client that follows its target may have others meanwhile
+        answers, failed = on_each(shards, lambda shard: _tables_of_users(shard.request_info()))
+        for shard in shards:
             if shard in failed:
                 states[shard.address] = NoAnswer(str(failed[shard]))
                 continue

@@ -9,18 +9,15 @@ connection per process; a `Client` that a caller makes is a connection of its ow
 
 from __future__ import annotations
 
-import functools
 import html
 import itertools
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
-from reverb_writer.background import in_background
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
-from reverb_writer.client.on_shards import answers, store_spec_on_all
+from reverb_writer.client.on_shards import answers, on_all, store_spec_on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.client.shard_choice import choose_shard, default_actor_id
 from reverb_writer.client.shard_connections import ShardConnections, first_target
@@ -110,7 +107,7 @@ class Client(ClosedAtExit):
         self.timeout_s = arguments[3]
         self._arguments = arguments
         self._release = connections.close if release is None else release
-        self._end = threading.Lock()  # taken by the first `close`, and never released
+        self._is_closed = False
         self._turns = itertools.count()
 
     @property
@@ -134,7 +131,7 @@ class Client(ClosedAtExit):
         Raises:
             ClosedError: says which, and what to do.
         """
-        if self._end.locked():
+        if self._is_closed:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
         for shard in self.shards:
             shard.channel.check_usable()
@@ -194,7 +191,7 @@ class Client(ClosedAtExit):
 
     def __repr__(self) -> str:
         """Return the servers' addresses; does not ask them."""
-        return f"<Client of {self.address}{' (closed)' if self._end.locked() else ''}>"
+        return f"<Client of {self.address}{' (closed)' if self._is_closed else ''}>"
 
     def _repr_html_(self) -> str:
         """Return the tables for a notebook, or why they cannot be shown; waits two seconds at most."""
@@ -246,7 +243,7 @@ class Client(ClosedAtExit):
 
         Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
         turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
-        within two seconds of the first one are left out; so are those that hand out nothing now, unless none does.
+        within two seconds, while another does, are left out; so are those that hand out nothing now, unless none does.
         From a table with `max_times_sampled` only items that are ready are requested: one that came late would be lost.
 
         Args:
@@ -273,10 +270,13 @@ class Client(ClosedAtExit):
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
         """Return the nest of `ArraySpec` that the items of `table` have; None if it is not known.
 
-        It is the table's signature, with the time dimension, or what its first observer has stored, without it.
+        It is the table's signature, with the time dimension, or what its first observer has stored, without it. Of
+        several servers the first that answers tells it.
         """
         self.check_usable()
-        return self.shards[0].spec_of(table, timeout_s)
+        deadline = self._deadline(timeout_s)
+        shard = _first_that_answers(self.in_state("up", "draining"))
+        return shard.spec_of(table, deadline.left_s())
 
     def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
         """Store the step spec of a table that is going to be written; a spec that is stored already must be the same.
@@ -317,7 +317,7 @@ class Client(ClosedAtExit):
         """
         checked = {check_key(key): check_priority(priority) for key, priority in (updates or {}).items()}
         keys = [check_key(key) for key in deletes]
-        self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline), timeout_s)
+        self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline=deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
         """Remove all items of `table`, set its rate limiter to zero, and let its next items have any structure."""
@@ -343,35 +343,27 @@ class Client(ClosedAtExit):
         return InsertStream(chosen.channel, **options)
 
     def close(self) -> None:
-        """Close the connections. Idempotent; does nothing in a forked child.
+        """Close the connections. Idempotent, also after an interrupt; does nothing in a forked child.
 
         An `insert` of another thread that is under way raises `ClosedError`.
         """
-        if not self._end.acquire(blocking=False):
-            return
+        self._is_closed = True
         self._release()
 
     def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:
-        """Ask all servers at once and return the answers in their order; of several errors raise the first one."""
+        """Ask all servers at once and return the answers in their order; raises as `on_all`."""
         self.check_usable()
         deadline = self._deadline(timeout_s)
-        shards = self.in_state("up", "draining")
-        if len(shards) == 1:
-            return [verb(shards[0], deadline)]
-        answers = [in_background(functools.partial(verb, shard, deadline)) for shard in shards]
-        for answer in answers:  # all of them, before one of them raises
-            answer.wait()
-        return [answer.result() for answer in answers]
+        return on_all(self.in_state("up", "draining"), lambda shard: verb(shard, deadline))
 
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
     def _next(self) -> ServerConnection:
-        """Return the server whose turn it is, or the first after it that answers; if none does, the first."""
+        """Return the server whose turn it is, or the first after it that answers; if none does, that one."""
         self.check_usable()
         shards, turn = self.in_state("up"), next(self._turns)
-        order = [shards[(turn + step) % len(shards)] for step in range(len(shards))]
-        return order[0] if len(order) == 1 else next((one for one in order if answers(one)), order[0])
+        return _first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))])
 
     def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
         """Return the servers in one of these states; all if none is."""
@@ -382,6 +374,11 @@ class Client(ClosedAtExit):
         if len(self.shards) > 1:
             raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
         return self.shards[0]
+
+
+def _first_that_answers(shards: Sequence[ServerConnection]) -> ServerConnection:
+    """Return the first server that answers, each within two seconds; if none does, or there is one, the first."""
+    return shards[0] if len(shards) == 1 else next((one for one in shards if answers(one)), shards[0])
 
 
 def _remade(arguments: tuple[Any, ...], target: Target) -> Client:

@@ -5,7 +5,8 @@
     an actor writes new items    <- what its process has noted <- read with the spec, and again every second
 
 It is 1 before a larger one is seen, and it never falls, until `Client.reset` empties the table. A server that keeps no
-spec of the table tells other processes nothing; then only updates of this process count.
+spec of the table tells other processes nothing; then only updates of this process count. What could not be stored is
+stored with the next update.
 
 Source: Schaul et al. 2016, Prioritized Experience Replay, algorithm 1.
 """
@@ -25,22 +26,35 @@ _ASK_EVERY_S = 1.0
 
 _lock = threading.Lock()
 _seen: dict[tuple[str, str], float] = {}
+_stored: dict[tuple[str, str], float] = {}
 _ask_at: dict[tuple[str, str], float] = {}
 
 
-def note(address: str, table: str, priority: float) -> bool:
-    """Note a priority; return whether it is larger than all before."""
+def note(address: str, table: str, priority: float) -> None:
+    """Note a priority that was set."""
     with _lock:
-        is_larger = priority > _seen.get((address, table), _FIRST)
-        if is_larger:
-            _seen[address, table] = priority
-        return is_larger
+        _seen[address, table] = max(priority, _seen.get((address, table), _FIRST))
+
+
+def note_stored(address: str, table: str, priority: float) -> None:
+    """Note what the server stores."""
+    note(address, table, priority)
+    with _lock:
+        _stored[address, table] = priority
+
+
+def unstored(address: str, table: str) -> float | None:
+    """Return the largest priority noted; None if the server stores it, as far as is known."""
+    with _lock:
+        largest = _seen.get((address, table), _FIRST)
+        return largest if largest > _stored.get((address, table), _FIRST) else None
 
 
 def forget(address: str, table: str) -> None:
     """Begin again, for the table is empty."""
     with _lock:
         _seen.pop((address, table), None)
+        _stored.pop((address, table), None)
 
 
 def current(address: str, tables: Sequence[str], ask: Callable[[Sequence[str]], None]) -> float:

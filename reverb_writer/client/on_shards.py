@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from reverb_writer.background import in_background
@@ -43,11 +43,28 @@ def on_each(
     return done, unreachable
 
 
-def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
-    """Return the tables of the shards that answer; of several, as soon as one does, and within two seconds.
+def on_all(shards: Sequence[ServerConnection], verb: Callable[[ServerConnection], _T]) -> list[_T]:
+    """Do something on all shards at once; return what came of it, in their order.
 
     Raises:
-        ServerUnavailableError, ReplayTimeoutError: none does within `timeout_s` seconds.
+        ReverbWriterError: the first error, once all are done; one of a shard that is reachable first.
+    """
+    if len(shards) == 1:
+        return [verb(shards[0])]
+    done, unreachable = on_each(shards, verb)
+    for error in unreachable.values():
+        raise error
+    return [done[shard] for shard in shards]
+
+
+def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+    """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
+
+    All are asked again until one answers.
+
+    Raises:
+        ServerUnavailableError: none does within `timeout_s` seconds; of several, whatever keeps them from it.
+        ReplayTimeoutError: the only one is there, and does not answer in time.
     """
     if len(shards) == 1:
         return {shards[0]: shards[0].request_info(timeout_s)}
@@ -76,12 +93,23 @@ def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
     return try_server_info(shard.channel, timeout_s)
 
 
-def store_spec_on_all(shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-    """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it."""
+def store_spec_on_all(
+    shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline
+) -> Collection[ServerConnection]:
+    """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it.
+
+    Returns:
+        The shards that have it now, at least one.
+
+    Raises:
+        StructureError: a shard has another spec.
+        ServerUnavailableError, ReplayTimeoutError: no shard has taken it in time.
+    """
     found = answering(shards, deadline.left_s())
-    missing, _ = on_each([*found], lambda shard: shard.missing_specs(found[shard], tables, spec, deadline))
+    missing, silent = on_each([*found], lambda shard: shard.missing_specs(found[shard], tables, spec, deadline))
     stored, failed = on_each([*missing], lambda shard: shard.keep_specs(found[shard], missing[shard], spec, deadline))
-    if not stored and failed:
-        raise next(iter(failed.values()))
+    if not stored:
+        raise next(iter((failed | silent).values()))
     if left_out := [shard.name for shard in shards if shard not in stored]:
         _LOG.info("The spec of %s is not on %s, which gets it when it is written.", tables, ", ".join(left_out))
+    return stored.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,7 +21,13 @@ from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
+from reverb_writer.errors import (
+    ReplayTimeoutError,
+    ReverbWriterError,
+    ServerUnavailableError,
+    SpecError,
+    StructureError,
+)
 from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
@@ -31,6 +38,8 @@ from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info, try_server_info
+
+_LOG = logging.getLogger(__package__)
 
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
@@ -114,7 +123,7 @@ class ServerConnection:
         check_columns(item_limits(info, checked), paths, columns)
         request = one_item(columns, is_scalar, checked)
         if spec is not None:
-            self._store_spec(info, list(checked), spec, deadline)
+            self.keep_specs(info, self.missing_specs(info, list(checked), spec, deadline), spec, deadline)
         insert_items(self.channel, [request], deadline)
 
     def sample(
@@ -151,36 +160,21 @@ class ServerConnection:
         deadline = self._deadline(timeout_s)
         return self._spec_of(self.request_info(deadline.left_s()), table, deadline)
 
-    def store_spec(self, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-        """Keep the step spec of tables that are going to be written; a stored spec must be the same."""
-        self._store_spec(self.request_info(deadline.left_s()), tables, spec, deadline)
-
     def mutate_priorities(
-        self,
-        table: str,
-        updates: Mapping[int, float],
-        deletes: Sequence[int] = (),
-        deadline: Deadline | None = None,
+        self, table: str, updates: Mapping[int, float], deletes: Sequence[int] = (), *, deadline: Deadline
     ) -> None:
         """Change priorities and delete items; both are checked by the caller."""
-        request = messages.MutatePrioritiesRequest(
-            table=table,
-            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
-            delete_keys=deletes,
-        )
-        deadline = deadline or self._deadline(None)
-        self._call(messages.MUTATE_PRIORITIES, request, deadline)
-        if updates and table != SPECS_TABLE and largest_priorities.note(self.address, table, max(updates.values())):
-            largest = {spec_key(table): max(updates.values())}
-            with contextlib.suppress(StructureError):  # a server that keeps no specs
-                self.mutate_priorities(SPECS_TABLE, largest, (), deadline)
+        self._mutate(table, updates, deletes, deadline)
+        if updates and table != SPECS_TABLE:
+            largest_priorities.note(self.address, table, max(updates.values()))
+            self._store_largest(table, deadline)
 
     def reset(self, table: str, deadline: Deadline) -> None:
         """Remove all items of a table, set its rate limiter to zero and forget its spec."""
         self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
         largest_priorities.forget(self.address, table)
         with contextlib.suppress(StructureError):  # a server that keeps no specs
-            self.mutate_priorities(SPECS_TABLE, {}, [spec_key(table)], deadline)
+            self._mutate(SPECS_TABLE, {}, [spec_key(table)], deadline)
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
@@ -209,9 +203,6 @@ class ServerConnection:
         """Keep the spec of tables that have none."""
         if tables:
             store_specs(self.channel, info, tables, spec, deadline)
-
-    def _store_spec(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-        self.keep_specs(info, self.missing_specs(info, tables, spec, deadline), spec, deadline)
 
     def _spec_of(self, info: ServerInfo, table: str, deadline: Deadline) -> Any:
         """Return a table's signature or spec; None if there is neither."""
@@ -252,6 +243,27 @@ class ServerConnection:
         if now is None:
             return f"The server at {self.address} does not answer."
         return explain_samples(now, table, before, remedy=remedy)
+
+    def _mutate(self, table: str, updates: Mapping[int, float], deletes: Sequence[int], deadline: Deadline) -> None:
+        request = messages.MutatePrioritiesRequest(
+            table=table,
+            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
+            delete_keys=deletes,
+        )
+        self._call(messages.MUTATE_PRIORITIES, request, deadline)
+
+    def _store_largest(self, table: str, deadline: Deadline) -> None:
+        """Tell other processes the largest priority of a table, unless they know it; the next update tries again."""
+        largest = largest_priorities.unstored(self.address, table)
+        if largest is None:
+            return
+        try:
+            with contextlib.suppress(StructureError):  # a server that keeps no specs
+                self._mutate(SPECS_TABLE, {spec_key(table): largest}, (), deadline)
+        except ReverbWriterError as error:  # what the caller wants is done
+            _LOG.debug("%s: the largest priority of `%s` is not stored yet: %s", self.address, table, error)
+        else:
+            largest_priorities.note_stored(self.address, table, largest)
 
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)

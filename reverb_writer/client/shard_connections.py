@@ -2,8 +2,8 @@
 
 source -> look_up(), now and then and when a shard is unreachable -> Target -> a ServerConnection for each shard
 
-While the source cannot tell anything, the last target stays. A shard that has another address keeps its connection's
-object, so streams that it carries connect again to the new address by themselves.
+While the source cannot tell anything, or what it tells cannot be followed, the last target stays. A shard that has
+another address keeps its connection's object, so streams that it carries connect to the new address by themselves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.targets import Shard, Target, TargetSource
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 
 _LOG = logging.getLogger(__package__)
 
@@ -46,7 +46,7 @@ class ShardConnections:
         self._lock = threading.Lock()
         self._known: dict[str, ServerConnection] = {}  # by name, those of earlier targets too: streams may use them
         self._is_closed, self._wanted = Flag(), Flag()
-        self._source_is_gone = False
+        self._trouble: str | None = None  # why the newest target is not followed
         self.shards = self._connections_of(target)
         if not isinstance(source, Target):
             # The thread must not keep a client alive that nobody uses any more.
@@ -57,18 +57,18 @@ class ShardConnections:
         self._wanted.set()
 
     def refresh(self) -> None:
-        """Ask the source, and follow what it tells; if it tells nothing, log that once."""
+        """Ask the source, and follow what it tells; if that cannot be done, say why, once, and try again next time."""
         try:
-            target = self.source.look_up(_LOOK_UP_TIMEOUT_S)
+            target = _look_up(self.source, _LOOK_UP_TIMEOUT_S)
+            self._take(target)
         except Exception as error:  # noqa: BLE001  # a caller's source may raise anything, and nothing is to stop
-            if not self._source_is_gone:
-                self._source_is_gone = True
+            if str(error) != self._trouble:
+                self._trouble = str(error)
                 _LOG.warning("No new target: %s The client goes on with %s.", error, _text(self.target))
             return
-        if self._source_is_gone:
-            self._source_is_gone = False
+        if self._trouble is not None:
+            self._trouble = None
             _LOG.info("The target is told again: %s.", _text(target))
-        self._take(target)
 
     def close(self) -> None:
         """Close the connections. Idempotent; does nothing in a forked child."""
@@ -105,6 +105,7 @@ def first_target(source: TargetSource, timeout_s: float) -> Target:
 
     Raises:
         ServerUnavailableError, ReplayTimeoutError: not within `timeout_s` seconds.
+        SpecError: what it returns is no target.
         ReverbWriterError: whatever else the source raises.
     """
     if isinstance(source, Target):
@@ -113,11 +114,18 @@ def first_target(source: TargetSource, timeout_s: float) -> Target:
     with logged(lambda: f"waiting for the target of {source}"):
         while True:
             try:
-                return source.look_up(deadline.left_s())
+                return _look_up(source, deadline.left_s())
             except (ServerUnavailableError, ReplayTimeoutError):
                 if deadline.spent_s + _RETRY_S >= timeout_s:
                     raise
             time.sleep(_RETRY_S)
+
+
+def _look_up(source: TargetSource, timeout_s: float) -> Target:
+    target = source.look_up(timeout_s)
+    if not isinstance(target, Target):
+        raise SpecError(f"`look_up` of {source!r} must return a `Target`, got {target!r}.")
+    return target
 
 
 def _follow(ref: weakref.ref[ShardConnections], is_closed: Flag, wanted: Flag) -> None:

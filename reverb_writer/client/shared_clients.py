@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from dataclasses import dataclass
+import weakref
 from typing import Any
 
 from reverb_writer.arguments import check_timeout
@@ -38,11 +38,12 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
     timeout_s = Client.DEFAULT_TIMEOUT_S if timeout_s is None else check_timeout(timeout_s)
     # A child that was forked must not use what the parent has.
     key = (os.getpid(), timeout_s, source)
+    user = _User()
     while True:
         with _sharing_lock:
             shared = _shared.get(key)
             if shared is not None:
-                shared.num_users += 1
+                shared.users.add(user)
                 if _shared.get(key) is shared:  # else the garbage collector has just closed its last user
                     break
                 continue
@@ -52,28 +53,32 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
         if first is not made:
             made.client.close()
     mine: Client = object.__new__(Client)
-    mine._use(shared.client.connections, shared.client._arguments, functools.partial(_release, key, shared))  # noqa: SLF001
+    mine._use(shared.client.connections, shared.client._arguments, functools.partial(_release, key, shared, user))  # noqa: SLF001
     return mine, True
 
 
-@dataclass(eq=False)
+class _User:
+    """Stands for a client that was made here, as long as that lives."""
+
+
 class _Shared:
     """Connections that several users share."""
 
-    client: Client
-    num_users: int = 0
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.users: weakref.WeakSet[_User] = weakref.WeakSet()
 
 
 _shared: dict[tuple[Any, ...], _Shared] = {}
 _sharing_lock = threading.RLock()  # reentrant, for the garbage collector may close a client in any thread
 
 
-def _release(key: tuple[Any, ...], shared: _Shared) -> None:
-    """Close the connections if no one else uses them."""
+def _release(key: tuple[Any, ...], shared: _Shared, user: _User) -> None:
+    """Close the connections if no one else uses them. Idempotent: an interrupted call is made again."""
     with _sharing_lock:
-        shared.num_users -= 1
-        is_last = not shared.num_users
-        if is_last:
+        shared.users.discard(user)
+        is_last = not shared.users
+        if is_last and _shared.get(key) is shared:
             del _shared[key]
     if is_last:
         shared.client.close()

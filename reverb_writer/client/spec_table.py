@@ -104,7 +104,7 @@ def stored_specs(
         for columns, sample in samples:
             seen.add(sample.key)
             if sample.key in wanted:
-                largest_priorities.note(channel.address, wanted[sample.key], sample.priority)
+                largest_priorities.note_stored(channel.address, wanted[sample.key], sample.priority)
                 encoded = columns[0].flat[0] if columns[0].size else None
                 spec = decode_spec(encoded) if isinstance(encoded, bytes) else None
                 table = wanted.pop(sample.key)

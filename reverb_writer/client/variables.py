@@ -11,14 +11,14 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout, integer, number
-from reverb_writer.background import Outcome, in_background
+from reverb_writer.background import Flag, Outcome, in_background
 from reverb_writer.client.on_shards import answering, on_each
 from reverb_writer.client.publications import Publications
 from reverb_writer.client.server_connection import ServerConnection
@@ -124,7 +124,7 @@ class Variables(ClosedAtExit):
             tables = self._tables(connect_timeout_s or self._timeout_s)
             for found in tables.values():
                 _check_table(found)
-            self._num_published = max(found.rate_limiter.num_inserts for found in tables.values())
+            self._last_number = max(found.rate_limiter.num_inserts for found in tables.values())
         except BaseException:
             self.close()
             raise
@@ -136,7 +136,8 @@ class Variables(ClosedAtExit):
             nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most. Tensors may
                 have gradients and be on any device.
             version: its number, >= 1, such as the number of updates so far; None for one more than the last, counted
-                from the table's first publication on. Give it always or never.
+                from the table's first publication on. Give it always or never. The number of a call that fails is not
+                used again: a server may have got that version.
 
         Returns:
             The version's number.
@@ -153,9 +154,12 @@ class Variables(ClosedAtExit):
         if num_bytes > MAX_BYTES:
             raise StructureError(f"a nest of {num_bytes} bytes, expected at most {MAX_BYTES}. Publish it in parts.")
         spec = tree.unflatten_as(nest, [ArraySpec(leaf.shape, leaf.dtype) for leaf in leaves])
-        if version is None:
-            version = max(self._num_published, self.version) + 1
-        structure = np.array([encode_spec(spec), str(version).encode()], object)
+        encoded = encode_spec(spec)
+        with self._lock:  # taken for good, also if this fails: a server may have the version all the same
+            if version is None:
+                version = max(self._last_number, self.version) + 1
+            self._last_number = max(self._last_number, version)
+        structure = np.array([encoded, str(version).encode()], object)
         self._insert([structure, *(leaf[None] for leaf in leaves)])
         self.version = version
         return version
@@ -188,10 +192,14 @@ class Variables(ClosedAtExit):
             FormatError: what is in the table was not written by `publish`.
         """
         deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
-        with logged(
-            lambda: f"table `{self._table}`: nothing was published yet, waiting for it at {self._client.address}"
-        ):
-            shards, tables = self._published(deadline)
+        answered = Flag()
+
+        def waiting() -> str:
+            why = "nothing was published yet, waiting for it" if answered.is_set() else "waiting for the server"
+            return f"table `{self._table}`: {why} at {self._client.address}"
+
+        with logged(waiting):
+            shards, tables = self._published(deadline, answered)
             read, failed = on_each(shards, lambda shard: self._read(shard, deadline))
         if not read:
             raise next(iter(failed.values()))
@@ -202,10 +210,17 @@ class Variables(ClosedAtExit):
             self._news = None  # its answer may be older
         return newest.nest
 
-    def _published(self, deadline: Deadline) -> tuple[list[ServerConnection], dict[str, tuple[int, int]]]:
-        """Return the servers that have a version, as soon as one of several has; and what they count."""
+    def _published(
+        self, deadline: Deadline, answered: Flag
+    ) -> tuple[list[ServerConnection], dict[str, tuple[int, int]]]:
+        """Return the servers that have a version, as soon as one of several has; and what they count.
+
+        `answered` is set while the newest question has an answer.
+        """
         while True:
+            answered.clear()
             infos = self._infos(deadline.left_s())
+            answered.set()
             shards = [shard for shard, info in infos.items() if info.tables[self._table].current_size]
             if shards or len(self._shards()) == 1:
                 return shards or [*infos], self._counts(infos)
@@ -251,7 +266,7 @@ class Variables(ClosedAtExit):
         shards = {shard.name: shard for shard in self._shards()}
         timeout_s = self._timeout_s if len(shards) == 1 else min(self._timeout_s, _ANSWER_WITHIN_S)
         infos, _ = on_each([*shards.values()], lambda shard: try_server_info(shard.channel, timeout_s))
-        there = {shard: info for shard, info in infos.items() if info is not None}
+        there = self._checked({shard: info for shard, info in infos.items() if info is not None})
         known = known.updated(self._counts(there))
         name = known.newest(rank_shards(self._reader, [shard.name for shard in there]))
         if name is None:
@@ -261,13 +276,15 @@ class Variables(ClosedAtExit):
             return _News(known.taken(name), read)
         return _News(known.passed(name), None)
 
-    def _shards(self) -> list[ServerConnection]:
+    def _shards(self) -> Sequence[ServerConnection]:
         self._client.check_usable()
-        return [shard for shard in self._client.shards if shard.shard.state != "lost"] or [*self._client.shards]
+        return self._client.in_state("up", "draining")
 
     def _infos(self, timeout_s: float) -> dict[ServerConnection, ServerInfo]:
         """Return what the servers that answer tell; all of them must have the table."""
-        infos = answering(self._shards(), timeout_s)
+        return self._checked(answering(self._shards(), timeout_s))
+
+    def _checked(self, infos: dict[ServerConnection, ServerInfo]) -> dict[ServerConnection, ServerInfo]:
         for shard, info in infos.items():
             check_tables_exist([self._table], info, shard.address)
         return infos
@@ -277,8 +294,6 @@ class Variables(ClosedAtExit):
 
     def _counts(self, infos: Mapping[ServerConnection, ServerInfo]) -> dict[str, tuple[int, int]]:
         """Return by server what changes with every `publish`, and with its restart."""
-        for shard, info in infos.items():
-            check_tables_exist([self._table], info, shard.address)
         return {
             shard.name: (info.state_id, info.tables[self._table].rate_limiter.num_inserts)
             for shard, info in infos.items()

@@ -30,6 +30,8 @@ _CONFIRM_S = 2.0
 class Journal:
     """A file of JSON lines: first the purpose of the import, then the names of confirmed trajectories.
 
+    A line that was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
+
     Attributes:
         path: the file.
         done: names of the trajectories that were delivered.
@@ -39,35 +41,42 @@ class Journal:
         """Read the file if it exists.
 
         Raises:
-            SpecError: the file belongs to another import.
+            SpecError: the file belongs to another import, or does not begin as a journal.
             OSError: it cannot be read.
         """
         self.path = path
         self._purpose = dict(purpose)
         self.done: set[str] = set()
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
         if not lines:
             return
-        found = json.loads(lines[0])
+        try:
+            found = json.loads(lines[0])
+        except ValueError:
+            raise SpecError(
+                f"journal {path} does not begin as one: its first line cannot be read, expected {self._purpose}. If an "
+                "import was cut short while it wrote that line, remove the file: everything is sent again. Otherwise "
+                "name another file."
+            ) from None
         if found != self._purpose:
             raise SpecError(
                 f"journal {path} belongs to another import: it has {found}, expected {self._purpose}. "
                 "Name another file."
             )
         for line in lines[1:]:
-            try:
+            with suppress(ValueError):  # cut short
                 self.done.add(json.loads(line))
-            except ValueError:  # the last line, if the process was killed while it wrote
-                break
 
     def add(self, names: Iterable[str]) -> None:
         """Add the names of delivered trajectories."""
         names = list(names)
-        is_new = not self.path.exists()
-        with self.path.open("a", encoding="utf-8") as file:
-            if is_new:
-                file.write(json.dumps(self._purpose) + "\n")
-            file.writelines(json.dumps(name) + "\n" for name in names)
+        with self.path.open("a+b") as file:
+            size = file.tell()
+            file.seek(max(size - 1, 0))
+            is_torn = file.read(1) not in (b"", b"\n")
+            lines = [""] if is_torn else [] if size else [json.dumps(self._purpose)]
+            lines += map(json.dumps, names)
+            file.write("\n".join([*lines, ""]).encode())
         self.done.update(names)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from reverb_writer.nests import common_length
 from reverb_writer.protocol.tensors import dtype_number
 from reverb_writer.steps import StepStructure, step_bytes
 
+_T = TypeVar("_T")
+
 _PART_BYTES = 4 << 20
 _BUFFER_BYTES = 256 << 20  # of all environments together
 _MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024
@@ -35,6 +38,9 @@ class PlannedStep(NamedTuple):
     leaves: Sequence[Any]  # [...], or [N, ...] with `num_envs`
     outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
     final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
+    first: tuple[StepStructure, Layout] | None  # of all steps, if none was written yet
+    env_ids: npt.NDArray[np.signedinteger[Any]] | None  # the environments that have a step; None for all
+    is_boundary: bool = False  # whether it is a boundary step itself, though its leaves may not tell
 
 
 class RolloutWriter(ClosedAtExit):
@@ -98,7 +104,7 @@ class RolloutWriter(ClosedAtExit):
         self._episodes: list[EpisodeFiles] = []
         self._blocks: list[npt.NDArray[Any]] = []
         if spec is not None:
-            self._start(StepStructure(spec, batch_size=self.num_envs, is_spec=True), spec)
+            self._start(*self._new_layout(spec, is_spec=True))
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
@@ -130,6 +136,7 @@ class RolloutWriter(ClosedAtExit):
         terminated: Any = None,
         truncated: Any = None,
         final_observation: Any = None,
+        env_mask: Any = None,
     ) -> PlannedStep:
         """Check a step without writing it.
 
@@ -141,18 +148,21 @@ class RolloutWriter(ClosedAtExit):
             truncated: whether a limit ended it.
             final_observation: the observation after the step, like `observation`, where an episode ends: a boundary
                 step with it and zeros in the other leaves follows, as in RLDS.
+            env_mask: which environments have a step here, [N] with `num_envs`; None for all.
 
         Raises:
             StructureError, ClosedError: as for a call. Nothing changed.
+            SpecError: `env_mask` without `num_envs`. Nothing changed.
         """
         if not self._is_open:
             raise ClosedError("the writer is closed. Call `open()` to write again.")
         flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
         given = {name: self._flags(name, flag) for name, flag in flags.items() if flag is not None}
         structure = self._structure
+        first: tuple[StepStructure, Layout] | None = None
         if structure is None:
-            structure = StepStructure(step, batch_size=self.num_envs)
-            self._start(structure, step)
+            first = self._new_layout(step)
+            structure = first[0]
         leaves = structure.flatten(step, self._num_steps)
         last = given.get("end_of_episode")
         if last is None and given:
@@ -160,37 +170,55 @@ class RolloutWriter(ClosedAtExit):
         if last is None:
             last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
         final = None if final_observation is None else self._boundary_step(structure, final_observation)
+        env_ids = None
+        if env_mask is not None:
+            if self.num_envs is None:
+                raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
+            present = self._flags("env_mask", env_mask)
+            last, env_ids = last & present, np.flatnonzero(present)
         outcomes = {
             int(env): Outcome(*(bool(given[key][env]) if key in given else None for key in ("terminated", "truncated")))
             for env in np.flatnonzero(last)
         }
-        return PlannedStep(leaves, outcomes, final)
+        return PlannedStep(leaves, outcomes, final, first, env_ids)
 
     def write(self, planned: PlannedStep) -> None:
         """Write `planned`, a step that `plan` has checked.
 
         Raises:
-            OSError: the disk failed, for example because it is full. The episodes not yet on disk are dropped.
+            OSError: the disk failed, for example because it is full. The episodes that it refused are dropped, those of
+                other environments go on.
         """
+        if self._structure is None and planned.first is not None:
+            self._start(*planned.first)
         self._num_steps += 1
+        episodes = self._episodes
         if self.num_envs is None:
-            (episode,) = self._episodes
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[0, episode.fill] = leaf
-            episode.advance()
+                block[0, episodes[0].fill] = leaf
         else:
-            all_envs, fills = np.arange(self.num_envs), [episode.fill for episode in self._episodes]
+            env_ids = np.arange(self.num_envs)
+            if planned.env_ids is not None:
+                env_ids, episodes = planned.env_ids, [episodes[env] for env in planned.env_ids]
+            fills = [episode.fill for episode in episodes]
             for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[all_envs, fills] = leaf
-            for episode in self._episodes:
-                episode.advance()
-        for env, outcome in planned.outcomes.items():
-            episode = self._episodes[env]
+                block[env_ids, fills] = leaf if planned.env_ids is None else leaf[env_ids]
+        try:
+            _for_each(EpisodeFiles.advance, episodes)
+        finally:
+            if planned.outcomes:
+                _for_each(functools.partial(self._end_with, planned), planned.outcomes)
+
+    def _end_with(self, planned: PlannedStep, env: int) -> None:
+        """End the episode of an environment after this step."""
+        episode, has_final = self._episodes[env], planned.final is not None
+        try:
             if planned.final is not None:
                 for block, leaf in zip(self._blocks, planned.final, strict=True):
                     block[env, episode.fill] = leaf[env]
                 episode.advance()
-            self._finish(episode, End.STEP, outcome, boundary_step=planned.final is not None)
+        finally:
+            self._finish(episode, End.STEP, planned.outcomes[env], boundary_step=planned.is_boundary or has_final)
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
@@ -203,8 +231,8 @@ class RolloutWriter(ClosedAtExit):
             if env_ids is None
             else [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
         )
-        for index in chosen:
-            self._finish(self._episodes[index], End(end), Outcome(None, None))
+        how, outcome = End(end), Outcome(None, None)
+        _for_each(lambda index: self._finish(self._episodes[index], how, outcome), chosen)
 
     def save(
         self,
@@ -237,7 +265,7 @@ class RolloutWriter(ClosedAtExit):
         structure = StepStructure(steps, batch_size=num_steps)
         if self._structure is None:
             example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)
-            self._start(StepStructure(example, batch_size=self.num_envs, is_spec=True), example)
+            self._start(*self._new_layout(example, is_spec=True))
         specs = [(leaf.name, leaf.dtype, leaf.shape) for leaf in self._layout.leaves]
         found = list(zip(_names(structure), structure.dtypes, structure.shapes, strict=True))
         if found != specs:
@@ -259,8 +287,9 @@ class RolloutWriter(ClosedAtExit):
             self._is_open = False
             self.end_episode()
 
-    def _start(self, structure: StepStructure, example: Any) -> None:
-        """Set the structure of all steps, from the first step or from a spec."""
+    def _new_layout(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, Layout]:
+        """Return what all steps have in common with `example`: the first step, or a spec without N."""
+        structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
         names = _names(structure)
         if len(set(names)) != len(names):
             raise StructureError(f"leaves need different names, got {', '.join(names)}. Rename a key that has a slash.")
@@ -269,20 +298,24 @@ class RolloutWriter(ClosedAtExit):
                 raise StructureError(f"leaf {name!r}: an .npz file cannot name it. Rename the key that has a NUL.")
         for dtype in structure.dtypes:
             dtype_number(dtype)  # what Reverb cannot store could not be imported
-        dtypes, shapes = structure.dtypes, structure.shapes
-        leaves = choose_encodings(names, dtypes, shapes, self._encodings)
-        num_envs, size = self.num_envs or 1, max(step_bytes(dtypes, shapes), 1)
-        room = min(_PART_BYTES, _BUFFER_BYTES // num_envs) // size
+        leaves = choose_encodings(names, structure.dtypes, structure.shapes, self._encodings)
+        size = max(step_bytes(structure.dtypes, structure.shapes), 1)
+        room = min(_PART_BYTES, _BUFFER_BYTES // (self.num_envs or 1)) // size
         length = self._part_length or min(max(room, _MIN_PART_LENGTH), _MAX_PART_LENGTH)
-        self._layout = Layout(encode_nest(example), leaves, length)
+        return structure, Layout(encode_nest(example), leaves, length)
+
+    def _start(self, structure: StepStructure, layout: Layout) -> None:
+        """Set what all steps have in common."""
+        num_envs = self.num_envs or 1
         self._blocks = [
-            np.zeros((num_envs, length, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
+            np.zeros((num_envs, layout.part_length, *shape), dtype)
+            for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)
         ]
-        self._structure = structure
         self._episodes = [
-            EpisodeFiles(self.data_dir, self._name, self._layout, [block[env] for block in self._blocks])
+            EpisodeFiles(self.data_dir, self._name, layout, [block[env] for block in self._blocks])
             for env in range(num_envs)
         ]
+        self._structure, self._layout = structure, layout
 
     def _name(self) -> str:
         self._last_ns = max(self._last_ns + 1, time.time_ns())
@@ -326,6 +359,18 @@ class RolloutWriter(ClosedAtExit):
                 )
             leaves[index] = array
         return leaves
+
+
+def _for_each(do: Callable[[_T], Any], these: Iterable[_T]) -> None:
+    """Do something for each of these, though the disk fails for some; then raise the first error."""
+    errors = []
+    for one in these:
+        try:
+            do(one)
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _names(structure: StepStructure) -> list[str]:

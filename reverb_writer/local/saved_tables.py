@@ -79,8 +79,7 @@ def load(folder: str | os.PathLike[str], max_bytes: int) -> Store:
     """Return a store with the tables of a folder.
 
     Raises:
-        FormatError: there is nothing that was saved, or it is damaged; says which file.
-        SpecError: it takes more than `max_bytes`.
+        FormatError: there is nothing that was saved, it is damaged, or it takes more than `max_bytes`; names it.
     """
     path = Path(folder)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from reverb_writer.background import in_background
 from reverb_writer.client.targets import Shard, Target
@@ -80,10 +80,12 @@ class ActorTarget:
         return Target(sum(report.generation for report in reports), tuple(shards))
 
 
-def ask_shards(names: list[str], timeout_s: float) -> dict[str, ShardReport]:
+def ask_shards(
+    names: list[str], timeout_s: float, method: Literal["report", "stop"] = "report"
+) -> dict[str, ShardReport]:
     """Return what those shards tell that answer within `timeout_s` seconds, by name. Raises nothing."""
     answers: dict[str, ShardReport] = {}
-    asked = in_background(lambda: answers.update(ask_actors(names, "report", timeout_s)))
+    asked = in_background(lambda: answers.update(ask_actors(names, method, timeout_s)))
     asked.wait(timeout_s + 1.0)  # Ray may not come back at all
     return dict(answers)
 

@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,10 +20,11 @@ from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
 from reverb_writer.protocol.table_specs import SPECS_TABLE
-from reverb_writer.ray.actor_target import ActorTarget, actor_of, ask_actors, ask_shards
-from reverb_writer.ray.cluster_start import named_shards, remove_cluster, start_shards
+from reverb_writer.ray.actor_target import ActorTarget, ask_actors, ask_shards
+from reverb_writer.ray.cluster_start import named_shards, start_shards
+from reverb_writer.ray.cluster_stop import stop_shards
 from reverb_writer.ray.connecting import connect_ray
-from reverb_writer.ray.placement import Spread
+from reverb_writer.ray.placement import Spread, release_placement
 from reverb_writer.ray.shard_actor import server_configuration
 from reverb_writer.ray.shard_report import ClusterSpec, ClusterStatus, ShardReport
 from reverb_writer.tables import TableConfig, check_tables
@@ -154,20 +155,35 @@ class ReplayCluster:
 
         Raises:
             ServerUnavailableError: there is none; names those that there are.
-            ReplayTimeoutError: none of its actors answers within `timeout_s` seconds.
+            ReplayTimeoutError: none of its actors answers within `timeout_s` seconds. `remove` ends it all the same.
         """
         connect_ray()
         deadline = Deadline(check_timeout(timeout_s))
         found = named_shards()
         if name not in found:
-            there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
-            raise ServerUnavailableError(f"there is no cluster `{name}` on this Ray; there is {there}.")
+            raise _unknown(name, found)
         while True:
-            answers = ask_actors(found[name], "spec", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
+            answers = ask_actors([*map(str, found[name])], "spec", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
             for spec in answers.values():
                 return cls(spec, started=False)
-            deadline.left_s(f"no actor of the cluster `{name}` answered")
+            deadline.left_s(f"`reverb-writer ray down {name}` removes the cluster: no actor of it answered")
             time.sleep(_POLL_S)
+
+    @staticmethod
+    def remove(name: str, timeout_s: float = 600.0) -> dict[str, str]:
+        """End the cluster of that name as `stop` does, within `timeout_s` seconds, also one whose actors cannot run.
+
+        Returns:
+            Why there is no last checkpoint of a shard, by its name; empty if all have written theirs.
+
+        Raises:
+            ServerUnavailableError: there is none; names those that there are.
+        """
+        connect_ray()
+        found = named_shards()
+        if name not in found and not release_placement(name):
+            raise _unknown(name, found)
+        return stop_shards(name, map(str, found.get(name, [])), check_timeout(timeout_s))
 
     @staticmethod
     def names() -> list[str]:
@@ -196,26 +212,11 @@ class ReplayCluster:
         """End all servers, each with a last checkpoint, and give the room back. Idempotent.
 
         Args:
-            timeout_s: how long the last checkpoints may take, seconds; servers that take longer are killed, which is
-                logged with their names.
+            timeout_s: how long the last checkpoints may take, seconds. Servers that take longer are killed, and so are
+                those whose actors are silent for 60 s; which is logged with their names.
         """
         connect_ray()
-        names = list(self.spec.shard_names())
-        end = time.monotonic() + check_timeout(timeout_s)
-        left = {name for name in names if actor_of(name) is not None}
-        ask_actors(sorted(left), "stop", min(_ANSWER_TIMEOUT_S, timeout_s))
-        while left and time.monotonic() < end:
-            answers = ask_shards(sorted(left), min(_ANSWER_TIMEOUT_S, timeout_s))
-            silent = left - answers.keys()
-            left = {name for name in answers if answers[name].state != "stopped"}
-            if silent:
-                _logger.warning("cluster `%s`: %s did not answer and will be killed", self.name, ", ".join(silent))
-            time.sleep(_POLL_S)
-        if left:
-            _logger.warning(
-                "cluster `%s`: no last checkpoint of %s within %g s: killed", self.name, ", ".join(left), timeout_s
-            )
-        remove_cluster(self.name, names)
+        stop_shards(self.name, self.spec.shard_names(), check_timeout(timeout_s))
 
     def _ask(self, timeout_s: float) -> tuple[ShardReport, ...]:
         self._note(ask_shards(list(self.spec.shard_names()), timeout_s))
@@ -235,6 +236,11 @@ class ReplayCluster:
 
     def __repr__(self) -> str:
         return f"ReplayCluster({self.name!r}, {self.spec.num_shards} shards)"
+
+
+def _unknown(name: str, found: Iterable[str]) -> ServerUnavailableError:
+    there = ", ".join(f"`{one}`" for one in sorted(found)) or "none"
+    return ServerUnavailableError(f"there is no cluster `{name}` on this Ray; there is {there}.")
 
 
 def _check_same(there: ClusterSpec, wanted: ClusterSpec) -> None:

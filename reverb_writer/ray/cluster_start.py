@@ -8,14 +8,16 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ReplayTimeoutError
 from reverb_writer.ray.actor_target import NAMESPACE, forget_actor
 from reverb_writer.ray.placement import Spread, release_placement, reserve_placement
+from reverb_writer.ray.server_child import server_environment
 from reverb_writer.ray.shard_actor import ReplayShard, server_configuration
-from reverb_writer.ray.shard_report import ClusterSpec, ShardReport
+from reverb_writer.ray.shard_report import ClusterSpec, ShardName, ShardReport, ray_name
 from reverb_writer.ray.start_errors import ShardStartError
 
 _logger = logging.getLogger(__name__)
@@ -23,7 +25,6 @@ _POLL_S = 0.2
 _LOG_EVERY_S = 5.0
 _ESTIMATE_TIMEOUT_S = 60.0
 _FREED_TIMEOUT_S = 10.0
-_PREFIX, _SHARD = "replay:", ":shard-"
 
 
 class ClusterStarter:
@@ -45,7 +46,7 @@ class ClusterStarter:
                 timeout=_ESTIMATE_TIMEOUT_S,
                 check=False,
                 cwd="/",
-                env={**os.environ, **environment},
+                env=server_environment(environment),
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ShardStartError(
@@ -76,8 +77,6 @@ def start_shards(
     Raises:
         PlacementError, ShardStartError, ReplayTimeoutError: nothing is left behind.
     """
-    import ray  # noqa: PLC0415  # of the extra
-
     more: dict[str, Any] = {"namespace": NAMESPACE}
     if runtime_env is not None:
         more["runtime_env"] = dict(runtime_env)
@@ -85,21 +84,14 @@ def start_shards(
         names = spec.shard_names()
         there = named_shards().get(spec.name, [])
         if there:
-            if len(there) == num_shards_of(there[0]):
+            if len(there) == there[0].num_shards:
                 return None
-            _logger.warning(
-                "cluster `%s`: a start that was cut short has left %s; removed", spec.name, ", ".join(there)
-            )
-        remove_cluster(spec.name, there)
+            left = ", ".join(map(str, there))
+            _logger.warning("cluster `%s`: a start that was cut short has left %s; removed", spec.name, left)
+        remove_cluster(spec.name, map(str, there))
         bundle, remarks = {"CPU": float(num_cpus)}, []
         if memory_bytes is None:
-            configuration = server_configuration(spec, 0, 1, 1, "127.0.0.1")
-            try:
-                need = ray.get(
-                    starter.memory_need.remote(spec.python, configuration, spec.environment), timeout=deadline.left_s()
-                )
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause if isinstance(error.cause, ShardStartError) else error from None
+            need = _memory_need(starter, spec, deadline)
             if need["unknown"]:
                 remarks.append(
                     f"the size of {', '.join(f'`{name}`' for name in need['unknown'])} is unknown: give the table a "
@@ -109,14 +101,31 @@ def start_shards(
             memory_bytes = need["total_bytes"]
         bundle["memory"] = float(memory_bytes)
         wait_s = min(placement_timeout_s, deadline.left_s())
-        group, remark = reserve_placement(spec.name, spec.num_shards, bundle, spread, wait_s)
         try:
+            group, remark = reserve_placement(spec.name, spec.num_shards, bundle, spread, wait_s)
             handles = {name: _start_actor(spec, number, name, group, bundle, more) for number, name in enumerate(names)}
             _wait_for(handles, deadline)
         except BaseException:
             remove_cluster(spec.name, names)
             raise
         return [*remarks, remark] if remark else remarks
+
+
+def _memory_need(starter: Any, spec: ClusterSpec, deadline: Deadline) -> dict[str, Any]:
+    """Return what the server estimates that a shard needs."""
+    import ray  # noqa: PLC0415  # of the extra
+
+    configuration = server_configuration(spec, 0, 1, 1, "127.0.0.1")
+    failed = f"cluster `{spec.name}`: {spec.python} did not estimate the memory of a shard"
+    asked = starter.memory_need.remote(spec.python, configuration, spec.environment)
+    try:
+        need: dict[str, Any] = ray.get(asked, timeout=deadline.left_s(failed))
+    except ray.exceptions.GetTimeoutError:
+        raise ReplayTimeoutError(f"{failed} within {deadline.timeout_s:.1f} s.") from None
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        raise cause if isinstance(cause, ShardStartError) else ShardStartError(f"{failed}: {error}") from None
+    return need
 
 
 def _start_actor(
@@ -175,7 +184,7 @@ def _only_starter(cluster: str, more: Mapping[str, Any], deadline: Deadline) -> 
     while True:
         try:
             starter = (
-                ray.remote(ClusterStarter).options(name=f"{_PREFIX}{cluster}:starter", num_cpus=0, **more).remote()
+                ray.remote(ClusterStarter).options(name=f"{ray_name(cluster)}:starter", num_cpus=0, **more).remote()
             )
             break
         except ValueError:  # somebody has the name
@@ -187,33 +196,19 @@ def _only_starter(cluster: str, more: Mapping[str, Any], deadline: Deadline) -> 
         ray.kill(starter)
 
 
-def named_shards() -> dict[str, list[str]]:
-    """Return the names of the shards' actors that are there, by cluster."""
+def named_shards() -> dict[str, list[ShardName]]:
+    """Return the names of the shards' actors that are there, by cluster and in order."""
     import ray  # noqa: PLC0415  # of the extra
 
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[ShardName]] = {}
     for one in ray.util.list_named_actors(all_namespaces=True):
-        name = one["name"]
-        if one["namespace"] == NAMESPACE and name.startswith(_PREFIX) and _SHARD in name:
-            found.setdefault(name.removeprefix(_PREFIX).rpartition(_SHARD)[0], []).append(name)
-    return {cluster: sorted(names, key=shard_number) for cluster, names in found.items()}
+        shard = ShardName.parse(one["name"]) if one["namespace"] == NAMESPACE else None
+        if shard:
+            found.setdefault(shard.cluster, []).append(shard)
+    return {cluster: sorted(shards) for cluster, shards in found.items()}
 
 
-def shard_number(name: str) -> int:
-    """Return the number in the name of a shard.
-
-    >>> shard_number("replay:experiment:shard-3-of-4"), num_shards_of("replay:experiment:shard-3-of-4")
-    (3, 4)
-    """
-    return int(name.rpartition(_SHARD)[2].partition("-")[0])
-
-
-def num_shards_of(name: str) -> int:
-    """Return the number of shards that the name of one tells."""
-    return int(name.rpartition("-")[2])
-
-
-def remove_cluster(cluster: str, names: list[str] | tuple[str, ...]) -> None:
+def remove_cluster(cluster: str, names: Iterable[str]) -> None:
     """End the actors of a cluster for good, their servers at once with them, and give the room back. Idempotent."""
     import ray  # noqa: PLC0415  # of the extra
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from reverb_writer.ray.shard_report import ray_name
 from reverb_writer.ray.start_errors import PlacementError
 
 Spread = Literal["strict", "best"]
@@ -28,8 +29,11 @@ def reserve_placement(
         bundle: what each needs: "CPU" in processors, "memory" in bytes.
         spread: "strict" for a node each where there are as many, "best" for as many nodes as there are.
         timeout_s: how long to wait for the room.
+
+    Raises:
+        PlacementError: there is no room in time. The group stays, as with any other error: `release_placement` ends it.
     """
-    from ray.util.placement_group import placement_group, remove_placement_group  # noqa: PLC0415  # of the extra
+    from ray.util.placement_group import placement_group  # noqa: PLC0415  # of the extra
 
     remark = None
     strategy = "SPREAD"
@@ -43,14 +47,11 @@ def reserve_placement(
                 "several shards with it. Add nodes and start again for one each."
             )
             _logger.warning("cluster `%s`: %s", cluster, remark)
-    group = placement_group(
-        [dict(bundle)] * num_shards, strategy=strategy, name=group_name(cluster), lifetime="detached"
-    )
+    group = placement_group([dict(bundle)] * num_shards, strategy=strategy, name=ray_name(cluster), lifetime="detached")
     end, told_at = time.monotonic() + timeout_s, time.monotonic() - _LOG_EVERY_S + _FIRST_LOG_S
     while not group.wait(0):
         lack = f"{num_shards} shards have no room: {_lack(num_shards, bundle, strategy)}"
         if time.monotonic() >= end:
-            remove_placement_group(group)
             raise PlacementError(
                 f"cluster `{cluster}`: {lack}. Waited {timeout_s:g} s. Stop what has it, add nodes, or ask for fewer "
                 "shards, or less for each (`num_cpus`, `memory_bytes`)."
@@ -63,7 +64,7 @@ def reserve_placement(
 
 
 def release_placement(cluster: str) -> bool:
-    """Give back the room of a cluster, and end every actor in it; return whether there was any."""
+    """Give back the room of a cluster, and end every actor in it; return whether it had any."""
     import ray  # noqa: PLC0415  # of the extra
     from ray.util.placement_group import (  # noqa: PLC0415  # of the extra
         PlacementGroup,
@@ -74,16 +75,11 @@ def release_placement(cluster: str) -> bool:
     found = [
         one["placement_group_id"]
         for one in placement_group_table().values()
-        if one["name"] == group_name(cluster) and one["state"] != "REMOVED"
+        if one["name"] == ray_name(cluster) and one["state"] != "REMOVED"
     ]
     for number in found:
         remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))
     return bool(found)
-
-
-def group_name(cluster: str) -> str:
-    """Return the name of a cluster's placement group."""
-    return f"replay:{cluster}"
 
 
 def _nodes() -> list[Mapping[str, float]]:

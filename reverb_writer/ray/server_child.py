@@ -32,6 +32,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _FAILED_FOR_S = 60.0  # of a server that stays up and serves nothing, until it is started again
 _MAX_NOT_ALIVE = 6  # looks in a row at which the server says that a restart is due
 _NUM_LAST_LINES = 15
+_PORT_WAIT_S = 5.0  # for a server that has just been killed to leave its port
 _NOT_FOR_OTHERS = ("PYTHONBREAKPOINT", "PYTHONHOME", "PYTHONSTARTUP")  # meant for this interpreter
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy does not reach this machine
 
@@ -59,6 +60,7 @@ class ServerChild:
         changed: Callable[[ChildView], None],
         *,
         port: int | None = None,
+        last_port: int | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start a thread that starts the server.
@@ -68,20 +70,21 @@ class ServerChild:
             configuration: returns the TOML for a port of the server and one of its status page.
             changed: called from the thread after each look at the child, at least once a second.
             port: of the server; None for a free one, which it keeps from then on while no other process takes it.
+            last_port: the free one to begin with, if no other process has taken it.
             environment: variables for the server, beside those of this process.
         """
         self._python = python
         self._configuration = configuration
         self._changed = changed
-        self._fixed_port = port is not None
+        self._is_port_fixed = port is not None
         self._environment = environment or {}
         self._stop = threading.Event()
         self._lines: collections.deque[str] = collections.deque(maxlen=_NUM_LAST_LINES)
-        self.view = ChildView(port=port)  # the child now; replaced as a whole
+        self.view = ChildView(port=port or last_port)  # the child now; replaced as a whole
         self._thread = start_thread(self._keep, "replay-server")
 
     def stop(self) -> None:
-        """Have the server write its last checkpoint and end; `view` tells when it has."""
+        """Have the server write its last checkpoint and end; `view` tells when it has, or why it has written none."""
         self._stop.set()
 
     def _keep(self) -> None:
@@ -94,11 +97,11 @@ class ServerChild:
                 self.view = replace(self.view, state="failed", detail=f"{type(error).__name__}: {error}", pid=None)
             pause_s = _FIRST_PAUSE_S if has_served else min(2 * pause_s, _LONGEST_PAUSE_S)
             self._stop.wait(pause_s)
-        self._set(state="stopped", detail="", pid=None)
+        self._set(state="stopped", pid=None)
 
     def _run_once(self) -> bool:
         """Run one server to its end; return whether it has served."""
-        port, http_port = self.view.port or free_port(), free_port()
+        port, http_port = self._choose_port(), free_port()
         self._lines.clear()
         self._set(state="starting", detail="", port=port, attempts=self.view.attempts + 1, status={})
         configuration = self._configuration(port, http_port)
@@ -116,14 +119,25 @@ class ServerChild:
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
         reader.join(_HTTP_TIMEOUT_S)
-        if not self._stop.is_set():
-            lines = "\n".join(self._lines)
-            if not has_served and not self._fixed_port and "in use" in lines:
-                port = 0
-            self._set(
-                state="failed", detail=f"the server has ended with code {code}:\n{lines}", pid=None, port=port or None
-            )
+        lines = "\n".join(self._lines)
+        detail = f"the server has ended with code {code}:\n{lines}"
+        if self._stop.is_set():
+            self._set(detail=detail if code and has_served else "", pid=None)  # what never served has nothing to save
+        elif not has_served and not self._is_port_fixed and "in use" in lines:
+            self._set(detail=detail, pid=None, port=None)  # still "starting": the next port is another one
+        else:
+            self._set(state="failed", detail=detail, pid=None)
         return has_served
+
+    def _choose_port(self) -> int:
+        """Return the port for a start: the last one, if its server, which has just been killed, leaves it soon."""
+        port = self.view.port
+        if port is not None and not self._is_port_fixed:
+            end = time.monotonic() + _PORT_WAIT_S
+            while not _is_free(port):
+                if self._stop.wait(_TICK_S) or time.monotonic() >= end:
+                    return free_port()
+        return port or free_port()
 
     def _start(self, configuration: str) -> subprocess.Popen[str]:
         file = os.memfd_create("server.toml")
@@ -140,8 +154,7 @@ class ServerChild:
                 text=True,
                 errors="replace",
                 cwd="/",
-                env={name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS}
-                | dict(self._environment),
+                env=server_environment(self._environment),
                 start_new_session=True,
             )
         finally:
@@ -196,13 +209,31 @@ class ServerChild:
                 print(line.rstrip(), file=sys.stderr, flush=True)  # noqa: T201  # as above
 
 
+def server_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for a server: those of this process, without what is meant for its interpreter, and more."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_OTHERS} | dict(more)
+
+
 def free_port() -> int:
     """Return a port that nothing listens on now."""
+    return _bind(0)
+
+
+def _is_free(port: int) -> bool:
+    try:
+        _bind(port)
+    except OSError:
+        return False
+    return True
+
+
+def _bind(port: int) -> int:
+    """Bind a port for a moment, on all addresses, and return its number; 0 for any."""
     with socket.socket() as one:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(("", 0))
-        port: int = one.getsockname()[1]
-    return port
+        one.bind(("", port))
+        bound: int = one.getsockname()[1]
+    return bound
 
 
 def _get_json(http_port: int) -> Mapping[str, Any]:

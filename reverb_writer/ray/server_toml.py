@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import Prioritized, Queue, SampleToInsertRatio, Selector, Stack, TableConfig
-
-_dumps = functools.partial(json.dumps, ensure_ascii=False)  # TOML has no surrogate pairs
 
 
 def values_toml(section: str, values: Mapping[str, Any]) -> str:
@@ -35,6 +32,7 @@ def table_toml(table: TableConfig) -> str:
     >>> print(table_toml(TableConfig("replay", 100, Prioritized(0.5))))
     [tables."replay"]
     max_size = 100
+    max_item_bytes = 0
     sampler = "prioritized"
     sampler_exponent = 0.5
     remover = "fifo"
@@ -44,7 +42,7 @@ def table_toml(table: TableConfig) -> str:
     <BLANKLINE>
     """
     limiter = table.rate_limiter
-    values: dict[str, Any] = {"max_size": table.max_size}
+    values: dict[str, Any] = {"max_size": table.max_size, "max_item_bytes": table.max_item_bytes}
     if isinstance(limiter, Queue):
         values["rate_limiter"] = "stack" if isinstance(limiter, Stack) else "queue"
         if limiter.size != table.max_size:
@@ -105,3 +103,8 @@ def _inline(nest: Any) -> str:
     if isinstance(nest, list):
         return "[" + ", ".join(map(_inline, nest)) + "]"
     return _dumps(nest)
+
+
+def _dumps(value: Any) -> str:
+    """Return a value in TOML, which is JSON but for two things: it has no surrogate pairs, and escapes DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

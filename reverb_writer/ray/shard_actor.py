@@ -42,13 +42,13 @@ class ReplayShard:
         self._generation = time.time_ns() // 1_000_000
         self._told: tuple[Any, ...] = ()
         self._bind = spec.bind or (_LOOPBACK if self._node == _LOOPBACK else _ALL)
-        port = None if spec.port is None else spec.port + number
         self._child: ServerChild | None = None
         self._child = ServerChild(
             spec.python,
             self._configuration,
             self._changed,
-            port=port or self._last_port(),
+            port=None if spec.port is None else spec.port + number,
+            last_port=self._last_port(),
             environment=spec.environment,
         )
 
@@ -64,10 +64,11 @@ class ReplayShard:
         """Return how the shard fares."""
         return self._report(self._child.view if self._child is not None else ChildView())
 
-    def stop(self) -> None:
-        """Have the server write its last checkpoint and end; `report` tells when it has."""
+    def stop(self) -> ShardReport:
+        """Have the server write its last checkpoint and end; return how the shard fares. Idempotent."""
         if self._child is not None:
             self._child.stop()
+        return self.report()
 
     def _configuration(self, port: int, http_port: int) -> str:
         if self._folder is not None:

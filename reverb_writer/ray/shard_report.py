@@ -2,11 +2,43 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from reverb_writer.tables import TableConfig
+
+_SHARD = re.compile(r"replay:(?P<cluster>[^:]+):shard-(?P<number>\d+)-of-(?P<num_shards>\d+)")
+
+
+def ray_name(cluster: str) -> str:
+    """Return what a cluster is called on Ray, where others have names, too; those of its actors begin with it."""
+    return f"replay:{cluster}"
+
+
+class ShardName(NamedTuple):
+    """What the name of a shard, which is that of its actor, too, tells.
+
+    >>> str(ShardName("experiment", 3, 4))
+    'replay:experiment:shard-3-of-4'
+    >>> ShardName.parse("replay:experiment:shard-3-of-4"), ShardName.parse("replay:experiment:starter")
+    (ShardName(cluster='experiment', number=3, num_shards=4), None)
+    """
+
+    cluster: str
+    number: int  # in the cluster, from 0
+    num_shards: int  # of the cluster
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return f"{ray_name(self.cluster)}:shard-{self.number}-of-{self.num_shards}"
+
+    @classmethod
+    def parse(cls, name: str) -> ShardName | None:
+        """Return what a name tells; None if it is not a shard's."""
+        match = _SHARD.fullmatch(name)
+        return cls(match["cluster"], int(match["number"]), int(match["num_shards"])) if match else None
 
 
 @dataclass(frozen=True)
@@ -20,12 +52,12 @@ class ClusterSpec:
     checkpoints: str | None = None  # folder of all checkpoints, on storage that every node reaches; None for none
     checkpoint_every_s: float = 600.0  # seconds between checkpoints
     port: int | None = None  # of the first shard, the next one has the next; None for free ones
-    bind: str | None = None  # the address that servers accept connections on; None for that of the node
+    bind: str | None = None  # address that servers accept on; None for all, unless nodes know each other by 127.0.0.1
     environment: Mapping[str, str] = field(default_factory=dict)  # variables for the servers, beside those of the node
 
     def shard_names(self) -> tuple[str, ...]:
         """Return the names of the shards, which are those of their actors, too."""
-        return tuple(f"replay:{self.name}:shard-{number}-of-{self.num_shards}" for number in range(self.num_shards))
+        return tuple(str(ShardName(self.name, number, self.num_shards)) for number in range(self.num_shards))
 
 
 @dataclass(frozen=True)
@@ -83,7 +115,9 @@ class ShardReport:
     @property
     def number(self) -> int:
         """The shard's number in its cluster, from 0."""
-        return int(self.name.rpartition("shard-")[2].partition("-")[0])
+        parsed = ShardName.parse(self.name)
+        assert parsed is not None  # noqa: S101  # names are made by `ShardName`
+        return parsed.number
 
 
 @dataclass(frozen=True)

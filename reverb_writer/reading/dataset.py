@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
+from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.client.client import Client
 from reverb_writer.client.shared_clients import as_client
 from reverb_writer.closing import ClosedAtExit
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MAX_SILENCE_S = 0.25
+_END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
 
 
 class Views(ClosedAtExit):
@@ -170,8 +172,8 @@ class Dataset(Views, abc.ABC):
         samples in flight are read first.
 
         Args:
-            timeout_s: time-out of the whole call, in seconds; most of it is for priorities that are not set yet. None
-                for the dataset's.
+            timeout_s: time-out of the whole call, in seconds: half of it at most for samples in flight, and the rest
+                for priorities that are not set yet. None for the dataset's.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
         fetchers = [fetcher for reader in self._readers for fetcher in reader.fetchers]
@@ -200,11 +202,20 @@ class Dataset(Views, abc.ABC):
 
 
 def _shut_down(readers: Sequence[TableReader], client: Client | None) -> None:
-    """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child."""
-    fetchers = [fetcher for reader in readers for fetcher in reader.fetchers]
-    if any(fetcher.is_forked for fetcher in fetchers):
+    """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child.
+
+    The garbage collector may call this in any thread, such as one that is to end here or holds a lock that is needed.
+    So another thread does it. Only the main thread waits for that: it may be about to end the process.
+    """
+    if any(fetcher.is_forked for reader in readers for fetcher in reader.fetchers):
         return
-    stop_fetchers(fetchers)
+    ended = in_background(functools.partial(_end, readers, client))
+    if may_be_interrupted() and ended.wait(_END_S):
+        ended.result()
+
+
+def _end(readers: Sequence[TableReader], client: Client | None) -> None:
+    stop_fetchers([fetcher for reader in readers for fetcher in reader.fetchers])
     for reader in readers:
         reader.updates.close(1.0)
     if client is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.on_shards import answering, on_each
+from reverb_writer.client.on_shards import answering, on_all
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_weights import EXACT
 from reverb_writer.client.waiting_log import logged
@@ -26,6 +26,7 @@ LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
 
 _STOP_S = 3.0
+_MAX_SILENCE_S = 0.25
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
@@ -77,9 +78,7 @@ def request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bo
     addresses = ", ".join(shard.address for shard in present)
     with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"), unchained():
         if needs_all:
-            infos, unreachable = on_each(present, lambda shard: shard.request_info(timeout_s))
-            for error in unreachable.values():
-                raise error
+            infos = dict(zip(present, on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True))
         else:
             infos = answering(present, timeout_s)
     for shard in present:
@@ -135,31 +134,50 @@ class Fetchers:
             self.all = [self._make(shard, infos.get(shard.name)) for shard in self._shards]
 
     def follow_target(self) -> None:
-        """Begin with servers that are new in the client's target, and end with those that have left it."""
-        if self.together or self._client.shards is self._shards:
-            return
-        self._shards = self._client.shards
-        present = {fetcher.server for fetcher in self.all if not fetcher.has_ended}
-        for fetcher in self.all:
-            if fetcher.server not in self._shards:
-                fetcher.stop()
-        for shard in self._shards:
-            if shard not in present:
-                self.all.append(self._make(shard, None))
-                self.all[-1].start()
+        """Begin with servers that are new in the client's target, and end with those that have left it.
+
+        After an interrupt the next call does the rest. Once the dataset is closed, nothing begins.
+        """
+        shards = self._client.shards
+        if not (self.together or shards is self._shards or self._is_closing):
+            for fetcher in self.all:
+                if fetcher.server not in shards:
+                    fetcher.stop()
+            present = {fetcher.server for fetcher in self.all if not fetcher.is_stopped}
+            for shard in shards:
+                if shard not in present:
+                    self._begin(self._make(shard, None))
+            self._shards = shards
+        if self._is_closing:  # another thread may have closed the dataset meanwhile, and not know those that are new
+            stop_fetchers([one for one in self.all if not (one.is_stopped or one.is_closing)], _MAX_SILENCE_S)
+
+    @property
+    def _is_closing(self) -> bool:
+        return any(fetcher.is_closing for fetcher in self.all)
+
+    def _begin(self, fetcher: ThreadFetcher) -> None:
+        """Start a fetcher; after an interrupt it is stopped, and may be in `all` or not."""
+        try:
+            fetcher.start()
+            self.all.append(fetcher)
+        except BaseException:
+            fetcher.stop()
+            raise
 
 
 def stop_fetchers(fetchers: Sequence[ThreadFetcher], max_silence_s: float = 0.0, timeout_s: float = _STOP_S) -> None:
     """Stop fetching. All fetchers stop asking before this waits for one.
 
-    `timeout_s` is for the wait for all together: a thread may be in a call to its server.
+    `timeout_s` is for all together: half of it for samples in flight, and the rest for threads, which may be in a call
+    to their server.
     """
-    deadline = time.monotonic() + min(timeout_s, _STOP_S)
+    began_at = time.monotonic()
     for fetcher in fetchers:
         fetcher.stop_asking()
     for fetcher in fetchers:
-        fetcher.stop_asking(min(max_silence_s, timeout_s))
+        fetcher.stop_asking(max_silence_s, began_at + timeout_s / 2)
     for fetcher in fetchers:
         fetcher.stop()
+    deadline = min(began_at + timeout_s, time.monotonic() + _STOP_S)
     for fetcher in fetchers:
         fetcher.join(max(deadline - time.monotonic(), 0.0))

@@ -19,7 +19,7 @@ import collections
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -110,6 +110,7 @@ class GlobalSampler:
         """Add the counters of the shards."""
         now = list(self._streams.values())
         stats.left_out_servers = sum(stream.is_lost or stream.is_late for stream in now)
+        stats.in_flight_samples = sum(stream.fetcher.num_in_flight for stream in now)
         stats.ready_samples += self.num_waiting if self.removes_items or not self._is_ending else 0
         for stream in (*self._ended, *now):
             stats.lost_samples += stream.num_lost
@@ -204,10 +205,7 @@ class GlobalSampler:
     def _all_waiting(self) -> list[Any]:
         """Return what has come when no more is requested; only samples that are lost else."""
         samples, self._rest = self._rest, []
-        for stream in self._streams.values() if self.removes_items else ():
-            while (sample := stream.pop()) is not None:
-                samples.append(sample)
-        return samples
+        return samples + (self._waiting_of(self._streams.values()) if self.removes_items else [])
 
     def _drawn(self, num_samples: int) -> list[Any]:
         """Return samples of the shards that were drawn, in that order, as many as have come; `num_samples` at most."""
@@ -218,15 +216,16 @@ class GlobalSampler:
         if any(stream.num_waiting and self._is_usable(stream) for stream in self._left_out):
             self._choices.clear()  # a shard is back: it gets its share at once
         samples, self._rest = self._rest, []
-        keys: dict[ShardStream, list[int]] = collections.defaultdict(list)
-        choices, share_of, num_items = self._choices, self._share_of, self._num_items
+        taken: list[tuple[ShardStream, Any]] = []
+        choices = self._choices
         if not all(map(self._is_usable, self._share_of)):
             choices.clear()
-        while len(samples) < num_samples:
+        while len(samples) + len(taken) < num_samples:
             if not choices:
+                samples += self._as_one(taken)
+                taken = []
                 if not self._draw(now):
                     break
-                share_of, num_items = self._share_of, self._num_items
             stream = choices[0]
             sample = stream.pop()
             if sample is None:
@@ -236,16 +235,29 @@ class GlobalSampler:
                 continue
             choices.popleft()
             self._waits_since = None
-            info = sample.info
-            info.probability *= share_of[stream]
-            info.table_size = num_items
-            keys[stream].append(info.item.key)
-            samples.append(sample)
+            taken.append((stream, sample))
+        return samples + self._as_one(taken)
+
+    def _as_one(self, taken: Sequence[tuple[ShardStream, Any]]) -> list[Any]:
+        """Return samples with the info that one server with all items would give, and remember their shards."""
+        keys: dict[ShardStream, list[int]] = collections.defaultdict(list)
+        for stream, sample in taken:
+            keys[stream].append(sample.info.item.key)
+        for stream, sample in taken:
+            sample.info.probability *= self._share_of[stream] or 1.0  # 0: the server has started again since
+            sample.info.table_size = self._num_items
         for stream, of_stream in keys.items():
             self._remember(of_stream, stream.server)
             self.latest = stream.server
             stream.resume()
-        return samples
+        return [sample for _, sample in taken]
+
+    def _waiting_of(self, streams: Iterable[ShardStream]) -> list[Any]:
+        """Return all samples of some shards that wait, drawn or not."""
+        streams = [stream for stream in streams if stream.num_waiting]
+        if not self._share_of.keys() >= set(streams):  # while they are counted
+            self._weigh([*dict.fromkeys((*self._share_of, *streams))])
+        return self._as_one([(stream, sample) for stream in streams for sample in iter(stream.pop, None)])
 
     def _draw(self, now: float) -> bool:
         """Draw the shards of the next batch; return whether that can be done now."""
@@ -255,12 +267,9 @@ class GlobalSampler:
             return False
         streams = [stream for stream in streams if stream.mean is not None and not stream.is_late]
         self._left_out = {stream for stream in self._streams.values() if stream.is_lost or stream.is_late}
-        sizes = [stream.num_items for stream in streams]
-        found = shares(sizes, [stream.mean or 0.0 for stream in streams])
+        found = self._weigh(streams)
         if not any(found):
             return False
-        self._share_of = dict(zip(streams, found, strict=True))
-        self._num_items = sum(sizes)
         self._waits_since = None
         ends = np.cumsum(found)
         drawn = ends.searchsorted(self._rng.random(self._batch_size) * ends[-1], side="right")
@@ -272,6 +281,14 @@ class GlobalSampler:
                 stream.drop()
             stream.resume()
         return True
+
+    def _weigh(self, streams: Sequence[ShardStream]) -> Sequence[float]:
+        """Return the shares of shards, and remember them unless all are 0."""
+        sizes = [stream.num_items for stream in streams]
+        found = shares(sizes, [stream.mean or 0.0 for stream in streams])
+        if any(found):
+            self._share_of, self._num_items = dict(zip(streams, found, strict=True)), sum(sizes)
+        return found
 
     def _is_usable(self, stream: ShardStream) -> bool:
         """Whether a shard is connected; or has given samples that would be lost otherwise."""
@@ -298,11 +315,10 @@ class GlobalSampler:
         for name in [name for name in self._streams if name not in names]:
             stream = self._streams.pop(name)
             stream.stop()
+            if self.removes_items:
+                self._rest += self._waiting_of([stream])
             while stream.num_waiting:
-                if self.removes_items:
-                    self._rest.append(stream.pop())
-                else:
-                    stream.drop()
+                stream.drop()
             self._ended.append(stream)
             self._choices.clear()
         for shard in self._shards:
@@ -312,5 +328,7 @@ class GlobalSampler:
                 self._streams[shard.name] = stream
                 if self._has_begun:
                     stream.start()
-                if self._is_stopped:  # meanwhile
+                if self._is_ending:  # meanwhile
+                    stream.fetcher.stop_asking()
+                if self._is_stopped:
                     stream.stop()

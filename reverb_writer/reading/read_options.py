@@ -42,8 +42,9 @@ class ReadOptions:
             for row ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. A
-            `ReplayDataset` calls it in the thread that fetches, so it runs while the learner trains (with `num_steps`,
-            and a last, smaller batch, in the learner's). What it raises, `next` raises instead of that batch.
+            `ReplayDataset` calls it in the thread that fetches, so it runs while the learner trains (a last, smaller
+            batch in another thread; with `num_steps`, in the learner's). What it raises, `next` raises instead of that
+            batch.
 
     Raises:
         SpecError: an option can never work; names it.

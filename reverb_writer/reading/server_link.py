@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from reverb_writer.background import Flag
 from reverb_writer.errors import (
+    ClosedError,
     FormatError,
-    ReplayTimeoutError,
+    PermissionDeniedError,
     ReverbWriterError,
     ServerUnavailableError,
-    StructureError,
     UnsafeDataError,
 )
 from reverb_writer.table_info import ServerInfo, check_tables_exist
@@ -52,7 +52,7 @@ class ServerLink:
         return ServerProbe(self._channel, timeout_s)
 
     def why_waiting(self, probe: ServerProbe | None) -> str:
-        """Say what keeps samples from coming, as far as a probe found out; None if there was no time for one."""
+        """Say what keeps samples from coming, as far as a probe found out; `probe` is None if nothing was asked."""
         outage, since = self._outage, self.disconnected_at
         if outage is not None and since is not None:
             return outage.explain(self._channel, time.monotonic() - since)
@@ -61,7 +61,11 @@ class ServerLink:
         return (probe or self.probe(0.0)).explain_samples(self._table, self.info)
 
     def reconnect(self, why: ReverbWriterError, closed: Flag, *, needs_table: bool = False) -> None:
-        """Wait until the server answers again, and has the table if it needs it, or until `closed` is set."""
+        """Wait until the server answers again, and has the table if it needs it, or until `closed` is set.
+
+        Raises:
+            ClosedError, PermissionDeniedError: it would never answer this client.
+        """
         self._outage = ConnectionLoss(why, str(why))
         self.disconnected_at = time.monotonic()
         if self.info is not None:
@@ -70,7 +74,9 @@ class ServerLink:
             try:
                 info = request_server_info(self._channel, PROBE_TIMEOUT_S)
                 check_tables_exist([self._table] if needs_table else [], info, self._channel.address)
-            except (ReplayTimeoutError, ServerUnavailableError, FormatError, StructureError) as error:
+            except (ClosedError, PermissionDeniedError):
+                raise
+            except ReverbWriterError as error:  # whatever it is: a gateway may refuse for a while
                 self._outage = ConnectionLoss(error, str(error))
                 continue
             if self.info is not None:

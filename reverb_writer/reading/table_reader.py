@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
+from reverb_writer.client.on_shards import on_each
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
@@ -22,6 +24,7 @@ from reverb_writer.reading.fetchers import LEAST_S, Fetchers, check_end, request
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
+from reverb_writer.reading.server_link import PROBE_TIMEOUT_S
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
 from reverb_writer.reading.thread_fetcher import Fetched, Part, ThreadFetcher
@@ -197,7 +200,24 @@ class TableReader:
         """Ask for the table's structure unless it is known. Only a table with items is sure to have it stored."""
         if self.pack is None:
             with unchained():
-                self.pack = packer(server.spec_of(self.table, timeout_s))
+                self.pack = packer(self._spec_of(server, timeout_s))
+
+    def _spec_of(self, server: ServerConnection, timeout_s: float) -> Any:
+        """Ask a server for the structure of the table, and the others while it does not answer."""
+        others = [shard for shard in self._client.in_state("up", "draining") if shard is not server]
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(deadline - time.monotonic(), LEAST_S)
+            brief_s = min(left_s / 2, PROBE_TIMEOUT_S) if others else left_s
+            try:
+                return server.spec_of(self.table, brief_s)
+            except (ReplayTimeoutError, ServerUnavailableError):
+                specs, _ = on_each(others, operator.methodcaller("spec_of", self.table, brief_s))
+                known = [spec for spec in specs.values() if spec is not None]
+                if known:
+                    return known[0]
+                if time.monotonic() + LEAST_S > deadline:
+                    raise
 
     def _next_samples(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reverb_writer.background import Flag, start_thread
+from reverb_writer.background import Flag, start_thread, uninterrupted
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
@@ -133,14 +134,10 @@ class ThreadFetcher:
 
         Raises:
             ReverbWriterError: instead of a sample that could not be decoded, or because the table is gone.
-            Exception: whatever a part's function has raised.
+            Exception: whatever a part's function has raised, or what has ended the thread, such as MemoryError.
         """
         if partial:
-            with self._assembling:
-                if not self._ready and not self._parts and self._arrived:
-                    self._add_arrived()
-                if not self._ready and (self._parts or self._assembler.num_samples):
-                    self._finish_batch()
+            uninterrupted(self._assemble_rest, None)  # half of it would lose samples, and their room for good
         item = None
         with self._lock:
             if self._ready:
@@ -195,6 +192,16 @@ class ThreadFetcher:
         """Whether no more samples will arrive."""
         return self._ended
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called, or the thread has ended: no more samples are asked for."""
+        return self._closed.is_set() or self._ended
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `stop_asking` was called, as when the dataset is closed."""
+        return self._is_ending
+
     def stats(self) -> FetchStats:
         """Return the counters so far; in a forked child, those that need no lock."""
         if self.is_forked:
@@ -213,18 +220,18 @@ class ThreadFetcher:
             self._sampler.count(stats)
         return stats
 
-    def stop_asking(self, max_silence_s: float = 0.0) -> None:
+    def stop_asking(self, max_silence_s: float = 0.0, until: float = -math.inf) -> None:
         """Ask for no more samples. If sampling removes items, wait for the samples in flight.
 
-        Gives up when none has arrived for `max_silence_s` seconds.
+        Gives up at `until` of `time.monotonic()`, or when none has arrived for `max_silence_s` seconds.
         """
         self._is_ending = True
         self._fetcher.stop_asking()
         self._changed.set()
         began_at = time.monotonic()  # until now the thread may have waited for room instead of reading
         while self._fetcher.removes_items and self._fetcher.num_in_flight:
-            silence_s = time.monotonic() - max(self._heard_at, began_at)
-            if silence_s >= max_silence_s or self._closed.wait(min(max_silence_s - silence_s, max_silence_s) + 0.001):
+            left_s = min(until, max(self._heard_at, began_at) + max_silence_s) - time.monotonic()
+            if left_s <= 0 or self._closed.wait(left_s + 0.001):
                 break
 
     def stop(self) -> None:
@@ -253,11 +260,10 @@ class ThreadFetcher:
             )
         except ClosedError:
             pass
-        except ReverbWriterError as error:
+        except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that just ends looks complete
+            if not isinstance(error, ReverbWriterError):
+                _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
             self._ready.append(error)
-        except Exception:
-            _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
-            raise
         finally:
             self._ended = True  # before the reader wakes: the thread is alive for a moment more
             self._wake()
@@ -355,6 +361,14 @@ class ThreadFetcher:
         with self._lock:
             self._parts.popleft()
             self._ready.append(item)
+
+    def _assemble_rest(self) -> None:
+        """Make a batch of the samples that have arrived, or the next part of one, unless one is ready."""
+        with self._assembling:
+            if not self._ready and not self._parts and self._arrived:
+                self._add_arrived()
+            if not self._ready and (self._parts or self._assembler.num_samples):
+                self._finish_batch()
 
     def _num_held(self) -> int:
         """Return how many samples have arrived and were not taken, with the errors that were not."""

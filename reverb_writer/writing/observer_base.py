@@ -264,25 +264,33 @@ class SingleObserver(Observer[SequenceWriter]):
 
         Raises:
             IncompleteError: it has no step.
-            SpecError: the observer is in the middle of another episode, or the episode is too long for it. Nothing
-                changed.
+            SpecError: as `check_episode` raises. Nothing changed.
             StructureError: its steps are not as those before. Nothing changed.
             ReplayTimeoutError: no room in flight, and nothing moved for the time-out. Windows that were complete by
                 then stay written, the rest of the episode is not.
         """
         steps = episode.steps()
-        if self._writer is not None:
-            self._writer.finish_pending()
-        if not self._spans_episodes and self._writer is not None and self._writer.num_steps:
-            raise SpecError(
-                f"the observer is in the middle of an episode, at step {self._writer.num_steps}. Call `reset` first."
-            )
+        self.check_episode(episode)
         try:
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
         except BaseException:
             self._end_episode(discard=True)
             raise
+
+    def check_episode(self, episode: Episode) -> None:  # noqa: ARG002  # of the subclasses
+        """Check whether `write_episode` could write `episode` now. Nothing is changed.
+
+        Raises:
+            SpecError: the observer is in the middle of another episode, or the episode is too long for it.
+        """
+        writer = self._writer
+        if writer is not None:
+            writer.finish_pending()
+        if writer is not None and writer.num_steps and not self._spans_episodes:
+            raise SpecError(
+                f"the observer is in the middle of an episode, at step {writer.num_steps}. Call `reset` first."
+            )
 
     def _end_all(self) -> None:
         self._end_episode(discard=True)

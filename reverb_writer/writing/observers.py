@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__package__)
 
 
+class EpisodeTooLongError(SpecError):
+    """An episode has become too long for its observer, which drops it: this step, those before and those to come."""
+
+
 class WindowObserver(SingleObserver):
     """An observer of one environment that writes fixed-length windows."""
 
@@ -147,18 +151,18 @@ class EpisodeObserver(SingleObserver):
         else:
             self._skip(writer, step, end_of_episode)
 
-    def write_episode(self, episode: Episode) -> None:
-        """Write `episode`, whole or a chunk that was cut, as an item; see `TrajectoryObserver.write_episode`.
+    def check_episode(self, episode: Episode) -> None:
+        """Check whether `write_episode` could write `episode` as an item now; see `TrajectoryObserver.check_episode`.
 
         Raises:
-            SpecError: it is longer than `max_sequence_length`. Nothing was written.
+            SpecError: it is longer than `max_sequence_length`, or the observer is in the middle of another one.
         """
         if len(episode) + 1 > self._max_length and not self._bypass:
             raise SpecError(
                 f"the episode has {len(episode) + 1} steps, boundary step included, which is more than "
                 f"max_sequence_length={self._max_length}. Raise `max_sequence_length`, or slice the episode."
             )
-        super().write_episode(episode)
+        super().check_episode(episode)
 
     def _fits_at_once(self, steps: Any, leaves: Sequence[Any]) -> bool:
         writer = self._writer
@@ -182,7 +186,7 @@ class EpisodeObserver(SingleObserver):
                 "is not written, and its steps up to the next episode are dropped. Raise `max_sequence_length`."
             )
             if not self._bypass:
-                raise SpecError(text)
+                raise EpisodeTooLongError(text)
             _LOG.error("%s", text)
 
     def update_priority(self, priority: Priority) -> None:

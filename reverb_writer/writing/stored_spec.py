@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
+from reverb_writer.client.on_shards import store_spec_on_all
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.deadline import Deadline
 from reverb_writer.table_info import ServerInfo
@@ -20,16 +21,18 @@ class StoredSpec:
         self._known: tuple[Any, int] | None = None  # the spec, and the `state_id` of the process that has it
 
     def store(self, spec: Any, shard: ServerConnection, deadline: Deadline, *, on_all: bool) -> None:
-        """Store the spec on a shard; with `on_all`, on all others, too, if it had none.
+        """Store the spec on a shard; with `on_all`, on all others that answer, too, if it had none.
 
         Raises:
             StructureError: another actor has stored another spec.
+            ServerUnavailableError, ReplayTimeoutError: the shard does not have it in time.
         """
         info = shard.request_info(deadline.left_s())
         missing = shard.missing_specs(info, self._tables, spec, deadline)
+        having: Collection[ServerConnection] = ()
         if missing and on_all:
-            self._client.store_spec(self._tables, spec, deadline.left_s())
-        else:
+            having = store_spec_on_all(self._client.in_state("up", "draining"), self._tables, spec, deadline)
+        if shard not in having:
             shard.keep_specs(info, missing, spec, deadline)
         self._known = spec, info.state_id
 

@@ -35,8 +35,8 @@ class StreamOptions:
             server makes progress, with these items or with those of others.
         connect_timeout_s: time-out of opening, which waits for the server, seconds; None for `timeout_s`.
         max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
-        max_in_flight_items: unconfirmed items at which steps must wait.
-        max_in_flight_bytes: unconfirmed bytes at which steps must wait.
+        max_in_flight_items: items in flight at which steps must wait.
+        max_in_flight_bytes: bytes in flight at which steps must wait.
         on_block: what a step does then: "wait" while there is progress, "raise" at once, or "drop_oldest" items.
         chunk_length: steps in a chunk; None for a length that suits the windows.
         actor_id: name of the writer, which no other one has. Of several servers it tells which one is written to, see

@@ -139,7 +139,8 @@ def validate(config: Path, shard: int | None, as_json: bool) -> None:
     """Check a configuration, TOML or Reverb's textproto, and describe its tables.
 
     Exit code 1 if `serve` would refuse it or its checkpoints. Not checked: whether its ports are free, and whether
-    another server uses its checkpoints.
+    another server uses its checkpoints. With --json only the configuration is checked, because a program may ask on
+    another machine than the server's.
     """
     from reverb_writer_server import checks
     from reverb_writer_server.config import schema as configuration

@@ -17,6 +17,7 @@ import contextlib
 import logging
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -102,11 +103,11 @@ class Service:
                 self._start_process(self._wanted.get_nowait())
             if received == signal.SIGHUP:
                 threading.Thread(target=self._jobs.run, args=("reload", self._take_new_configuration)).start()
-            elif received is not None and self._state.phase in ("starting", "restoring"):
-                return self._stop_at_once(received)  # nothing is served yet, so nothing is lost
             elif received is not None and self._stop.is_set():
                 _logger.warning("%s again: stopped at once", received.name)
                 return self._stop_at_once(received)
+            elif received is not None and not self._may_have_clients():
+                return self._stop_at_once(received)  # nothing is served yet, so nothing is lost
             elif received is not None:
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
@@ -126,6 +127,15 @@ class Service:
             wanted.set_exception(error)
         else:
             wanted.set_result(self._process)
+
+    def _may_have_clients(self) -> bool:
+        """Return whether there may be items to save: Reverb takes inserts a moment before this service hears of it."""
+        if self._state.phase not in ("starting", "restoring"):
+            return True
+        if self._process is not None and self._config.port:
+            with contextlib.suppress(OSError), socket.create_connection(("localhost", self._config.port), _PAUSE_S):
+                return True
+        return False
 
     def _stop_at_once(self, received: signal.Signals) -> int:
         if self._process is not None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from numbered import first_numbers, insert_numbers
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.tables import Selector
 
 StartServer = Callable[..., HostedServer]
@@ -106,3 +112,91 @@ def test_tables_with_an_order_stay_in_turns(replay_server: StartServer, sampler:
         server.address: {number} for number, server in enumerate(servers)
     }
     assert {int(size) for batch in batches for size in batch.info.table_sizes} == {1, 4}
+
+
+def queues_of_1_and_50(replay_server: StartServer) -> list[HostedServer]:
+    servers = [replay_server(rw.TableConfig("queue", max_times_sampled=1)) for _ in range(2)]
+    insert_numbers(servers[0].address, "queue", [0])
+    insert_numbers(servers[1].address, "queue", range(1, 51))
+    return servers
+
+
+def waits_for_room(dataset: rw.ReplayDataset) -> bool:
+    """Return whether samples have come of which the first batch is ready, and others wait for their turn."""
+    stats = dataset.stats()
+    return stats.in_flight_samples == 0 and stats.ready_samples > 8
+
+
+def test_samples_that_wait_at_the_end_have_the_info_of_one_server(replay_server: StartServer) -> None:
+    addresses = [server.address for server in queues_of_1_and_50(replay_server)]
+    with rw.ReplayDataset(addresses, "queue", 4, timeout_s=60) as dataset:
+        assert eventually(lambda: waits_for_room(dataset))
+    batches = list(dataset)
+    numbers = np.concatenate([first_numbers(batch) for batch in batches])
+    assert len(set(numbers.tolist())) == len(numbers) > 8
+    for batch in batches:
+        # The first server alone would say 1 and 1.0. Some 30 of the 51 items are taken out at the same time.
+        assert (batch.info.table_sizes > 10).all()
+        assert (batch.info.probabilities < 0.2).all()
+
+
+def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    servers = queues_of_1_and_50(replay_server)
+    path = tmp_path / "shards"
+    path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
+    with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "queue", 4, timeout_s=60) as dataset:
+        assert eventually(lambda: waits_for_room(dataset))
+        path.write_text(f"a {servers[0].address}\n")
+        client.connections.refresh()
+        batches = []
+        while (batch := dataset.take(1.0)) is not None:
+            batches.append(batch)
+        of_b = sum(number > 0 for batch in batches for number in first_numbers(batch))
+        assert of_b > 8
+        for batch in batches:
+            dataset.update_priorities(batch, np.ones(len(batch.info)))
+        dataset.flush_priorities()
+        stats = dataset.stats()
+        assert (stats.gone_priority_updates, stats.priority_updates) == (of_b, stats.samples - of_b)
+
+
+class ChangingClient(rw.Client):
+    """A client that does something when it is asked for its shards the next time."""
+
+    then: Callable[[], object] | None = None
+
+    @property
+    def shards(self) -> tuple[ServerConnection, ...]:
+        then, self.then = self.then, None
+        if then is not None:
+            then()
+        return super().shards
+
+
+def test_a_server_that_is_found_while_the_end_comes_is_asked_for_nothing(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    table = rw.TableConfig("queue", max_times_sampled=1)
+    servers = [replay_server(table) for _ in range(2)]
+    path = tmp_path / "shards"
+    path.write_text(f"a {servers[0].address}\n")
+    with ChangingClient(f"file:{path}") as client:
+        sampler = GlobalSampler(
+            client,
+            {},
+            client.server_info()["queue"],
+            batch_size=2,
+            max_samples=2,
+            num_held=lambda: 0,
+            pause=lambda _: None,
+            remember=lambda *_: None,
+        )
+        sampler.start()
+        path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
+        client.connections.refresh()
+        client.then = sampler.stop_asking  # another thread calls `close`
+        sampler.read()
+        assert eventually(lambda: "reverb-writer-shard" not in {thread.name for thread in threading.enumerate()})
+        sampler.stop()

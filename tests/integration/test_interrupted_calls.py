@@ -5,14 +5,19 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from interrupting import await_end_of_threads, interrupted
+from numbered import QUEUE, first_numbers, insert_numbers
+from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.shared_clients import as_client
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -53,6 +58,33 @@ def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(
     call(client)
 
 
+def is_closed(shard: ServerConnection) -> bool:
+    try:
+        shard.channel.check_usable()
+    except rw.ClosedError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("num_users", [0, 1, 2])
+def test_close_after_an_interrupt_at_any_moment_of_it_closes_every_connection(num_users: int) -> None:
+    """Of a client that a caller makes, and of one or two that are made for the same argument: the last closes them."""
+    addresses = ["localhost:1", "localhost:2"]
+    moment, done = 0, False
+    while not done:
+        moment += 1
+        clients = [as_client(addresses)[0] for _ in range(num_users)] or [rw.Client(addresses)]
+        shards = clients[0].shards
+        assert [len({id(shard) for client in clients for shard in client.shards}), len(shards)] == [2, 2]
+        for client in clients:
+            assert not any(map(is_closed, shards))
+            done = interrupted(client.close, moment)
+            client.close()
+            client.close()
+        assert all(map(is_closed, shards))
+    assert moment > 10
+
+
 def test_observer_is_confirmed_and_closed_after_an_interrupt_at_any_moment(client: rw.Client) -> None:
     moment, done = 0, False
     while not done:
@@ -75,6 +107,53 @@ def test_dataset_hands_out_batches_after_an_interrupt_at_any_moment(client: rw.C
             moment += 1 + moment // 20
             done = interrupted(lambda: next(dataset), moment)
             next(dataset)
+    assert moment > 50
+
+
+def test_dataset_follows_its_target_after_an_interrupt_at_any_moment(
+    replay_server: Callable[..., HostedServer], tmp_path: Path
+) -> None:
+    servers = [replay_server(rw.TableConfig("replay", 1, "fifo")) for _ in range(3)]
+    for number, server in enumerate(servers):
+        with rw.Client(server.address) as client:
+            client.insert({"n": np.full(1, number)}, {"replay": 1.0})
+    path = tmp_path / "shards"
+    path.write_text(servers[0].address)
+    moment, done = 0, False
+    with (
+        rw.Client(f"file:{path}") as client,
+        rw.ReplayDataset(client, "replay", 1, timeout_s=_AGAIN_WITHIN_S, max_in_flight_batches=1) as dataset,
+    ):
+        while not done:
+            moment += 1 + moment // 8
+            there = [1, 2] if moment % 2 else [0]
+            path.write_text("\n".join(servers[number].address for number in there))
+            client.connections.refresh()
+            done = interrupted(lambda: next(dataset), moment)
+            end, missing = time.monotonic() + _AGAIN_WITHIN_S, set(there)
+            while missing:
+                assert time.monotonic() < end
+                missing -= {int(next(dataset).data[0][0, 0])}
+    assert moment > 50
+
+
+def test_interrupt_at_any_moment_of_a_take_loses_no_room_for_samples(
+    replay_server: Callable[..., HostedServer],
+) -> None:
+    server = replay_server(QUEUE)
+    moment, done = 0, False
+    # Room for 8 samples; and each chunk evicts another one.
+    with rw.ReplayDataset(server.address, "queue", 4, max_cache_bytes=1, timeout_s=_AGAIN_WITHIN_S) as dataset:
+        while not done:
+            moment += 1 + moment // 10
+            insert_numbers(server.address, "queue", range(3))
+            assert eventually(lambda: dataset.stats().ready_samples == 3)
+            done = interrupted(dataset.take, moment)
+            dataset.take()
+            assert dataset.stats().ready_samples == 0
+        insert_numbers(server.address, "queue", range(8))
+        assert eventually(lambda: dataset.stats().ready_samples == 8)
+        assert first_numbers(next(dataset)) + first_numbers(next(dataset)) == list(range(8))
     assert moment > 50
 
 

@@ -66,9 +66,10 @@ class Interrupts:
 
 def test_signal_at_any_moment_leaves_no_lock_taken() -> None:
     lock = threading.RLock()
+    num_signals = 0
 
-    def hold() -> None:
-        for _ in range(100_000):  # not for ever: a finalizer that is under way swallows an interrupt
+    def hold(wanted: int) -> None:
+        while num_signals < wanted:  # for a finalizer that is under way swallows an interrupt
             with lock:
                 len("a call at the end of the block")
             with lock:
@@ -84,6 +85,8 @@ def test_signal_at_any_moment_leaves_no_lock_taken() -> None:
         return taken
 
     def interrupt(*_: object) -> None:
+        nonlocal num_signals
+        num_signals += 1
         raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGVTALRM, interrupt)
@@ -92,7 +95,7 @@ def test_signal_at_any_moment_leaves_no_lock_taken() -> None:
             for number in range(300):
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.setitimer(signal.ITIMER_VIRTUAL, 0.001 + number * 1e-6)
-                    hold()
+                    hold(number + 1)
                 assert other.submit(is_free).result()
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import itertools
 import pickle
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -53,25 +54,35 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
     assert dataset.stats().samples == 8
 
 
-def test_transform_that_is_interrupted_loses_no_samples(place: Place) -> None:
-    interrupts = [KeyboardInterrupt()]
+def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: Place) -> None:
+    main, seen = threading.main_thread().ident, threading.Event()
+    assert main is not None
+
+    def interrupt(*_: object) -> None:
+        if not seen.is_set():
+            seen.set()
+            raise KeyboardInterrupt
 
     def transform(batch: rw.Batch) -> rw.Batch:
-        if interrupts and threading.current_thread() is threading.main_thread():
-            raise interrupts.pop()
+        while not seen.wait(0.01):  # again and again: the first may come just before the learner begins to wait
+            signal.pthread_kill(main, signal.SIGVTALRM)
         return doubled(batch)
 
-    with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
-        write(place.client, "a", range(2))
-        assert eventually(lambda: dataset.stats().ready_samples == 2)
-        with pytest.raises(KeyboardInterrupt):
-            dataset.take()
-        assert dataset.stats().ready_samples == 2
-        batch = dataset.take()
-        assert batch is not None
-        assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
-        write(place.client, "a", range(4))
-        assert next(dataset).data["n"][:, 0].tolist() == [0, 2, 4, 6]
+    former = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
+            write(place.client, "a", range(2))
+            assert eventually(lambda: dataset.stats().ready_samples == 2)
+            with pytest.raises(KeyboardInterrupt):
+                dataset.take()
+            assert dataset.stats().ready_samples == 2
+            batch = dataset.take()
+            assert batch is not None
+            assert batch.data["n"].tolist() == [[0, 0], [2, 2]]
+            write(place.client, "a", range(4))
+            assert next(dataset).data["n"][:, 0].tolist() == [0, 2, 4, 6]
+    finally:
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def test_last_smaller_batch_is_transformed_too(place: Place) -> None:
@@ -125,6 +136,29 @@ def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) 
     del dataset
     gc.collect()
     assert gone() is None
+
+
+def our_threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer-"))
+
+
+def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place: Place) -> None:
+    def transform(batch: rw.Batch) -> rw.Batch:
+        gc.collect()
+        return batch
+
+    before = our_threads()
+    gc.disable()
+    try:
+        cycle: list[Any] = [rw.ReplayDataset(place.address, "a", 2, transform=transform)]
+        gone = weakref.ref(cycle[0])
+        cycle.append(cycle)
+        del cycle
+        write(place.client, "a", range(2))
+        assert eventually(lambda: gone() is None)
+    finally:
+        gc.enable()
+    assert eventually(lambda: our_threads() == before), our_threads()
 
 
 def test_frames_are_stored_once_and_stacked_when_sampled(place: Place) -> None:

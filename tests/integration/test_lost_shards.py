@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from reading import eventually
+from reading import eventually, spec
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.tables import SelectorName
+from reverb_writer.tables import Selector, SelectorName
 
 StartServer = Callable[..., HostedServer]
 
 TABLE = rw.TableConfig("replay", 1000, rw.Prioritized(1.0))
+FIFO = rw.TableConfig("replay", 1000, "fifo")  # its servers are read in turns, each by a thread of its own
+PAUSE_S = 0.1
 MANY = (
     60  # batches of 8; the shares of these tests are 1/5 or more: a server that takes part is seen, but for 1 in 10**46
 )
@@ -74,6 +80,23 @@ def test_a_server_that_is_killed_is_skipped_and_taken_back(
         latest = [next(dataset) for _ in range(MANY)][-1]
         # Priorities of the first two are 2 now.
         np.testing.assert_allclose(latest.info.probabilities, np.where(items_of(latest) == 3, 1 / 8, 2 / 8))
+
+
+@pytest.mark.parametrize("sampler", [rw.Prioritized(1.0), "fifo"])
+def test_first_batch_does_not_wait_for_the_server_of_its_samples_while_another_knows_their_structure(
+    lone_server: StartServer, sampler: Selector
+) -> None:
+    table = rw.TableConfig("replay", 1000, sampler)
+    servers = [lone_server(table), lone_server(table)]
+    addresses = [server.address for server in servers]
+    with rw.Client(addresses) as client:
+        client.store_spec("replay", {"n": spec((), np.int64)})
+    with rw.TrajectoryObserver(addresses[0], "replay", 1) as observer:
+        observer({"n": np.int64(7)}, end_of_episode=True)
+    with rw.ReplayDataset(addresses, "replay", 2, max_in_flight_batches=1, timeout_s=60) as dataset:
+        assert eventually(lambda: dataset.stats().ready_samples >= 2)
+        servers[0].process.kill()
+        assert next(dataset).data["n"].tolist() == [[7], [7]]
 
 
 def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: StartServer) -> None:
@@ -136,6 +159,104 @@ def test_readers_follow_the_target(replay_server: StartServer, tmp_path: Path, s
         assert eventually(lambda: 2 in items_of(next(dataset)))
         seen_in(dataset, 12)  # what was fetched ahead
         assert seen_in(dataset) == {1, 2}
+
+
+def test_a_server_that_leaves_the_target_and_comes_back_is_read_again(lone_server: StartServer, tmp_path: Path) -> None:
+    """Also if the thread that read it has not ended yet: it is in a question to the server, which does not answer."""
+    servers = [lone_server(FIFO), lone_server(FIFO)]
+    insert(servers[0].address, [0])
+    path = tmp_path / "shards"
+    lines = [f"{name} {server.address}\n" for name, server in zip("ab", servers, strict=True)]
+    path.write_text("".join(lines))
+    with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
+        servers[1].process.kill()
+        assert eventually(lambda: dataset.stats().left_out_servers == 1)
+        time.sleep(3 * PAUSE_S)  # the thread asks now, and waits for the answer
+        for text in (lines[0], "".join(lines)):
+            path.write_text(text)
+            client.connections.refresh()
+            next(dataset)
+        servers[1].process.restart()
+        insert(servers[1].address, [1])
+        assert eventually(lambda: 1 in items_of(next(dataset)))
+
+
+def fetching() -> int:
+    return sum(thread.name == "reverb-writer-prefetch" for thread in threading.enumerate())
+
+
+def test_what_a_closed_dataset_has_is_read_and_nothing_else_although_the_target_changes(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    servers = [replay_server(FIFO) for _ in range(3)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    path = tmp_path / "shards"
+    lines = [f"{name} {server.address}\n" for name, server in zip("abc", servers, strict=True)]
+    path.write_text("".join(lines[:2]))
+    with rw.Client(f"file:{path}") as client:
+        before = fetching()
+        with rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
+            assert seen_in(dataset, 4) == {0, 1}
+        path.write_text("".join(lines))
+        client.connections.refresh()
+        rest = [items_of(batch).tolist() for batch in itertools.islice(dataset, 500)]
+        assert 0 < len(rest) < 500
+        assert not any(2 in batch for batch in rest)
+        assert eventually(lambda: fetching() == before)
+
+
+class Meanwhile:
+    """Do something in another thread at the n-th event of `sys.setprofile` in this one, within a function of a name."""
+
+    def __init__(self, do: Callable[[], object], moment: int, function: str) -> None:
+        self.left = moment
+        self._do, self._function = do, function
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Meanwhile:
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _profile(self, frame: FrameType, _event: str, _: object) -> None:
+        if self._function in (frame.f_code.co_name, frame.f_back and frame.f_back.f_code.co_name):
+            self.left -= 1
+            if not self.left:
+                sys.setprofile(None)
+                self._thread = threading.Thread(target=self._do)
+                self._thread.start()
+                self._thread.join(PAUSE_S)
+
+
+def test_dataset_that_another_thread_closes_while_it_follows_the_target_comes_to_its_end(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    servers = [replay_server(FIFO) for _ in range(2)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    path = tmp_path / "shards"
+    lines = [f"{name} {server.address}\n" for name, server in zip("ab", servers, strict=True)]
+    moment, done = 0, False
+    before = fetching()
+    while not done:
+        moment += 1 + moment // 10
+        path.write_text(lines[0])
+        with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
+            next(dataset)
+            path.write_text("".join(lines))
+            client.connections.refresh()
+            with Meanwhile(dataset.close, moment, "follow_target") as meanwhile:
+                next(dataset, None)
+            done = meanwhile.left > 0
+            dataset.close()
+            assert sum(1 for _ in itertools.islice(dataset, 500)) < 500
+            assert eventually(lambda: fetching() == before)
+    assert moment > 10
 
 
 def test_a_server_that_starts_again_elsewhere_is_found_there(lone_server: StartServer, tmp_path: Path) -> None:

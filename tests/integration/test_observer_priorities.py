@@ -8,8 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from call_forwarder import CallForwarder
 from episodes import SMALL_EPISODES, expected, feed, observed
 from reading import Place, eventually, read
 
@@ -140,6 +142,27 @@ def test_new_items_get_the_largest_priority_that_a_learner_has_set(place: Place)
     with rw.VectorObserver(place.client, "a", 1, num_envs=2, priority="max") as vector:
         vector({"n": np.arange(2)}, end_of_episode=[True, True])
     assert priorities_of(place) == [1.0, 1.0]
+
+
+def test_largest_priority_that_the_server_was_not_told_in_time_is_told_with_the_next_update(place: Place) -> None:
+    answers = iter([None, grpc.StatusCode.DEADLINE_EXCEEDED])
+    with (
+        rw.TrajectoryObserver(place.client, "a", 1, priority="max") as observer,
+        CallForwarder(int(place.address.rpartition(":")[2])) as forwarder,
+        rw.Client(forwarder.address, timeout_s=60) as learner,
+    ):
+        feed(observer, [1])
+        observer.flush()
+        forwarder.refuse = lambda verb: next(answers, None) if verb == "MutatePriorities" else None
+        learner.mutate_priorities("a", {1: 9.0})  # is done, whatever becomes of what other processes are told
+        learner.mutate_priorities("a", {1: 2.0})
+
+        def written() -> list[float]:
+            feed(observer, [1])
+            observer.flush()
+            return priorities_of(place)
+
+        assert eventually(lambda: written()[-1] == 9.0)
 
 
 def test_dataset_raises_the_largest_priority(place: Place) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
 from reading import eventually
+from relay import Relay
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer.protocol import messages
 
 StartServer = Callable[..., HostedServer]
 
@@ -111,6 +114,27 @@ def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: 
     assert [first_numbers(batch) for batch in dataset] == [[3, 4]]
     assert dataset.stats().undelivered_samples == 0
     dataset.close()
+
+
+class SlowRelay(Relay):
+    """Passes ten samples on a second."""
+
+    def _samples(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        for message in super()._samples(requests, context):
+            for entry in messages.SampleStreamResponse.FromString(message).entries:
+                time.sleep(0.1)
+                yield messages.SampleStreamResponse(entries=[entry]).SerializeToString()
+
+
+def test_close_waits_no_longer_than_told_for_samples_in_flight(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    insert_numbers(server.address, "queue", range(200))
+    with SlowRelay(server.address, change=lambda message: message) as relay:
+        dataset = rw.ReplayDataset(relay.address, "queue", 200, max_in_flight_batches=1, timeout_s=60)
+        assert eventually(lambda: dataset.stats().in_flight_samples > 0)
+        dataset.close(1.0)
+        assert eventually(lambda: dataset.stats().received_samples + dataset.stats().lost_samples == 200)
+        assert dataset.stats().received_samples < 200  # all would have come within 20 s
 
 
 def test_sample_of_which_a_piece_was_not_handed_out_is_counted(replay_server: StartServer) -> None:

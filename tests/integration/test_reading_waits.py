@@ -8,8 +8,10 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from call_forwarder import CallForwarder
 from numbered import QUEUE, first_numbers, insert_numbers, write_steps
 from reading import eventually
 from server_process import HostedServer
@@ -237,6 +239,19 @@ def test_batch_outlasts_a_server_that_cannot_tell_its_structure(lone_server: Sta
         assert first_numbers(next(dataset)) == [1, 2]
 
 
+def test_error_that_ends_the_thread_is_raised_and_is_no_end_of_the_samples(
+    replay_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    with rw.Client(server.address) as client:
+        client.insert({"frame": np.zeros((1, 1 << 18), np.float32)}, {"replay": 1.0})
+    # 2**27 rows of 1 MiB are more than an address space has.
+    options: dict[str, Any] = {"max_cache_bytes": 1 << 60, "max_in_flight_batches": 1, "timeout_s": 60.0}
+    with rw.ReplayDataset(server.address, "replay", 1, **options) as dataset, pytest.raises(MemoryError):
+        next(dataset)
+    assert "The thread that fetches samples of `replay` has ended." in caplog.messages
+
+
 def test_infinite_time_out_waits(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     with rw.ReplayDataset(server.address, "queue", 2, timeout_s=float("inf")) as dataset:
@@ -289,3 +304,29 @@ def test_samples_of_several_servers_share_one_time_out(replay_server: StartServe
         time.sleep(3.0)  # until the time is up, which began before
         with pytest.raises(rw.ReplayTimeoutError, match=r"1 samples did not come within 3.0 s"):
             next(samples)
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_reader_outlives_a_gateway_that_refuses_for_a_while(replay_server: StartServer, num_servers: int) -> None:
+    states = [grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.RESOURCE_EXHAUSTED]
+    broken: list[str] = []
+
+    def refuse(verb: str) -> grpc.StatusCode | None:
+        """Break the first stream, and then refuse some questions."""
+        if verb == "SampleStream" and not broken:
+            broken.append(verb)
+            return grpc.StatusCode.UNAVAILABLE
+        return states.pop() if states and broken and verb == "ServerInfo" else None
+
+    servers = [replay_server(rw.TableConfig("replay")) for _ in range(num_servers)]
+    for server in servers:
+        insert_numbers(server.address, "replay", range(2))
+    with CallForwarder(servers[0].port) as gateway:
+        gateway.refuse = refuse
+        addresses = [gateway.address, *(server.address for server in servers[1:])]
+        with rw.ReplayDataset(addresses, "replay", 2, timeout_s=60) as dataset:
+            next(dataset)
+            assert eventually(lambda: dataset.stats().reconnects == 1)
+            for _ in range(10):
+                next(dataset)
+            assert not states

@@ -143,6 +143,8 @@ def test_item_that_two_servers_have_is_inserted_once(
         resharding = Resharding([saved, saved], client, 20)
         assert (resharding.num_items, resharding.num_twice) == (18 + 1, 18 + 1)
         assert len(list(resharding.run())) == 19
+        counts = resharding.counts()
+    assert {name for tables in counts.values() for name in tables} == {"replay", "episodes"}  # none but the user's
     assert sorted(itertools.chain(*found(after, "replay"))) == windows(0, 20)
 
 

@@ -15,7 +15,9 @@ from rollout_steps import tf_agents_steps
 from server_process import HostedServer
 
 import reverb_writer as rw
+from reverb_writer import tf_agents
 from reverb_writer.files.importing import Journal
+from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.rollouts import (
     RolloutTee,
     RolloutWriter,
@@ -91,6 +93,40 @@ def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Pa
     assert len(list_trajectories(tmp_path)) == 3
 
 
+def test_environments_without_a_step_in_a_call_have_none_on_disk(place: Place, tmp_path: Path) -> None:
+    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2, part_length=2)) as tee:
+        tee({"n": np.array([1, 11])}, end_of_episode=[False, False])
+        tee({"n": np.array([2, 0])}, env_mask=[True, False], end_of_episode=[False, True])
+        tee({"n": np.array([0, 12])}, env_mask=[False, True], truncated=[False, True])
+        tee({"n": np.array([3, 21])}, end_of_episode=[True, True])
+        with pytest.raises(rw.StructureError, match="`env_mask` has shape"):
+            tee({"n": np.array([4, 22])}, end_of_episode=[True, True], env_mask=[True])
+    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
+    assert sorted(place.column("a")) == sorted(place.column("b")) == [[1, 2], [2, 3], [11, 12]]
+    stored = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path)]
+    assert sorted(stored) == [[1, 2, 3], [11, 12], [21]]
+
+
+def test_episodes_of_a_recorded_vector_environment_come_again(place: Place, tmp_path: Path) -> None:
+    gymnasium = pytest.importorskip("gymnasium", minversion="1.1")
+    same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
+    envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs=same_step)
+    observer = rw.VectorObserver(place.client, "a", 3, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
+        recorded = rw.environments.record(envs, tee)
+        recorded.reset(seed=1)
+        recorded.action_space.seed(1)
+        for _ in range(60):
+            recorded.step(recorded.action_space.sample())
+        recorded.close()
+    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
+    live, again = read(place.client, "a"), read(place.client, "b")
+    assert len(live) > 60
+    windows = [sorted(str([leaf.tolist() for leaf in item.data]) for item in items) for items in (live, again)]
+    assert windows[0] == windows[1]
+
+
 def test_episodes_come_again_as_single_items(place: Place, tmp_path: Path) -> None:
     with RolloutTee(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(tmp_path)) as tee:
         feed(tee, (3, 1, 4))
@@ -113,7 +149,168 @@ def test_step_that_one_side_refuses_is_taken_by_neither(place: Place, tmp_path: 
     assert StoredTrajectory(path).load()["n"].tolist() == [1]
 
 
+def ended(data_dir: Path) -> list[tuple[Any, ...]]:
+    """Return how many steps each trajectory has, whether the last is a boundary step, and how it ended."""
+    ends = [StoredTrajectory(path).manifest for path in list_trajectories(data_dir)]
+    return [(end.num_steps, end.boundary_step, end.terminated, end.truncated, end.end.value) for end in ends]
+
+
+def numbered_episode(first: int, num_steps: int, **options: Any) -> rw.Episode:
+    """Return an episode whose observations, boundary step included, are numbered from `first` on."""
+    numbers = np.arange(first, first + num_steps + 1)
+    options = {"rewards": np.zeros(num_steps), "len_lookback_buffer": 0, **options}
+    return rw.Episode(observations=numbers, actions=numbers[1:], **options)
+
+
+def observations(data_dir: Path) -> list[list[int]]:
+    return [StoredTrajectory(path).load()["observation"].tolist() for path in list_trajectories(data_dir)]
+
+
+def test_steps_that_are_written_at_once_are_on_disk_too(place: Place, tmp_path: Path) -> None:
+    with RolloutTee(rw.TrajectoryObserver(place.client, "a", 3), RolloutWriter(tmp_path, part_length=4)) as tee:
+        tee.extend({"n": np.arange(1, 6)})
+        tee({"n": np.int64(6)}, end_of_episode=True)
+        with pytest.raises(rw.StructureError, match="leaf `n`"):
+            tee.extend({"n": np.zeros(3, np.float32)})
+        with pytest.raises(rw.StructureError, match="one T for all"):
+            tee.extend({"n": np.arange(3), "m": np.arange(2)})
+        tee.extend({"n": np.arange(7, 11)})
+        tee.extend({"n": np.arange(0)})
+        assert tee.stats().steps == 10
+    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
+    assert place.column("a") == place.column("b") == [[n, n + 1, n + 2] for n in (1, 2, 3, 4, 7, 8)]
+    assert ended(tmp_path) == [(6, False, None, None, "step"), (4, False, False, True, "cut")]
+
+
+def test_episodes_that_are_written_at_once_are_on_disk_too(place: Place, tmp_path: Path) -> None:
+    with RolloutTee(rw.TrajectoryObserver(place.client, "a", 3), RolloutWriter(tmp_path, part_length=4)) as tee:
+        tee.write_episode(numbered_episode(1, 4, terminated=True))
+        tee.write_episode(numbered_episode(11, 1, truncated=True))
+        tee.write_episode(numbered_episode(21, 3))  # a chunk that was cut
+    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
+    live, again = read(place.client, "a"), read(place.client, "b")
+    assert len(live) == len(again) == 5
+    for one, other in zip(live, again, strict=True):
+        assert [leaf.tolist() for leaf in one.data] == [leaf.tolist() for leaf in other.data]
+    assert observations(tmp_path) == [[1, 2, 3, 4, 5], [11, 12], [21, 22, 23, 24]]
+    assert ended(tmp_path) == [
+        (5, True, True, False, "step"),
+        (2, True, False, True, "step"),
+        (4, True, False, True, "step"),
+    ]
+    dataset = rw.rollouts.RolloutDataset(tmp_path, num_envs=1, dataset_loops=1, random_shuffle_traj_order=False)
+    assert [batch.observation.item() for batch in dataset] == [1, 2, 3, 4, 11, 21, 22, 23]
+
+
+def test_episode_that_is_refused_is_written_by_neither(place: Place, tmp_path: Path) -> None:
+    with RolloutTee(rw.EpisodeObserver(place.client, "a", 5), RolloutWriter(tmp_path)) as tee:
+        tee.write_episode(numbered_episode(1, 2, terminated=True))
+        with pytest.raises(rw.SpecError, match="the episode has 6 steps, boundary"):
+            tee.write_episode(numbered_episode(1, 5))
+        with pytest.raises(rw.IncompleteError, match="an episode without a step"):
+            tee.write_episode(rw.Episode())
+        with pytest.raises(rw.StructureError, match="observation"):
+            tee.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
+        (first, *_) = [tree.map_structure(lambda leaf, t=t: leaf[t], numbered_episode(11, 2).steps()) for t in range(2)]
+        tee(first)
+        with pytest.raises(rw.SpecError, match=r"in the middle of an episode, at step 1. Call `reset` first"):
+            tee.write_episode(numbered_episode(1, 2))
+        tee.reset()
+        assert tee.stats().steps == 4
+    assert place.column("a", 4) == observations(tmp_path) == [[1, 2, 3], [11]]
+
+
+def test_episode_that_the_server_stops_is_cut_on_disk_after_the_steps_that_the_observer_took(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    server = replay_server(rw.TableConfig("q", 3, "fifo", "fifo", max_times_sampled=1, rate_limiter=rw.Queue(3)))
+    with rw.Client(server.address, timeout_s=60) as client:
+        observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=0.5)
+        tee = RolloutTee(observer, RolloutWriter(tmp_path))
+        with pytest.raises(rw.ReplayTimeoutError):
+            tee.write_episode(numbered_episode(1, 4000, terminated=True))
+        taken = tee.stats().steps
+        assert 1 < taken < 4000
+        with pytest.raises(rw.ReplayTimeoutError):
+            tee.close()
+    assert observations(tmp_path) == [[*range(1, taken + 1)]]
+    assert ended(tmp_path) == [(taken, False, False, True, "cut")]
+
+
+def test_episode_that_the_disk_refuses_is_lost_there_alone(place: Place, tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    with RolloutTee(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(data_dir, part_length=2)) as tee:
+        data_dir.rmdir()
+        data_dir.touch()
+        with pytest.raises(OSError, match="data"):
+            tee.write_episode(numbered_episode(1, 4, terminated=True))
+        data_dir.unlink()
+        data_dir.mkdir()
+        tee.write_episode(numbered_episode(11, 2, terminated=True))
+    assert place.column("a", 4) == [[1, 2, 3, 4, 5], [11, 12, 13]]
+    assert observations(data_dir) == [[11, 12, 13]]
+
+
+def test_calls_for_another_number_of_environments_change_nothing(place: Place, tmp_path: Path) -> None:
+    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
+        with pytest.raises(rw.SpecError, match="`extend` is for one environment"):
+            tee.extend({"n": np.zeros((3, 2))})
+        with pytest.raises(rw.SpecError, match="`write_episode` is for one environment"):
+            tee.write_episode(numbered_episode(1, 2))
+        assert tee.stats().steps == 0
+    with RolloutTee(rw.TrajectoryObserver(place.client, "a", 2), RolloutWriter(tmp_path)) as tee:
+        with pytest.raises(rw.SpecError, match="`env_mask` is for steps of several environments"):
+            tee({"n": 1}, env_mask=[True])
+        assert tee.stats().steps == 0
+    assert list_trajectories(tmp_path) == []
+
+
+def test_reset_with_another_argument_changes_neither(place: Place, tmp_path: Path) -> None:
+    observer = tf_agents.ReverbAddTrajectoryObserver(place.client, "a", 2, 1)
+    steps = tf_agents_steps(0, 2)
+    with RolloutTee(observer, RolloutWriter(tmp_path)) as tee:
+        for step in steps[:2]:
+            tee(step)
+        with pytest.raises(TypeError, match="write_cached_steps"):
+            tee.reset(write_cached_steps=False)  # type: ignore[call-arg]
+        tee(steps[2])
+    assert len(read(place.client, "a")) == 2
+    assert ended(tmp_path) == [(3, True, True, False, "step")]
+
+
+def test_episode_that_is_too_long_for_the_observer_is_whole_on_disk(place: Place, tmp_path: Path) -> None:
+    with RolloutTee(rw.EpisodeObserver(place.client, "a", 3), RolloutWriter(tmp_path)) as tee:
+        for n in (1, 2, 3):
+            tee({"n": np.int64(n)}, end_of_episode=False)
+        with pytest.raises(rw.SpecError, match="longer than max_sequence_length=3"):
+            tee({"n": np.int64(4)}, end_of_episode=False)
+        tee({"n": np.int64(5)}, end_of_episode=True)
+        tee.extend({"n": np.array([6, 7])})
+        tee({"n": np.int64(8)}, end_of_episode=True)
+    assert place.column("a") == [[6, 7, 8]]
+    stored = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path)]
+    assert stored == [[1, 2, 3, 4, 5], [6, 7, 8]]
+
+
+def test_first_step_that_the_observer_refuses_does_not_tell_the_writer_what_steps_are(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    server = replay_server(fifo("a", signature={"n": ArraySpec((None,), np.dtype(np.int64))}))
+    with RolloutTee(rw.EpisodeObserver(server.address, "a", 3), RolloutWriter(tmp_path)) as tee:
+        with pytest.raises(rw.StructureError, match="leaf `n`"):
+            tee({"n": np.float32(1)}, end_of_episode=False)
+        tee({"n": np.int64(1)}, end_of_episode=True)
+    (path,) = list_trajectories(tmp_path)
+    assert StoredTrajectory(path).load()["n"].tolist() == [1]
+
+
 def test_observer_and_writer_of_different_environments_are_refused(place: Place, tmp_path: Path) -> None:
+    with (
+        rw.TrajectoryObserver(place.client, "a", 2) as single,
+        pytest.raises(rw.SpecError, match="`num_envs` None, but the writer has 2"),
+    ):
+        RolloutTee(single, RolloutWriter(tmp_path, num_envs=2))
     with (
         rw.VectorObserver(place.client, "a", 2, num_envs=2) as observer,
         pytest.raises(rw.SpecError, match="`num_envs` 2, but the writer has None"),

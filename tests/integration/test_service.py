@@ -126,6 +126,26 @@ def test_second_signal_stops_at_once(tmp_path: Path) -> None:
         assert server.process.wait(60) == 128 + signal.SIGTERM
 
 
+def test_signal_before_the_service_knows_that_reverb_serves_loses_nothing(tmp_path: Path) -> None:
+    """Reverb takes inserts a moment earlier than its service hears of that: here, the service is paused meanwhile."""
+    with service(tmp_path, configuration(tmp_path)) as server:
+        insert(server.address, *range(10))
+        with rw.Client(server.address) as client:
+            client.insert(
+                np.random.default_rng(0).integers(1 << 62, size=1 << 21), {"replay": 1.0}
+            )  # takes a while to read
+        assert server.end() == 0
+    with contextlib.closing(ServiceProcess(tmp_path, configuration(tmp_path))) as server:
+        eventually(server.restores, "Reverb reads its checkpoint", pause_s=0.001)
+        server.process.send_signal(signal.SIGSTOP)
+        insert(server.address, 10)
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGCONT)
+        assert server.process.wait(60) == 0, server.log()
+    with service(tmp_path, configuration(tmp_path)) as server:
+        assert sizes(server.address) == {"replay": 12}
+
+
 def test_server_that_was_stopped_and_continued_goes_on(tmp_path: Path) -> None:
     with service(tmp_path, configuration(tmp_path)) as server:
         server.process.send_signal(signal.SIGSTOP)

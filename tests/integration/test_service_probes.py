@@ -24,7 +24,7 @@ from service_process import ServiceProcess, eventually, service
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TABLE = "[tables.replay]\nmax_size = 1000\n"
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"

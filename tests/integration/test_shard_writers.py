@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+from call_forwarder import CallForwarder
 from reading import fifo, read_column, spec
 from server_process import HostedServer
 
@@ -413,6 +415,44 @@ def test_spec_of_the_first_step_is_on_all_shards_and_on_one_that_was_down_once_i
             client.store_spec(["replay", "other"], {"m": spec((3,), np.float64)})
         client.reset("other")
         assert [one.spec_of("other") for one in client.each()] == [None] * 3
+
+
+def test_spec_is_asked_of_the_first_server_that_answers_and_is_not_lost(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"))
+    with rw.Client(server.address) as client:
+        client.store_spec("replay", {"n": spec((), np.int64)})
+    gone, there = rw.Shard("gone", "localhost:1"), rw.Shard("there", server.address)
+    for first in (gone, rw.Shard("gone", "localhost:1", "lost")):
+        with rw.Client(rw.Target(0, (first, there)), timeout_s=20) as client:
+            assert client.spec_of("replay")["n"].dtype == np.int64
+
+
+def test_spec_that_no_server_takes_in_time_is_not_called_stored(replay_server: StartServer) -> None:
+    server = replay_server(fifo("replay"), fifo("other"))
+    with CallForwarder(server.port) as forwarder, rw.Client(forwarder.address, timeout_s=60) as client:
+        client.store_spec("other", {"n": spec((), np.int64)})
+        forwarder.refuse = {"SampleStream": grpc.StatusCode.DEADLINE_EXCEEDED}.get
+        with pytest.raises(rw.ReplayTimeoutError):
+            client.store_spec("replay", {"n": spec((), np.int64)})
+
+
+def test_spec_is_on_the_shard_that_is_written_also_if_it_was_the_one_that_took_it_too_late(
+    replay_server: StartServer,
+) -> None:
+    servers = [replay_server(fifo("replay")) for _ in range(2)]
+    late = iter([grpc.StatusCode.DEADLINE_EXCEEDED])
+    with CallForwarder(servers[0].port) as forwarder:
+        forwarder.refuse = lambda verb: next(late, None) if verb == "InsertStream" else None
+        names = {forwarder.address: servers[0], servers[1].address: servers[1]}
+        actor = next(f"{n}" for n in range(100) if rw.choose_shard(f"{n}", list(names)) == forwarder.address)
+        with rw.TrajectoryObserver([*names], "replay", 2, actor_id=actor) as observer:
+            episode(observer, 0)
+    assert next(late, None) is None
+    for server in servers:
+        with rw.Client(server.address) as client:
+            stored = client.spec_of("replay")
+            assert stored is not None, server.address
+            assert stored["n"].dtype == np.int64
 
 
 def test_stream_of_a_sequence_writer_goes_to_the_shard_of_its_id(replay_server: StartServer) -> None:

@@ -22,14 +22,14 @@ class Source:
 
     def __init__(self, target: rw.Target) -> None:
         """Begin with a target."""
-        self.answer: rw.Target | Exception = target
+        self.answer: rw.Target | Exception | None = target
 
     def look_up(self, timeout_s: float) -> rw.Target:
         """Return or raise the answer."""
         assert timeout_s > 0
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return self.answer  # type: ignore[return-value]  # None is what a source must not return
 
 
 @pytest.fixture
@@ -120,6 +120,32 @@ def test_a_client_goes_on_with_the_last_target_while_the_source_is_gone(
         client.connections.refresh()
         assert [shard.name for shard in client.shards] == ["b", "a"]
         assert sizes(client) == [0, 1]
+
+
+def test_targets_are_followed_after_one_that_could_not_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    near, other, far = (
+        rw.Shard("near", f"unix:{tmp_path}/near"),
+        rw.Shard("other", f"unix:{tmp_path}/other"),
+        rw.Shard("far", "localhost:1"),
+    )
+    source = Source(rw.Target(0, (near,)))
+
+    def is_said(words: str) -> bool:
+        client.connections.refresh_soon()
+        return sum(words in line and "goes on with epoch 0, 1 shards: near" in line for line in caplog.messages) == 1
+
+    with rw.Client(source, token="t0ken") as client:  # noqa: S106  # of this test
+        source.answer = rw.Target(1, (near, far))
+        assert eventually(lambda: is_said("`token` would travel to localhost:1 in plain text"))
+        source.answer = None
+        assert eventually(lambda: is_said("must return a `Target`, got None"))
+        assert client.target == rw.Target(0, (near,))
+        source.answer = rw.Target(2, (near, other))
+        client.connections.refresh_soon()
+        assert eventually(lambda: [shard.name for shard in client.shards] == ["near", "other"])
+    source.answer = None
+    with pytest.raises(rw.SpecError, match="must return a `Target`, got None"):
+        rw.Client(source)
 
 
 def test_a_client_is_unpickled_while_the_source_is_gone(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:

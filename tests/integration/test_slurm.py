@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from ports import free_port
 from server_process import HAS_REVERB, SERVER_PYTHON
@@ -18,7 +19,7 @@ import reverb_writer as rw
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "replay.sbatch"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.skipif(not HAS_REVERB, reason="dm-reverb is not installed")
@@ -44,7 +45,9 @@ def test_script_serves_a_shard_again_after_a_crash_and_saves_at_the_end(tmp_path
                 eventually(lambda: not Path(f"/proc/{server}").exists(), "the server has ended")
                 client.insert(np.array([2]), {"replay": 1.0})
                 assert client.server_info()["replay"].current_size == 2
-            job.send_signal(signal.SIGTERM)
+            for process in psutil.Process(job.pid).children(recursive=True):  # Slurm signals all of a step
+                process.send_signal(signal.SIGUSR1)
+            job.send_signal(signal.SIGUSR1)
             assert job.wait(120) == 0
         finally:
             with contextlib.suppress(ProcessLookupError):

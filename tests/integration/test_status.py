@@ -15,11 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from misbehaving import MisbehavingServer, server_info
 from ports import free_port
 from server_process import HostedServer
 from service_process import eventually
 
 import reverb_writer as rw
+from reverb_writer.cli.status import command
 
 StartServer = Callable[..., HostedServer]
 COMMAND = [sys.executable, "-m", "reverb_writer.cli", "status"]
@@ -192,3 +195,22 @@ def test_shard_that_blocks_is_named(lone_server: StartServer) -> None:
     done = status(free.address, blocked.address)
     assert done.returncode == 0
     assert "healthy: none of 2 shards is blocked" in " ".join(done.stdout.split())
+
+
+def test_shard_that_comes_while_the_others_are_asked_is_shown_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    shards = tmp_path / "shards"
+    with MisbehavingServer() as first, rw.LocalServer([rw.TableConfig("replay")]) as second:
+
+        def answer() -> bytes:
+            shards.write_text(f"{first.address}\n{second.address}\n")
+            eventually(lambda: "The target has changed" in caplog.text, "the client follows the file")
+            return server_info("replay")
+
+        shards.write_text(first.address)
+        first.info = answer
+        result = CliRunner().invoke(command, [f"file:{shards}", "--json", "--interval", "0.1", "--timeout", "60"])
+    assert result.exit_code == 0, result.output
+    assert [json.loads(line)["address"] for line in result.stdout.splitlines()] == [first.address, second.address]

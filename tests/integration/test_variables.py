@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
+from call_forwarder import CallForwarder
 from reading import eventually
 from server_process import HostedServer
 
@@ -42,6 +46,20 @@ def test_latest_logs_that_it_waits(
         actor.latest(timeout_s=1.5)
     logged = [record.getMessage() for record in caplog.records]
     assert sum(f"nothing was published yet, waiting for it at {server.address} for" in line for line in logged) > 1
+
+
+def test_latest_logs_that_no_server_answers(
+    lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting_log, "LOG_EVERY_S", 0.2)
+    server = lone_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as actor:
+        server.process.kill()
+        with pytest.raises(rw.ServerUnavailableError):
+            actor.latest(timeout_s=1.5)
+    logged = [record.getMessage() for record in caplog.records]
+    assert sum(f"table `weights`: waiting for the server at {server.address} for" in line for line in logged) > 1
+    assert not any("nothing was published" in line for line in logged)
 
 
 def test_poll_gives_each_version_once(replay_server: StartServer) -> None:
@@ -206,3 +224,27 @@ def test_each_version_has_a_number(replay_server: StartServer) -> None:
         assert learner.publish({"w": np.zeros(2)}) == 5
         learner.latest()
         assert learner.version == 5
+
+
+def test_weights_after_a_time_out_have_another_number(replay_server: StartServer) -> None:
+    """The servers have both: readers take the later ones, although they know the others."""
+    servers = [replay_server(rw.TableConfig("weights", 1)) for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        forwarders = [stack.enter_context(CallForwarder(server.port)) for server in servers]
+        learner = stack.enter_context(rw.Variables([one.address for one in forwarders], "weights", timeout_s=60))
+        actor = stack.enter_context(rw.Variables([one.address for one in servers], "weights", interval_s=0.001))
+        for forwarder in forwarders:
+            forwarder.lose = {"InsertStream": grpc.StatusCode.DEADLINE_EXCEEDED}.get
+        with pytest.raises(rw.ReplayTimeoutError):
+            learner.publish([1])
+        assert eventually(lambda: actor.poll() == [1])
+        for forwarder in forwarders:
+            forwarder.lose = lambda _: None
+        assert learner.publish([2]) == 2
+        assert eventually(lambda: actor.poll() == [2])
+
+
+def test_each_of_many_threads_publishes_under_a_number_of_its_own(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("weights", 1))
+    with rw.Variables(server.address, "weights") as learner, ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(lambda number: learner.publish([number]), range(40))) == [*range(1, 41)]

@@ -39,7 +39,12 @@ def new_ray(num_nodes: int) -> Any:
         pytest.skip("REVERB_WRITER_SERVER_PYTHON names no interpreter that has dm-reverb")
     made = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_BYTES},
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": STORE_BYTES,
+            "_system_config": {"metrics_report_interval_ms": 1000},  # instead of 10,000: a test waits for them
+        },
     )
     for _ in range(num_nodes):
         made.add_node(num_cpus=1, object_store_memory=STORE_BYTES)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,12 +25,18 @@ from service_process import eventually
 import reverb_writer as rw
 import reverb_writer.ray as rwr
 from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.ray.cluster_start import ClusterStarter
+from reverb_writer.ray.cluster_stop import stop_shards
+from reverb_writer.ray.shard_actor import ReplayShard
+from reverb_writer.ray.shard_report import ClusterSpec
 from reverb_writer.table_info import TableInfo
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
 Start = Callable[..., rwr.ReplayCluster]
 SIGNATURE = {"number": ArraySpec((1,), np.dtype(np.int64))}
 EXAMPLES = str(Path(__file__).parents[2] / "examples")
+GAUGE = re.compile(r"^ray_reverb_writer_shard_(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
+GAUGES = {"up", "attempts", "memory_bytes", "checkpoint_age_seconds", "table_size", "table_inserts", "table_samples"}
 TABLES = [rw.TableConfig("replay", 1000, rate_limiter=rw.MinSize(1), signature=SIGNATURE)]
 
 
@@ -78,6 +87,10 @@ def processes_of(pid: int) -> list[int]:
     return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
 
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+
+
 def test_shards_are_one_replay_that_is_found_by_its_name(start: Start) -> None:
     free = ray.available_resources()["memory"]
     outcomes: list[rwr.ReplayCluster] = []
@@ -123,6 +136,40 @@ def test_start_without_room_says_what_is_free_and_leaves_nothing(machines: Any) 
     eventually(lambda: nothing_is_left("large"), "nothing is left of the cluster")
 
 
+def test_start_that_is_interrupted_while_there_is_no_room_leaves_nothing(machines: Any) -> None:
+    line = [sys.executable, "-m", "reverb_writer.cli", "ray", "up", "full", "--shards", "4", "--memory", "1000000"]
+    environment = {**os.environ, "RAY_ADDRESS": machines.address}
+    with subprocess.Popen([*line, "--python", SERVER_PYTHON], env=environment) as process:
+        eventually(lambda: not nothing_is_left("full"), "its placement group waits for room")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) != 0
+    eventually(lambda: nothing_is_left("full"), "nothing is left of the cluster")
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "said"),
+    [
+        ("exec sleep 20", rw.ReplayTimeoutError, r"server did not estimate the memory of a shard within 5\.0 s"),
+        ("kill -9 $PPID", rwr.ShardStartError, r"server did not estimate the memory of a shard: .* died"),
+        ("echo text", rwr.ShardStartError, r"server did not estimate the memory of a shard: .*JSONDecodeError"),
+    ],
+)
+def test_estimate_that_does_not_come_is_an_error_of_start(
+    machines: Any, tmp_path: Path, does: str, error: type[Exception], said: str
+) -> None:
+    server = tmp_path / "server"
+    server.write_text(f"#!/bin/sh\n{does}\n")
+    server.chmod(0o755)
+    with pytest.raises(error, match=f"(?s){said}"):
+        rwr.ReplayCluster.start("mute", TABLES, python=str(server), timeout_s=5 if "sleep" in does else 60)
+
+
+def test_variables_for_this_interpreter_are_not_for_that_of_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/no/python")
+    need = ClusterStarter().memory_need(SERVER_PYTHON, "[tables.replay]\nmax_size = 10", {})
+    assert need["unknown"] == ["replay"]
+
+
 def test_failed_start_names_the_cause_and_leaves_nothing(machines: Any, tmp_path: Path) -> None:
     with pytest.raises(rwr.ShardStartError, match=r"/no/python3.11 cannot be run on node"):
         rwr.ReplayCluster.start("bad", TABLES, 2, python="/no/python3.11")
@@ -154,8 +201,12 @@ def test_commands_start_and_stop_a_cluster_which_the_next_start_restores(machine
     assert all(gone(pid) for pid in pids)
     assert nothing_is_left("typed")
 
-    assert "serving" in run(*up)
+    host, port = shard.address.rsplit(":", 1)
+    with socket.create_server(("", int(port))):  # another process has the port now
+        assert "serving" in run(*up)
     again = rwr.ReplayCluster.attach("typed")
+    assert again.status().shards[0].address.startswith(f"{host}:")
+    assert again.status().shards[0].address != shard.address
     with rw.Client(again.target(), timeout_s=60) as client:
         assert client.server_info()["replay"].current_size == 30
     assert "there already" in run(*up)
@@ -192,6 +243,20 @@ def test_shard_whose_server_or_actor_is_killed_is_back_from_its_checkpoint(start
     assert after.shards == before.shards  # the same addresses: who has one need not ask
 
     checkpoint(cluster)
+    held = [float(len(numbers_at(shard.address))) for shard in after.shards]
+    expected = {("up", 0): 1.0, ("up", 1): 1.0, ("attempts", 0): 2.0, ("attempts", 1): 1.0}
+    expected |= {("table_size", 0): held[0], ("table_inserts", 0): held[0]}  # nothing was removed yet
+    expected |= {("table_size", 1): held[1], ("table_inserts", 1): held[1]}
+    eventually(lambda: expected.items() <= gauges_of("killed").items(), f"Ray's endpoints have {expected}")
+    gauges = gauges_of("killed")
+    assert {name for name, _ in gauges} == GAUGES
+    eventually(
+        lambda: all(gauges_of("killed")["table_samples", number] >= held[number] for number in (0, 1)),
+        "Ray's endpoints have the samples of `numbers_at`",
+    )
+    assert all(gauges["memory_bytes", number] > 50e6 for number in (0, 1))
+    assert all(0 <= gauges["checkpoint_age_seconds", number] < 300 for number in (0, 1))
+
     victim = cluster.status().shards[1]
     assert victim.pid is not None
     pids = processes_of(victim.pid)
@@ -200,6 +265,66 @@ def test_shard_whose_server_or_actor_is_killed_is_back_from_its_checkpoint(start
     eventually(lambda: cluster.status().shards[1].pid not in (None, victim.pid), "Ray starts the actor again")
     assert serving(cluster).shards[1].address == victim.address
     assert numbers_in(cluster) == left
+
+
+def test_stop_waits_for_actors_that_are_away_for_a_moment(
+    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = start("away", TABLES, checkpoints=str(tmp_path))
+    insert(cluster.target(), range(20))
+    checkpoint(cluster)
+    insert(cluster.target(), range(20, 30))  # no checkpoint has these yet
+    killed, silent = cluster.status().shards
+    lost = {number for number in numbers_at(killed.address) if number >= 20}
+    assert killed.pid is not None
+    assert silent.pid is not None
+    actor = parent_of(silent.pid)
+    ray.kill(ray.get_actor(killed.name, namespace="reverb-writer"), no_restart=False)
+    eventually(lambda: gone(killed.pid or 0), "the actor has ended, and its server with it")
+    os.kill(actor, signal.SIGSTOP)
+    caplog.clear()  # the start may have waited for room
+    stopping = threading.Thread(target=cluster.stop, args=(200,))
+    stopping.start()
+    time.sleep(6)  # longer than it waits for an answer
+    os.kill(actor, signal.SIGCONT)
+    stopping.join()
+    assert not [one.getMessage() for one in caplog.records if one.name.startswith("reverb_writer")]
+    assert numbers_in(start("away", TABLES, checkpoints=str(tmp_path))) == sorted({*range(30)} - lost)
+
+
+def test_cluster_whose_actors_cannot_run_is_taken_down(machines: Any) -> None:
+    """No node has what these actors ask for: as if the nodes that had it were gone for good."""
+    spec = ClusterSpec("stranded", tuple(TABLES), 1, SERVER_PYTHON)
+    (name,) = spec.shard_names()
+    options: Any = {"name": name, "namespace": "reverb-writer", "lifetime": "detached", "resources": {"nowhere": 1}}
+
+    ray.remote(ReplayShard).options(**options).remote(spec, 0)
+    line = [sys.executable, "-m", "reverb_writer.cli", "ray", "down", "stranded", "--address", machines.address]
+    done = subprocess.run([*line, "--timeout", "1"], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"no last checkpoint of {name}: it has not ended within 1 s" in done.stdout
+    assert nothing_is_left("stranded")
+
+    ray.remote(ReplayShard).options(**options).remote(spec, 0)
+    assert stop_shards("stranded", [name], 600, patience_s=1) == {name: "its actor has not answered for 1 s"}
+    assert nothing_is_left("stranded")
+    with pytest.raises(rw.ServerUnavailableError, match="there is no cluster `stranded` on this Ray"):
+        rwr.ReplayCluster.remove("stranded")
+
+
+def gauges_of(cluster: str) -> dict[tuple[str, int], float]:
+    """Return the gauges of a cluster that the Prometheus endpoints of Ray's nodes have, by name and shard."""
+    found = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+            with urllib.request.urlopen(url, timeout=20) as reply:
+                for name, tags, value in GAUGE.findall(reply.read().decode()):
+                    by = dict(re.findall(r'(\w+)="([^"]*)"', tags))
+                    if by["cluster"] == cluster:
+                        assert by.get("table") == ("replay" if name.startswith("table_") else None)
+                        found[name, int(by["shard"])] = float(value)
+    return found
 
 
 class Actor(threading.Thread):
@@ -279,7 +404,7 @@ def test_books_balance_when_a_node_is_lost_while_actors_write(start: Start, mach
 def node_of(machines: Any, pid: int) -> Any:
     """Return the fake node whose raylet is above a server's process."""
     while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
+        pid = parent_of(pid)
         for node in machines.worker_nodes:
             if any(process.process.pid == pid for process in node.all_processes["raylet"]):
                 return node

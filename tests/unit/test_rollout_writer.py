@@ -281,6 +281,51 @@ def test_full_disk_gives_up_the_episode_and_goes_on_with_the_next(tmp_path: Path
     assert only(tmp_path / "data").load()["x"].tolist() == [3]
 
 
+def test_disk_that_is_full_at_the_last_step_of_an_episode_costs_the_next_nothing(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    writer = RolloutWriter(data_dir, part_length=1)
+    data_dir.rmdir()
+    data_dir.touch()
+    with pytest.raises(OSError, match="data"):
+        writer({"x": 1}, end_of_episode=True)
+    data_dir.unlink()
+    data_dir.mkdir()
+    writer({"x": 2}, end_of_episode=True)
+    assert only(data_dir).load()["x"].tolist() == [2]
+
+
+def test_full_disk_takes_no_step_from_environments_whose_steps_are_in_memory(tmp_path: Path) -> None:
+    data_dir, moved = tmp_path / "data", tmp_path / "moved"
+
+    def block(other: Path) -> None:
+        data_dir.rename(other)
+        data_dir.touch()
+
+    def make_way() -> None:
+        data_dir.unlink()
+        data_dir.mkdir()
+
+    with RolloutWriter(data_dir, num_envs=2, part_length=2) as writer:
+        writer({"x": np.array([1, 10])}, end_of_episode=[False, True])
+        block(tmp_path / "first")
+        with pytest.raises(OSError, match="data"):  # two steps of the first environment are a part
+            writer({"x": np.array([2, 11])}, end_of_episode=[False, False])
+        make_way()
+        writer({"x": np.array([3, 12])}, end_of_episode=[True, True])
+        block(moved)
+        with pytest.raises(OSError, match="data"):
+            writer({"x": np.array([4, 13])}, end_of_episode=[True, True])
+        make_way()
+        writer({"x": np.array([5, 14])}, end_of_episode=[False, False])
+        block(tmp_path / "third")
+        with pytest.raises(OSError, match="data"):
+            writer.end_episode()
+        make_way()
+        writer({"x": np.array([6, 15])}, end_of_episode=[False, False])
+    assert sorted(StoredTrajectory(path).load()["x"].tolist() for path in list_trajectories(moved)) == [[11, 12]]
+    assert sorted(StoredTrajectory(path).load()["x"].tolist() for path in list_trajectories(data_dir)) == [[6], [15]]
+
+
 def test_leaves_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(rw.StructureError, match="leaves need different names"):
         RolloutWriter(tmp_path)({"a/b": 1, "a": {"b": 2}})
