@@ -20,14 +20,13 @@ from reverb_writer.client.shared_clients import as_client
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.fetchers import stop_fetchers
+from reverb_writer.reading.fetchers import MAX_SILENCE_S, stop_fetchers
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.table_reader import TableReader
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_MAX_SILENCE_S = 0.25
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
 
 
@@ -181,7 +180,7 @@ class Dataset(Views, abc.ABC):
         if not self._finalizer.alive or any(fetcher.is_forked for fetcher in fetchers):
             return
         deadline = time.monotonic() + timeout_s
-        stop_fetchers(fetchers, _MAX_SILENCE_S, timeout_s)
+        stop_fetchers(fetchers, MAX_SILENCE_S, timeout_s)
         for reader in self._readers:
             reader.finish(deadline)
         if self._owns_client:

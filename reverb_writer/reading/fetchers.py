@@ -25,8 +25,10 @@ _LOG = logging.getLogger(__package__)
 LEAST_S = 0.05
 """Time for a question to a server, in seconds, even if the time-out has been spent on others."""
 
+MAX_SILENCE_S = 0.25
+"""When the last sample in flight came so many seconds ago, no more is waited for at the end."""
+
 _STOP_S = 3.0
-_MAX_SILENCE_S = 0.25
 _ORDERED = ("fifo", "max_heap", "min_heap")
 
 
@@ -149,7 +151,7 @@ class Fetchers:
                     self._begin(self._make(shard, None))
             self._shards = shards
         if self._is_closing:  # another thread may have closed the dataset meanwhile, and not know those that are new
-            stop_fetchers([one for one in self.all if not (one.is_stopped or one.is_closing)], _MAX_SILENCE_S)
+            stop_fetchers([one for one in self.all if not (one.is_stopped or one.is_closing)], MAX_SILENCE_S)
 
     @property
     def _is_closing(self) -> bool:

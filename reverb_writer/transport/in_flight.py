@@ -10,7 +10,7 @@ for windows to come. A chunk without references is not kept.
 
 A call that raises has changed nothing. `hold`, `add` and `release` may be cut off anywhere by an exception from
 outside, such as KeyboardInterrupt: made again with the same arguments, they complete what was begun and do nothing
-twice. Not thread-safe: the stream holds a lock.
+twice; so does `take_all`. Not thread-safe: the stream holds a lock.
 
 Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 """
@@ -18,6 +18,7 @@ Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 from __future__ import annotations
 
 import collections
+import copy
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -62,6 +63,12 @@ class InsertRequest:
         self.num_items = self.num_pending = sum(len(rows) for _, rows in self.rows)
         self._is_pending = np.ones(self.num_items, bool)
         self.is_counted = self.is_taken = False
+
+    def for_another_stream(self) -> InsertRequest:
+        """Return one that no stream has yet, of what is not acknowledged; this one must not be used any more."""
+        request = copy.copy(self)
+        request.is_counted = request.is_taken = False
+        return request
 
     def acknowledge(self, keys: Keys) -> int:
         """Mark those of these items that belong to the request as acknowledged; return how many were new."""
@@ -116,6 +123,7 @@ class InFlight:
             int, set[InsertRequest | None]
         ] = {}  # owners of the references to a chunk; None for its writer
         self._on_server: set[int] = set()
+        self._taken: tuple[list[InsertRequest], int] | None = None
 
     @property
     def pending(self) -> int:
@@ -250,16 +258,20 @@ class InFlight:
         self._queued.popleft()
         return True
 
-    def take_all(self) -> list[InsertRequest]:
-        """Return everything pending for another stream, and do not count it any more."""
-        self.requeue()
-        requests = [request for request in self._queued if not request.is_taken]
-        for request in requests:
-            self.release(request.chunks, request)
-            request.is_counted = False
-        self.items, self.pending_bytes = self.items - self.pending, 0
-        self._queued.clear()
-        return requests
+    def take_all(self) -> tuple[list[InsertRequest], int]:
+        """Give up everything pending; return it for another stream, with its number of items: the same every time."""
+        if self._taken is None:
+            queued = (request for request in self._queued if not request.is_taken)
+            requests = dict.fromkeys([*self._sent, *queued])  # one may be queued twice, see `add`
+            taken = [request.for_another_stream() for request in requests]
+            self.dropped, self.pending_bytes, self._queued, self._sent, self._taken = (
+                self.dropped + self.pending,
+                0,
+                collections.deque(),
+                collections.deque(),
+                (taken, self.pending),
+            )
+        return self._taken
 
     def drop_all(self) -> int:
         """Give up everything pending; return how many items that is."""

@@ -188,12 +188,12 @@ class InsertStream:
         """Seconds since the last acknowledgement if one is due, else 0."""
         return time.monotonic() - self._flight.progress_at if self._flight.pending else 0.0
 
-    def take_unconfirmed(self) -> list[InsertRequest]:
-        """End the stream, and return what is not acknowledged, for another stream, without counting it here."""
+    def take_unconfirmed(self) -> tuple[list[InsertRequest], int]:
+        """End the stream; return what it gives up, for another one, with its number of items: the same every time."""
         with self._lock:  # reentrant
-            requests = self._flight.take_all()
+            taken = self._flight.take_all()
             self.abandon()
-        return requests
+        return taken
 
     def stats(self) -> InsertStats:
         """Return the counters so far."""

@@ -40,6 +40,16 @@ class ShardFound(NamedTuple):
     is_rescue: bool  # whether the actor leaves a lost shard, with what is unconfirmed there
 
 
+def log_change(actor_id: str, left: ServerConnection, found: ShardFound, num_left: int, *, resend: bool) -> None:
+    """Say that an actor has left a shard for the one that it has found, and what becomes of unconfirmed items."""
+    reason = "is lost" if found.is_rescue else "is not the first choice any more"
+    text = f"Actor {actor_id} goes to shard {found.shard.address}; {left.address} {reason}."
+    if num_left:
+        fate = "sent again, and may be there twice" if resend else "dropped, and may be there all the same"
+        text += f" {num_left} items were unconfirmed: they are {fate}."
+    _LOG.log(logging.WARNING if num_left else logging.INFO, "%s", text)
+
+
 class ActorShard:
     """The shard of one actor. Not thread-safe."""
 

@@ -6,7 +6,7 @@ import logging
 import types
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import tree
@@ -17,7 +17,7 @@ from reverb_writer.errors import ReverbWriterError, SpecError
 from reverb_writer.nests import common_length, rows
 from reverb_writer.steps import StepStructure
 from reverb_writer.writing.actor_shard import ShardChangedError
-from reverb_writer.writing.observer_stats import ObserverStats
+from reverb_writer.writing.observer_stats import AnyWriter, ObserverStats
 from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.session import WriteSession
 from reverb_writer.writing.step_layout import StepLayout
@@ -46,14 +46,14 @@ class TooFewStepsError(SpecError):
         self.sequence_length = sequence_length
 
 
-class Observer:
+class Observer(Generic[AnyWriter]):
     """Lifecycle of an observer: open, flush, close, counters. Subclasses define what a step does."""
 
     _num_envs: int | None = None
 
     def __init__(self, client: Any, targets: Sequence[WindowTarget], *, mask: bool, options: StreamOptions) -> None:
         """Open the session; see the observers for the arguments."""
-        self._session = WriteSession(client, targets, options)
+        self._session: WriteSession[AnyWriter] = WriteSession(client, targets, options)
         self._mask = mask
         self._layout: StepLayout | None = None
         self._num_before = 0  # steps before the writer's first, for messages
@@ -79,6 +79,10 @@ class Observer:
             sizes=self._session.watch_sizes(),
             **options,
         )
+
+    @property
+    def _writer(self) -> AnyWriter | None:
+        return self._session.writer
 
     @property
     def client(self) -> Any:
@@ -164,7 +168,7 @@ class Observer:
         raise NotImplementedError
 
 
-class SingleObserver(Observer):
+class SingleObserver(Observer[SequenceWriter]):
     """An observer of one stream of steps."""
 
     _spans_episodes = False
@@ -174,7 +178,6 @@ class SingleObserver(Observer):
     ) -> None:
         """Open the session, and make the writer if it is known what steps look like."""
         super().__init__(client, targets, mask=mask, options=options)
-        self._writer: SequenceWriter | None = None
         if spec is not None:
             self._start(spec)
 
@@ -205,7 +208,7 @@ class SingleObserver(Observer):
                 try:
                     session.wait_for_room()
                 except ShardChangedError:
-                    _, self._writer = self._start(tree.map_structure(lambda leaf: leaf[0], steps))
+                    self._start(tree.map_structure(lambda leaf: leaf[0], steps))
                 count = self._writer.extend([column[at:] for column in columns])
                 if count is None:
                     break
@@ -236,7 +239,7 @@ class SingleObserver(Observer):
             ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
             ClosedError: after `close()`, or in a forked child.
         """
-        layout, writer = self._layout, self._writer
+        layout, writer = self._layout, self._session.writer
         if layout is None or writer is None:
             self._session.wait_for_room()
             layout, writer = self._start(step)
@@ -249,7 +252,7 @@ class SingleObserver(Observer):
         if dropped:
             self._session.log_dropped(dropped)
         if last:
-            self._change_shard()
+            self._session.change_shard()
 
     def write_episode(self, episode: Episode) -> None:
         """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
@@ -289,14 +292,9 @@ class SingleObserver(Observer):
                 f"the observer is in the middle of an episode, at step {writer.num_steps}. Call `reset` first."
             )
 
-    def _change_shard(self) -> None:
-        """Between episodes: go to another shard if there is reason to."""
-        if self._session.change_shard():
-            self._writer = None  # the next step makes one for the other shard
-
     def _end_all(self) -> None:
         self._end_episode(discard=True)
-        self._writer = None
+        self._session.writer = None
 
     def _start(self, example: Any) -> tuple[StepLayout, SequenceWriter]:
         """Make the writer, at the first step or from a spec."""
@@ -308,8 +306,8 @@ class SingleObserver(Observer):
             wait_for_room=lambda: session.wait_for_room(),  # noqa: PLW0108  # its bound method would hold the session
         )
         self._num_before = self._session.num_steps
-        self._session.add_writer(writer)
-        self._layout, self._writer = layout, writer
+        self._layout = layout
+        self._session.set_writer(writer)
         return layout, writer
 
     def _end_episode(self, *, align: bool = False, discard: bool = False) -> None:
@@ -339,7 +337,6 @@ class SingleObserver(Observer):
         try:
             self._session.wait_for_room(ends_episode=True)
         except ShardChangedError:  # which has ended the stream of steps
-            self._writer = None
             return
         self._end_episode(align=not discard, discard=discard)
-        self._change_shard()
+        self._session.change_shard()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import operator
 from dataclasses import astuple, dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from reverb_writer.scalars import Scalars
 from reverb_writer.transport.in_flight import InsertStats
@@ -13,6 +13,7 @@ from reverb_writer.writing.sequence_writer import SequenceWriter
 from reverb_writer.writing.vector_writer import VectorWriter
 
 Writer: TypeAlias = SequenceWriter | VectorWriter
+AnyWriter = TypeVar("AnyWriter", bound=Writer)
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,9 @@ class ObserverStats(Scalars):
     resent_items: int = 0
 
 
-def add(one: InsertStats, other: InsertStats) -> InsertStats:
+_Counters = TypeVar("_Counters", InsertStats, Moves)
+
+
+def add(one: _Counters, other: _Counters) -> _Counters:
     """Return the sum."""
-    return InsertStats(*map(operator.add, astuple(one), astuple(other)))
+    return type(one)(*map(operator.add, astuple(one), astuple(other)))

@@ -143,7 +143,7 @@ class EpisodeObserver(SingleObserver):
             SpecError: the episode is too long, once; its further steps are dropped and counted until it ends.
             StructureError, ReplayTimeoutError, ClosedError: as for `TrajectoryObserver`.
         """
-        writer = self._writer
+        writer = self._session.writer
         if writer is not None:
             writer.finish_pending()
         if writer is None or (writer.num_steps < self._max_length and not writer.num_skipped):
@@ -179,7 +179,7 @@ class EpisodeObserver(SingleObserver):
         first = not writer.num_skipped
         writer.skip(last=bool(last))
         if last:
-            self._change_shard()
+            self._session.change_shard()
         if first:
             text = (
                 f"the episode is longer than max_sequence_length={self._max_length} steps, boundary step included: it "

@@ -255,8 +255,15 @@ class SequenceWriter:
         return [not (self.is_pending or self.num_skipped) and self.num_steps == self._boundary]
 
     def leave(self) -> dict[str, int]:
-        """End the stream of steps, and give up an episode that is under way; return what was dropped."""
-        return self.end_episode(discard=not self.between_episodes()[0])
+        """End the stream of steps, and give up an episode that is under way; return what was dropped.
+
+        Does nothing if it is called again, as after an interrupt or an error of a `priority` function.
+        """
+        try:
+            return self.end_episode(discard=not self.between_episodes()[0])
+        except Exception:
+            self.end_episode(discard=True)
+            raise
 
     def _discarding(self, num_skipped: int) -> EpisodeEnd:
         """Return the end of an episode that adds nothing, with so many steps left out."""

@@ -10,8 +10,8 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Generic
 
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
@@ -27,10 +27,10 @@ from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream
 from reverb_writer.windows import SHORT_EPISODE
-from reverb_writer.writing.actor_shard import ActorShard, ShardChangedError, ShardFound
+from reverb_writer.writing.actor_shard import ActorShard, ShardChangedError, ShardFound, log_change
 from reverb_writer.writing.clock import start_clock
 from reverb_writer.writing.item_sizes import EpisodeSizes, ItemSizes
-from reverb_writer.writing.observer_stats import Counts, Moves, ObserverStats, Writer, add
+from reverb_writer.writing.observer_stats import AnyWriter, Counts, Moves, ObserverStats, Writer, add
 from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stored_spec import StoredSpec
 from reverb_writer.writing.stream_options import StreamOptions
@@ -42,8 +42,19 @@ _LEAVE_S = 1.0  # for what is in flight when an actor goes to a shard that it pr
 LOST_SHARD = "lost_shard"
 
 
-class WriteSession:
+@dataclass
+class _Change:
+    """A change of the shard, from the decision until it is complete: an interrupt may come in between."""
+
+    found: ShardFound
+    after: InsertStream | None = None  # the stream to the other shard, once it runs
+
+
+class WriteSession(Generic[AnyWriter]):
     """The part of an observer that does not depend on how steps are grouped into episodes.
+
+    Attributes:
+        writer: what the observer appends steps to; None if it must make one for the next step.
 
     Not thread-safe by itself: an observer is called from one thread at a time. `stats()` may be called from any.
     """
@@ -53,7 +64,10 @@ class WriteSession:
         self.given_client = client
         self.targets = tuple(targets)
         self.options = options
-        self._writers: list[Writer] = []
+        self.writer: AnyWriter | None = None
+        self._writers: list[AnyWriter] = []  # all that write to the stream
+        self._streams: list[InsertStream] = []  # all that may run
+        self._change: _Change | None = None
         self._past = Counts(), InsertStats()  # by writers and streams that are closed
         self._moves = Moves()
         self._actor_id = options.actor_id or default_actor_id()
@@ -63,11 +77,12 @@ class WriteSession:
 
     @property
     def stream(self) -> InsertStream:
-        """The open stream.
+        """The open stream. Completes a change of the shard that was interrupted.
 
         Raises:
             ClosedError: the observer is closed.
         """
+        self._finish_change()
         if self._stream is None:
             raise ClosedError("the observer is closed. Call `open()` to write again.")
         return self._stream
@@ -90,6 +105,7 @@ class WriteSession:
     def open(self) -> bool:
         """Find the tables and open the stream, if it is not; return whether it was not."""
         if self._stream is not None:
+            self._finish_change()
             return False
         options = self.options
         client, owned = as_client(self.given_client, options.timeout_s)
@@ -100,33 +116,30 @@ class WriteSession:
             info = actor.connect(self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s)
             check_tables_exist(names, info, actor.current.address)
             self._stored_spec = StoredSpec(client, names)
-            stream = self._new_stream(actor.current)
+            self._signatures = {name: info.tables[name].signature for name in names}
+            self._limits = item_limits(info, names)
+            self._client, self._owns_client, self._actor = client, owned, actor
+            # A program that forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
+            self._finalizer = weakref.finalize(
+                self, _shut_down, self._writers, self._streams, client if owned else None
+            )
+            self._stream = self._start_stream(actor.current)
         except BaseException:
             if owned:
                 client.close()
             raise
-        self._signatures = {name: info.tables[name].signature for name in names}
-        self._limits = item_limits(info, names)
-        self._client, self._owns_client, self._actor = client, owned, actor
-        self._run(stream)
-        self._stream = stream
         due_windows.add(self)
         return True
 
-    def _new_stream(self, shard: ServerConnection) -> InsertStream:
-        return InsertStream(
+    def _start_stream(self, shard: ServerConnection) -> InsertStream:
+        stream = InsertStream(
             shard.channel,
             max_in_flight_items=self.options.max_in_flight_items,
             max_in_flight_bytes=self.options.max_in_flight_bytes,
             on_block=self.options.on_block,
             before_sending=functools.partial(self._stored_spec.restore, shard),
         )
-
-    def _run(self, stream: InsertStream) -> None:
-        """Start what the stream needs, and what ends it."""
-        # A program that forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
-        client = self._client if self._owns_client else None
-        self._finalizer = weakref.finalize(self, _shut_down, self._writers, stream, client)
+        self._streams.append(stream)
         reference = weakref.ref(self)
 
         def send() -> None:
@@ -136,11 +149,12 @@ class WriteSession:
 
         stream.write(None)  # starts its thread: from here on the finalizer ends it, whatever interrupts this
         start_clock(stream, self.options.max_delay_s / 2, send)
+        return stream
 
     @property
     def is_blocked(self) -> bool:
         """Whether a step must wait or raise: no room in flight, closed, forked, or refused by the server."""
-        return self._stream is None or self._stream.blocked
+        return self._stream is None or self._change is not None or self._stream.blocked
 
     def wait_for_room(self, *, ends_episode: bool = False) -> None:
         """Return when a step may be written; costs little while there is room. Before it waits, it sends.
@@ -155,6 +169,8 @@ class WriteSession:
             return
         stream = self.stream
         stream.check()
+        if not stream.blocked:
+            return
         self.send()
         is_between = self._is_between_episodes(any)
         if not (self._actor.has_choice and (is_between or ends_episode)):
@@ -171,9 +187,9 @@ class WriteSession:
 
         stream.wait_for_room(self.timeout_s, extend=True, unless=may_leave)
         if found is not None:
-            had_writers = bool(self._writers)
-            self._leave_for(found, stream)
-            if had_writers:
+            had_writer = self.writer is not None
+            self._leave_for(found)
+            if had_writer:
                 raise ShardChangedError
 
     def change_shard(self, *, is_lost: bool = False) -> bool:
@@ -188,17 +204,45 @@ class WriteSession:
         found = self._actor.look(math.inf if is_lost else stream.stalled_s)
         if found is None or not (found.is_rescue or (self._is_between_episodes(all) and self._is_delivered(stream))):
             return False
-        self._leave_for(found, stream)
+        self._leave_for(found)
         return True
 
-    def _leave_for(self, found: ShardFound, stream: InsertStream) -> None:
-        """End the writers, and go to another shard."""
-        for writer in self._writers:
-            self.log_dropped(writer.leave())
-        self.send()
-        if not found.is_rescue:
-            self._is_delivered(stream)
-        self._take_to(found, stream)
+    def _leave_for(self, found: ShardFound) -> None:
+        """Go to another shard. If this is interrupted, `_finish_change` goes on with it."""
+        self._change, self.writer = _Change(found), None
+        self._finish_change()
+
+    def _finish_change(self) -> None:
+        """Complete a change of the shard, if there is one. All but the last assignment may be done any number of times.
+
+        The new stream runs before anything is taken from the old one, whose counters stay right meanwhile.
+        """
+        change, stream = self._change, self._stream
+        if change is None or stream is None or self.is_forked:
+            return
+        found = change.found
+        if change.after is None:
+            for writer in self._writers:
+                self.log_dropped(writer.leave())
+            self.send()
+            if not found.is_rescue:
+                self._is_delivered(stream)
+            change.after = self._start_stream(found.shard)
+        resend = self.options.resend_unconfirmed
+        requests, num_left = stream.take_unconfirmed()
+        for request in requests if resend else ():
+            change.after.write(request)
+        for other in self._streams:
+            if other is not change.after:  # an interrupt may have left one that no one else knows
+                other.abandon()
+        resent, given_up = (num_left, 0) if resend else (0, num_left)
+        inserted = add(add(self._past[1], stream.stats()), InsertStats(items=-resent, dropped_items=-resent))
+        past, moves = (self._counts(), inserted), add(self._moves, Moves(1, given_up, resent))
+        signatures = {name: found.info.tables[name].signature for name in self._signatures}
+        left, after = self._actor.current, change.after
+        (self._past, self._moves, self._signatures, self._actor.current, self._stream, self._streams[:],
+         self._writers[:], self._change) = past, moves, signatures, found.shard, after, [after], [], None  # fmt: skip
+        log_change(self._actor_id, left, found, num_left, resend=resend)
 
     def _is_between_episodes(self, every: Callable[[Iterable[bool]], bool]) -> bool:
         flags = [flag for writer in self._writers for flag in writer.between_episodes()]
@@ -210,34 +254,6 @@ class WriteSession:
         with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
             stream.flush(_LEAVE_S)
         return not stream.num_pending
-
-    def _take_to(self, found: ShardFound, stream: InsertStream) -> None:
-        """Leave the stream for one to another shard."""
-        left, shard, resend = self._actor.current, found.shard, self.options.resend_unconfirmed
-        after = self._new_stream(shard)
-        requests = stream.take_unconfirmed()
-        num_left = sum(request.num_pending for request in requests)
-        given_up = 0 if resend else num_left
-        inserted = add(add(self._past[1], stream.stats()), InsertStats(items=given_up, dropped_items=given_up))
-        self._past, self._writers, self._stream = (self._counts(), inserted), [], after
-        self._finalizer.detach()
-        self._signatures = {name: found.info.tables[name].signature for name in self._signatures}
-        self._actor.current = shard
-        changes, unconfirmed, resent = astuple(self._moves)
-        self._moves = Moves(changes + 1, unconfirmed + given_up, resent + num_left - given_up)
-        self._run(after)
-        if resend:
-            for request in requests:
-                after.write(request)
-        level, fate = (logging.INFO, "") if not num_left else (
-            logging.WARNING,
-            f" {num_left} items were unconfirmed: they are "
-            + ("sent again, and may be there twice." if resend else "dropped, and may be there all the same."),
-        )  # fmt: skip
-        reason = "is lost" if found.is_rescue else "is not the first choice any more"
-        _LOG.log(
-            level, "Actor %s goes to shard %s; %s %s.%s", self._actor_id, shard.address, left.address, reason, fate
-        )
 
     def count_skipped(self, num_steps: int) -> None:
         """Count steps that are not written, because the shard that has the beginning of their episode was lost."""
@@ -276,9 +292,10 @@ class WriteSession:
         """Return what counts the bytes of a new writer's items; None if that is not needed. Call `register` first."""
         return self._sizes.watch()
 
-    def add_writer(self, writer: Writer) -> None:
-        """Count what this writer does, and send its windows when they are due."""
+    def set_writer(self, writer: AnyWriter) -> None:
+        """Have steps appended to this writer: count what it does, and send its windows when they are due."""
         self._writers.append(writer)
+        self.writer = writer
 
     def log_dropped(self, dropped: Mapping[str, int]) -> None:
         """Log why steps are in no window, once for each reason."""
@@ -319,23 +336,26 @@ class WriteSession:
             ReplayTimeoutError: items were left; says how many and why. The session is closed all the same.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        stream = self._stream
-        if stream is None:
+        if self._stream is None:
             return
         try:
-            if not stream.channel.is_forked:
+            if not self.is_forked:
+                self._finish_change()
                 self.send()
-                stream.close(timeout_s)
+                self._stream.close(timeout_s)
         finally:
-            self._end(stream)
+            self._end(self._stream)
 
     def _end(self, stream: InsertStream) -> None:
         """Give up what is left, and take the counters over."""
-        is_forked = stream.channel.is_forked
+        is_forked = self.is_forked
         if not is_forked:
             stream.abandon(sum(writer.num_unsent_items for writer in self._writers))
+            for other in self._streams:
+                other.abandon()
         counts, inserted = self._counts(), add(self._past[1], stream.stats())
-        self._past, self._writers, self._stream = (counts, inserted), [], None
+        self._past, self._writers[:], self._streams[:], self._stream, self._change, self.writer = (
+            (counts, inserted), [], [], None, None, None)  # fmt: skip
         self._finalizer.detach()
         if self._owns_client:
             self._client.close()
@@ -367,9 +387,12 @@ class WriteSession:
         )
 
 
-def _shut_down(writers: Sequence[Writer], stream: InsertStream, client: Client | None) -> None:
-    if stream.channel.is_forked:  # a thread of the parent may hold any lock, for ever
+def _shut_down(writers: Sequence[Writer], streams: Sequence[InsertStream], client: Client | None) -> None:
+    if any(stream.channel.is_forked for stream in streams):  # a thread of the parent may hold any lock, for ever
         return
-    stream.abandon(sum(writer.num_unsent_items for writer in writers))
+    num_unsent_items = sum(writer.num_unsent_items for writer in writers)
+    for stream in streams:
+        stream.abandon(num_unsent_items)
+        num_unsent_items = 0
     if client is not None:
         client.close()

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import StructureError
@@ -26,7 +25,7 @@ _REQUEST_ITEMS = 128
 """Windows of one environment that are encoded together: fewer than another observer's, for environments are many."""
 
 
-class VectorObserver(Observer):
+class VectorObserver(Observer[VectorWriter]):
     """Write the windows of N environments that step together.
 
     A call takes leaves [N, ...] and costs little more than one for a single environment: a leaf is copied to the chunks
@@ -60,8 +59,7 @@ class VectorObserver(Observer):
         """
         self._num_envs: int = integer("num_envs", num_envs, minimum=1)
         self._all = np.arange(self._num_envs)
-        self._writer: VectorWriter | None = None
-        self._is_cut: npt.NDArray[np.bool_] | None = None  # [N], whose episode began at a lost shard
+        self._cut: set[int] = set()  # environments whose episode began at a lost shard
         targets = window_targets(table, sequence_length, stride_length, end_of_episode, priority, windows)
         super().__init__(client, targets, mask=mask, options=StreamOptions(**options))
         if spec is not None:
@@ -86,46 +84,28 @@ class VectorObserver(Observer):
         self._wait_for_room()
         last = None if end_of_episode is None else self._one_each("end_of_episode", end_of_episode)
         env_ids = self._all if env_mask is None else np.flatnonzero(self._one_each("env_mask", env_mask))
-        layout, writer = self._layout, self._writer
+        layout, writer = self._layout, session.writer
         if layout is None or writer is None:
             layout, writer = self._start(step)
         leaves = layout.flatten(step, self._num_before + writer.num_calls)
         if last is None:
             last = layout.structure.ends_episode(leaves)
-        cut = env_ids[:0] if self._is_cut is None else env_ids[self._is_cut[env_ids]]
+        cut = np.intersect1d(env_ids, list(self._cut)) if self._cut else env_ids[:0]
         env_ids = np.setdiff1d(env_ids, cut) if len(cut) else env_ids
         dropped = writer.append(leaves, last, env_ids)
         if dropped:
             session.log_dropped(dropped)
         if len(cut):
-            self._skip(cut[last[cut]], len(cut))
+            session.count_skipped(len(cut))
+            self._cut.difference_update(cut[last[cut]].tolist())  # their next step begins an episode
         if last[env_ids].any():
-            self._change_shard()
+            session.change_shard()
 
     def _wait_for_room(self, *, ends_episode: bool = False) -> None:
-        try:
+        try:  # `contextlib.suppress` takes longer, and this is done for every step
             self._session.wait_for_room(ends_episode=ends_episode)
         except ShardChangedError:
-            self._begin_again()
-
-    def _change_shard(self) -> None:
-        """At the end of an episode: go to another shard if there is reason to."""
-        if self._session.change_shard():
-            self._begin_again()
-
-    def _begin_again(self) -> None:
-        """Have the next call make a writer for another shard; environments in mid-episode wait for their next one."""
-        is_cut = None if self._writer is None else self._writer.is_cut
-        if is_cut is not None and is_cut.any():
-            self._is_cut = is_cut if self._is_cut is None else self._is_cut | is_cut
-        self._writer = None
-
-    def _skip(self, ended: npt.NDArray[np.integer[Any]], num_steps: int) -> None:
-        """Count the steps of environments whose episode was cut, and let those that have ended it write again."""
-        self._session.count_skipped(num_steps)
-        if self._is_cut is not None:
-            self._is_cut[ended] = False
-            self._is_cut = self._is_cut if self._is_cut.any() else None
+            return  # the next step makes a writer for the other shard
 
     def reset(self, *, discard: bool = False, env_ids: Sequence[int] | None = None) -> None:
         """End the episodes of some environments here.
@@ -142,17 +122,16 @@ class VectorObserver(Observer):
             self._wait_for_room(ends_episode=True)
         if self._writer is not None:
             self._session.log_dropped(self._writer.end_episodes(env_ids, align=not discard, discard=discard))
-        if self._is_cut is not None:
-            self._is_cut[env_ids] = False  # their next step begins an episode
-        self._change_shard()
+        self._cut.difference_update(env_ids)
+        self._session.change_shard()
 
     def _start(self, example: Any, *, is_spec: bool = False) -> tuple[StepLayout, VectorWriter]:
         layout = self._register(example, is_spec=is_spec)
         options = {"request_items": _REQUEST_ITEMS, "spans_episodes": self._spans_episodes}
-        writer = VectorWriter([self._new_writer(layout, **options) for _ in range(self._num_envs)])
-        self._session.add_writer(writer)
+        writer = VectorWriter([self._new_writer(layout, **options) for _ in range(self._num_envs)], self._cut)
         self._num_before = self._session.num_steps // self._num_envs
-        self._layout, self._writer = layout, writer
+        self._layout = layout
+        self._session.set_writer(writer)
         return layout, writer
 
     def _one_each(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
@@ -164,7 +143,7 @@ class VectorObserver(Observer):
     def _end_all(self) -> None:
         if self._writer is not None:
             self._session.log_dropped(self._writer.end_episodes(range(self._num_envs), discard=True))
-        self._writer = None
+        self._session.writer = None
 
 
 class VectorSequenceObserver(VectorObserver):

@@ -34,9 +34,15 @@ class VectorWriter:
     Thread-safe.
     """
 
-    def __init__(self, writers: Sequence[SequenceWriter]) -> None:
-        """Begin with empty episodes, of new writers for the same steps; they are for the use of this object alone."""
+    def __init__(self, writers: Sequence[SequenceWriter], cut: set[int]) -> None:
+        """Begin with empty episodes.
+
+        Args:
+            writers: new ones for the same steps, for the use of this object alone.
+            cut: gets the numbers of the environments whose episodes `leave` gives up.
+        """
         self._writers = list(writers)
+        self._cut = cut
         self._lock = threading.RLock()
         self._blocks = [
             np.zeros((len(self._writers), *buffer.shape), buffer.dtype) for buffer in self._writers[0].chunks.buffers
@@ -51,7 +57,6 @@ class VectorWriter:
         self._pending: _Pending | None = None
         self._is_behind = True  # whether the writers must be brought up to date, whatever `_pending` says
         self.num_calls = 0  # how often `append` was called
-        self.is_cut = np.zeros(len(self._writers), bool)  # [N], whose episodes were under way when `leave` gave them up
         self._catch_up()
 
     @property
@@ -151,7 +156,8 @@ class VectorWriter:
         """End all streams of steps, and give up the episodes that are under way; return what was dropped."""
         dropped: collections.Counter[str] = collections.Counter()
         with self._lock:
-            self.is_cut = ~np.array(self.between_episodes())
+            is_between = self.between_episodes()
+            self._cut.update(env for env, flag in enumerate(is_between) if not flag)
             self._is_behind = True
             for writer in self._writers:
                 dropped.update(writer.leave())

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
+from interrupting import await_end_of_threads, interrupted
 from numbered import QUEUE, first_numbers, insert_numbers
 from reading import eventually
 from server_process import HostedServer
@@ -30,35 +26,6 @@ _AGAIN_WITHIN_S = 30.0  # a call that hangs fails; one on a busy machine does no
 _STEP = {"n": np.zeros(1, np.int64)}
 
 
-class Interrupts:
-    """Raise KeyboardInterrupt at the n-th moment of this thread at which CPython handles signals, whosever code it is.
-
-    It does so where a function begins, and where one of C returns: `threading.Condition.__enter__` has taken the lock
-    by then and is left by an exception, so no one gives it back.
-    """
-
-    def __init__(self) -> None:
-        self.left = 0
-        # One object for as long as this lives: CPython 3.11 may call it once more after it has been taken out.
-        self._hook = self._profile
-
-    @contextlib.contextmanager
-    def at(self, moment: int) -> Iterator[None]:
-        self.left = moment
-        sys.setprofile(self._hook)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-
-    def _profile(self, frame: FrameType, event: str, _: object) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename != __file__:
-            self.left -= 1
-            if not self.left:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-
 def insert(client: rw.Client) -> None:
     client.insert(_STEP, {"replay": 1.0}, _AGAIN_WITHIN_S)
 
@@ -69,14 +36,6 @@ CALLS: dict[str, Callable[[rw.Client], Any]] = {
     "sample": lambda client: list(client.sample("replay", 2, timeout_s=_AGAIN_WITHIN_S)),
     "mutate_priorities": lambda client: client.mutate_priorities("replay", {1: 1.0}),
 }
-
-
-def interrupted(call: Callable[[], object], moment: int) -> bool:
-    """Call, interrupted at a moment of it; return whether it came to its end before."""
-    interrupts = Interrupts()
-    with contextlib.suppress(KeyboardInterrupt), interrupts.at(moment):
-        call()
-    return interrupts.left > 0
 
 
 @pytest.fixture
@@ -247,10 +206,6 @@ OPEN: dict[str, Callable[[rw.Client], Any]] = {
 }
 
 
-def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")]
-
-
 @pytest.mark.parametrize("kind", OPEN)
 def test_interrupt_at_any_moment_of_an_opening_leaves_no_lock_and_no_thread(
     replay_server: Callable[..., HostedServer], kind: str
@@ -270,11 +225,7 @@ def test_interrupt_at_any_moment_of_an_opening_leaves_no_lock_and_no_thread(
             if moment % 5 == 0:
                 OPEN[kind](client).close()
         assert moment > 50
-    gc.collect()
-    end = time.monotonic() + _AGAIN_WITHIN_S
-    while our_threads():
-        assert time.monotonic() < end, our_threads()
-        time.sleep(0.05)
+    await_end_of_threads(_AGAIN_WITHIN_S)
 
 
 def test_samples_come_after_an_interrupt_at_any_moment_of_a_sample(client: rw.Client) -> None:

@@ -352,6 +352,38 @@ def test_no_shard_at_all_is_said_by_name(lone_server: StartServer) -> None:
         rw.TrajectoryObserver(addresses, "replay", 2, timeout_s=1.0)
 
 
+def test_priority_function_that_fails_where_the_stream_of_steps_ends_does_not_keep_the_actor_at_a_lost_shard(
+    replay_server: StartServer, tmp_path: Path
+) -> None:
+    """Its error is raised once, and the window that it fails for is not written."""
+    servers = [replay_server(fifo("replay")) for _ in range(2)]
+    names = dict(zip("ab", servers, strict=True))
+    first, second = rank_shards("actor", names)
+    path = tmp_path / "shards"
+    path.write_text("\n".join(f"{name} {server.address}" for name, server in names.items()))
+
+    def priority(window: Any) -> float:
+        if window["n"][-1] == 0:
+            raise ValueError("this window is padded")
+        return 1.0
+
+    with (
+        rw.Client(f"file:{path}") as client,
+        rw.SequenceObserver(client, "replay", 2, 2, priority, end_of_episode="cover", actor_id="actor") as observer,
+    ):
+        observer.extend({"n": np.arange(1, 3)})
+        observer.flush()
+        path.write_text(f"{first} {names[first].address} lost\n{second} {names[second].address}")
+        client.connections.refresh()
+        with pytest.raises(ValueError, match="this window is padded"):
+            observer({"n": np.int64(3)}, end_of_episode=True)
+        observer.extend({"n": np.arange(4, 6)})
+        observer.flush()
+        assert (observer.stats().steps, observer.stats().shard_changes, observer.stats().items) == (5, 1, 2)
+    assert numbers(names[first]) == [[1, 2]]
+    assert numbers(names[second]) == [[4, 5]]
+
+
 # What all shards have.
 
 

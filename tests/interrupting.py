@@ -1,0 +1,59 @@
+"""Ctrl-C at a chosen moment of a call, and what it must leave behind: no thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+
+class Interrupts:
+    """Raise KeyboardInterrupt at the n-th moment of this thread at which CPython handles signals, whosever code it is.
+
+    It does so where a function begins, and where one of C returns: `threading.Condition.__enter__` has taken the lock
+    by then and is left by an exception, so no one gives it back. `logging` is left out: its handlers would keep their
+    locks, and no thread of any later test could log.
+    """
+
+    def __init__(self) -> None:
+        self.left = 0
+        # One object for as long as this lives: CPython 3.11 may call it once more after it has been taken out.
+        self._hook = self._profile
+
+    @contextlib.contextmanager
+    def at(self, moment: int) -> Iterator[None]:
+        self.left = moment
+        sys.setprofile(self._hook)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename not in (__file__, logging.__file__):
+            self.left -= 1
+            if not self.left:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+def interrupted(call: Callable[[], object], moment: int) -> bool:
+    """Call, interrupted at a moment of it; return whether it came to its end before."""
+    interrupts = Interrupts()
+    with contextlib.suppress(KeyboardInterrupt), interrupts.at(moment):
+        call()
+    return interrupts.left > 0
+
+
+def await_end_of_threads(timeout_s: float) -> None:
+    """Return when the package has no thread in this process any more."""
+    gc.collect()
+    end = time.monotonic() + timeout_s
+    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")]:
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
