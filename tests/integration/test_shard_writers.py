@@ -111,7 +111,7 @@ def test_actor_in_mid_episode_stays_and_its_time_out_is_as_ever(lone_server: Sta
     servers = [lone_server(fifo("replay")) for _ in range(2)]
     first, second = shards_for("actor", servers)
     client = rw.Client([server.address for server in servers])
-    options: Any = {"actor_id": "actor", "patience_s": 0.1, "max_in_flight_items": 4, "timeout_s": 3.0}
+    options: Any = {"actor_id": "actor", "patience_s": PATIENCE_S, "max_in_flight_items": 4, "timeout_s": 5.0}
     with client, rw.TrajectoryObserver(client, "replay", 2, chunk_length=1, **options) as observer:
         observer({"n": np.int64(0)}, end_of_episode=False)
         observer({"n": np.int64(1)}, end_of_episode=False)
