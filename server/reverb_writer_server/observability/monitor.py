@@ -88,7 +88,7 @@ class Monitor:
         """Say why clients cannot use the server now; None if they can."""
         if not self.answers():
             return f"the server has not answered for {self.age_s():.0f} s"
-        if self.silence_s() > _FRESH_S:
+        if self.latest().at - self._accepted_at > _FRESH_S:  # Reverb has answered since
             return (
                 f"the server has accepted no new connection for {self.silence_s():.0f} s: it may be out of file "
                 "descriptors, or its listener has failed; its log says which"
