@@ -105,8 +105,9 @@ def test_first_batch_does_not_wait_for_the_server_of_its_samples_while_another_k
     table = rw.TableConfig("replay", 1000, sampler)
     servers = [lone_server(table), lone_server(table)]
     addresses = [server.address for server in servers]
-    with rw.Client(addresses) as client:
-        client.store_spec("replay", {"n": spec((), np.int64)})
+    for address in addresses:  # one after the other: both together would leave out one that is busy for two seconds
+        with rw.Client(address) as client:
+            client.store_spec("replay", {"n": spec((), np.int64)})
     with rw.TrajectoryObserver(addresses[0], "replay", 1) as observer:
         observer({"n": np.int64(7)}, end_of_episode=True)
     with rw.ReplayDataset(addresses, "replay", 2, max_in_flight_batches=1, timeout_s=60) as dataset:
@@ -214,6 +215,7 @@ def test_what_a_closed_dataset_has_is_read_and_nothing_else_although_the_target_
         before = fetching()
         with rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
             assert seen_in(dataset, 4) == {0, 1}
+            assert eventually(lambda: dataset.stats().ready_samples >= 8)
         path.write_text("".join(lines))
         client.connections.refresh()
         rest = [items_of(batch).tolist() for batch in itertools.islice(dataset, 500)]
