@@ -153,7 +153,7 @@ class TableReader:
             if samples is None and timeout_s > 0:
                 samples = self._round_robin.next(start, timeout_s)
         with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-            return self._ready(samples or self._round_robin.rest(), LEAST_S)
+            return self._ready(samples or self._round_robin.rest(), max(start + timeout_s - time.monotonic(), LEAST_S))
         return None
 
     def _counted(self, samples: Fetched, called_at: float) -> Fetched:

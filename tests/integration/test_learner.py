@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from call_forwarder import CallForwarder
 from ports import free_port
 from reading import Place, eventually, fifo
 from server_process import HostedServer
@@ -502,6 +503,15 @@ def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
         offline.timeout_s = 30.0
         write(server.address, "offline", range(100, 104))
         assert [next(dataset).data["n"][:, 0].tolist() for _ in range(2)] == [[0, 1, 100, 101], [2, 3, 102, 103]]
+
+
+def test_take_waits_for_the_structure_of_the_table_as_long_as_for_its_samples(replay_server: StartServer) -> None:
+    server = replay_server(fifo("queue"))
+    write(server.address, "queue", range(2))
+    with CallForwarder(server.port, delay_s=0.2) as slow, rw.ReplayDataset(slow.address, "queue", 2) as dataset:
+        batch = dataset.take(timeout_s=60)
+    assert batch is not None
+    assert batch.data["n"][:, 0].tolist() == [0, 1]
 
 
 def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: StartServer) -> None:
