@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -116,44 +117,59 @@ def test_insert_under_way_when_the_client_is_closed_says_so(replay_server: Start
 # Few calls.
 
 
+class Counted(NamedTuple):
+    """A server whose calls are counted, and a client that has its connection: one that connects may ask twice."""
+
+    calls: CallForwarder
+    client: rw.Client
+
+    def write_one(self) -> None:
+        with rw.TrajectoryObserver(self.client, ["a", "b"], 1) as observer:
+            observer({"n": np.int64(1)})
+
+
 @pytest.fixture
-def counted(replay_server: StartServer) -> Iterator[CallForwarder]:
+def counted(replay_server: StartServer) -> Iterator[Counted]:
     server = replay_server(*map(rw.TableConfig, ("a", "b", "c")))
-    with CallForwarder(server.port) as forwarder:
-        yield forwarder
-
-
-def write_one(address: str) -> None:
-    with rw.TrajectoryObserver(address, ["a", "b"], 1) as observer:
-        observer({"n": np.int64(1)})
+    with CallForwarder(server.port) as forwarder, rw.Client(forwarder.address) as client:
+        client.server_info()
+        del forwarder.calls[:]
+        yield Counted(forwarder, client)
 
 
 # The last two are those of the observer's own stream.
 
 
-def test_first_actor_stores_its_structure_in_three_calls(counted: CallForwarder) -> None:
-    write_one(counted.address)
-    assert counted.verbs == ["ServerInfo", "ServerInfo", "InsertStream", "SampleStream", "ServerInfo", "InsertStream"]
+def test_first_actor_stores_its_structure_in_three_calls(counted: Counted) -> None:
+    counted.write_one()
+    assert counted.calls.verbs == [
+        "ServerInfo",
+        "ServerInfo",
+        "InsertStream",
+        "SampleStream",
+        "ServerInfo",
+        "InsertStream",
+    ]
 
 
-def test_next_actor_compares_its_structure_in_two_calls(counted: CallForwarder) -> None:
-    write_one(counted.address)
-    del counted.calls[:]
-    write_one(counted.address)
-    assert counted.verbs == ["ServerInfo", "ServerInfo", "SampleStream", "ServerInfo", "InsertStream"]
+def test_next_actor_compares_its_structure_in_two_calls(counted: Counted) -> None:
+    counted.write_one()
+    with rw.Client(counted.calls.address) as client:
+        client.server_info()
+        del counted.calls.calls[:]
+        Counted(counted.calls, client).write_one()
+    assert counted.calls.verbs == ["ServerInfo", "ServerInfo", "SampleStream", "ServerInfo", "InsertStream"]
 
 
-def test_insert_takes_two_calls(counted: CallForwarder) -> None:
-    with rw.Client(counted.address) as client:
-        insert(client, 1, "a")
-    assert counted.verbs == ["ServerInfo", "InsertStream"]
+def test_insert_takes_two_calls(counted: Counted) -> None:
+    insert(counted.client, 1, "a")
+    assert counted.calls.verbs == ["ServerInfo", "InsertStream"]
 
 
-def test_structure_is_stored_without_threads_that_stay(counted: CallForwarder) -> None:
-    with rw.Client(counted.address) as client:
-        before = {thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")}
-        client.store_spec("c", ArraySpec((), np.dtype(float)))
-        assert {thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")} == before
+def test_structure_is_stored_without_threads_that_stay(counted: Counted) -> None:
+    before = {thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")}
+    counted.client.store_spec("c", ArraySpec((), np.dtype(float)))
+    assert {thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")} == before
 
 
 # One deadline.

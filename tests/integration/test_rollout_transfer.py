@@ -225,14 +225,14 @@ def test_episode_that_the_server_stops_is_cut_on_disk_after_the_steps_that_the_o
 ) -> None:
     server = replay_server(rw.TableConfig("q", 3, "fifo", "fifo", max_times_sampled=1, rate_limiter=rw.Queue(3)))
     with rw.Client(server.address, timeout_s=60) as client:
-        observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=0.5)
+        observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=3.0)
         tee = RolloutTee(observer, RolloutWriter(tmp_path))
         with pytest.raises(rw.ReplayTimeoutError):
             tee.write_episode(numbered_episode(1, 4000, terminated=True))
         taken = tee.stats().steps
         assert 1 < taken < 4000
         with pytest.raises(rw.ReplayTimeoutError):
-            tee.close()
+            tee.close(0.5)
     assert observations(tmp_path) == [[*range(1, taken + 1)]]
     assert ended(tmp_path) == [(taken, False, False, True, "cut")]
 
