@@ -18,7 +18,10 @@ from server_process import HostedServer
 import reverb_writer as rw
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 _TIMEOUT_S = 60.0
 _EVERY = 47  # moments, of some 1,800

@@ -18,7 +18,10 @@ from service_process import eventually
 import reverb_writer as rw
 from reverb_writer.ray.server_child import ChildView, ServerChild
 
-pytestmark = pytest.mark.skipif(not HAS_REVERB, reason="the server needs an interpreter with dm-reverb")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_REVERB, reason="the server needs an interpreter with dm-reverb"),
+]
 
 
 @contextlib.contextmanager

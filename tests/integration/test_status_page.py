@@ -19,7 +19,7 @@ from service_process import ServiceProcess, eventually, service
 import reverb_writer as rw
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 PHONE = {"width": 360, "height": 740}
 CONFIGURATION = """

@@ -12,6 +12,7 @@ import pytest
 from service_process import ServiceProcess, service
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
+pytestmark = pytest.mark.slow
 
 TABLE = "[tables.replay]\nmax_size = 10\n"
 
