@@ -198,6 +198,14 @@ def test_a_server_that_leaves_the_target_and_comes_back_is_read_again(lone_serve
         assert eventually(lambda: 1 in items_of(next(dataset)))
 
 
+def lines_of_shards(replay_server: StartServer, count: int) -> list[str]:
+    """Start servers, each with an item of its number, and return them as lines of a file of shards."""
+    servers = [replay_server(FIFO) for _ in range(count)]
+    for number, server in enumerate(servers):
+        insert(server.address, [number])
+    return [f"shard-{number} {server.address}\n" for number, server in enumerate(servers)]
+
+
 def fetching() -> int:
     return sum(thread.name == "reverb-writer-prefetch" for thread in threading.enumerate())
 
@@ -205,11 +213,7 @@ def fetching() -> int:
 def test_what_a_closed_dataset_has_is_read_and_nothing_else_although_the_target_changes(
     replay_server: StartServer, tmp_path: Path
 ) -> None:
-    servers = [replay_server(FIFO) for _ in range(3)]
-    for number, server in enumerate(servers):
-        insert(server.address, [number])
-    path = tmp_path / "shards"
-    lines = [f"{name} {server.address}\n" for name, server in zip("abc", servers, strict=True)]
+    path, lines = tmp_path / "shards", lines_of_shards(replay_server, 3)
     path.write_text("".join(lines[:2]))
     with rw.Client(f"file:{path}") as client:
         before = fetching()
@@ -254,11 +258,7 @@ class Meanwhile:
 def test_dataset_that_another_thread_closes_while_it_follows_the_target_comes_to_its_end(
     replay_server: StartServer, tmp_path: Path
 ) -> None:
-    servers = [replay_server(FIFO) for _ in range(2)]
-    for number, server in enumerate(servers):
-        insert(server.address, [number])
-    path = tmp_path / "shards"
-    lines = [f"{name} {server.address}\n" for name, server in zip("ab", servers, strict=True)]
+    path, lines = tmp_path / "shards", lines_of_shards(replay_server, 2)
     moment, done = 0, False
     before = fetching()
     while not done:

@@ -22,6 +22,23 @@ SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "replay.sbatch"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+def test_last_checkpoint_that_fails_is_the_exit_code_of_the_shard(tmp_path: Path) -> None:
+    """Here with a program that ends as a server whose disk is full at the end."""
+    server = tmp_path / "python"
+    server.write_text(f"#!/bin/bash\ntrap 'exit 5' TERM\ntouch {tmp_path}/ready\nwhile true; do sleep 0.1; done\n")
+    server.chmod(0o755)
+    environment = {"REPLAY": str(tmp_path), "REPLAY_PYTHON": str(server), "REPLAY_NODES": "localhost"}
+    environment |= {"REPLAY_SRUN": "env SLURM_PROCID=0"}
+    with subprocess.Popen([str(SCRIPT)], env={**os.environ, **environment}, start_new_session=True) as job:
+        try:
+            eventually((tmp_path / "ready").exists, "the server runs")
+            job.send_signal(signal.SIGUSR1)
+            assert job.wait(60) == 5
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(job.pid, signal.SIGKILL)
+
+
 @pytest.mark.skipif(not HAS_REVERB, reason="dm-reverb is not installed")
 def test_script_serves_a_shard_again_after_a_crash_and_saves_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text("[tables.replay]\nmax_size = 1000\n")
