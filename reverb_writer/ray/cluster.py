@@ -166,7 +166,7 @@ class ReplayCluster:
             answers = ask_actors([*map(str, found[name])], "spec", min(_ANSWER_TIMEOUT_S, deadline.left_s()))
             for spec in answers.values():
                 return cls(spec, started=False)
-            deadline.left_s(f"`reverb-writer ray down {name}` removes the cluster: no actor of it answered")
+            deadline.left_s(f"`reverb-writer ray down {name}` ends the cluster all the same. No actor of it answered")
             time.sleep(_POLL_S)
 
     @staticmethod
