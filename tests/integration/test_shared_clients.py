@@ -50,7 +50,8 @@ def test_each_further_observer_costs_three_threads_at_most(forwarder: Forwarder)
     first = observe(1)
     before = threading.active_count()
     others = observe(MANY)
-    assert threading.active_count() - before <= 3 * MANY
+    # There are also threads that carry out the calls of all. They end when they are idle.
+    assert eventually(lambda: threading.active_count() - before <= 3 * MANY)
     for observer in (*first, *others):
         observer.close()
 
