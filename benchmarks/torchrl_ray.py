@@ -1,7 +1,7 @@
 """Beside TorchRL's `RayReplayBuffer`: windows of 20 steps inserted and sampled a second, small leaves and frames.
 
 Each serves one program from a process of its own on the same machine, in turns. Ours is a cluster of one shard on the
-same Ray. It needs torchrl, Ray, and REVERB_WRITER_SERVER_PYTHON: `python -m benchmarks.torchrl_ray`.
+same Ray. It needs torchrl, ale-py, Ray, and REVERB_WRITER_SERVER_PYTHON: `python -m benchmarks.torchrl_ray`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import reverb_writer as rw
 import reverb_writer.ray as rwr
 from benchmarks.processes import TABLE
 from benchmarks.report import Table, machine, ratio
+from benchmarks.workloads import frame_steps, small_steps
 
 _LENGTH = 20
 _CAPACITY = 5_000
@@ -30,32 +31,14 @@ _REQUIRED = 5.0
 _Steps = dict[str, Any]
 
 
-def small_steps(count: int) -> _Steps:
-    """Return so many transitions of six small leaves."""
-    rng = np.random.default_rng(0)
-    steps: _Steps = {
-        name: rng.standard_normal((count, size)).astype(np.float32)
-        for name, size in (("observation", 17), ("action", 6), ("next", 17))
-    }
-    steps |= {name: np.zeros(count, np.float32) for name in ("reward", "discount")}
-    return steps | {"done": np.zeros(count, np.bool_)}
-
-
-def frame_steps(count: int) -> _Steps:
-    """Return so many frames of 84 x 84 bytes with what belongs to them, half of it noise."""
-    frames = np.zeros((count, 84, 84), np.uint8)
-    frames[:, :42] = np.random.default_rng(0).integers(0, 255, (count, 42, 84), np.uint8)
-    return {"observation": frames, "action": np.zeros(count, np.int64), "reward": np.zeros(count, np.float32)}
-
-
 def torchrl_ray(rounds: int, seconds: float) -> Table:
     """Return the medians of both, by what is in a step."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=10**9)
     rows = []
-    for name, steps in (("six small leaves", small_steps(1000)), ("frames of 84 x 84", frame_steps(200))):
-        speeds = _speeds(steps, rounds, seconds)
+    for name, steps in (("six small leaves", small_steps()), ("84 x 84 frames of Breakout", frame_steps())):
+        speeds = _speeds(_one_run(steps), rounds, seconds)
         for what in ("inserted step by step", "inserted at once", "sampled"):
             ours, theirs = (statistics.median(speeds[f"{who} {what}"]) for who in ("ours", "theirs"))
             rows.append([name, what, f"{ours:,.0f}", f"{theirs:,.0f}", *ratio(ours, theirs, _REQUIRED)])
@@ -67,6 +50,12 @@ def torchrl_ray(rounds: int, seconds: float) -> Table:
         "ours is an observer's call and theirs an `add` of the window that the step completes; at once, ours is "
         f"`extend` of many steps, and theirs of as many windows. Batches have {_BATCH} windows, ours fetched ahead.",
     )
+
+
+def _one_run(steps: rw.Trajectory) -> _Steps:
+    """Return the leaves of all episodes, one episode after the other."""
+    fields = steps._asdict().items()
+    return {name: leaf.reshape(-1, *leaf.shape[2:]) for name, leaf in fields if isinstance(leaf, np.ndarray)}
 
 
 def _speeds(steps: _Steps, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -108,7 +97,7 @@ def _speeds(steps: _Steps, rounds: int, seconds: float) -> dict[str, list[float]
                 speeds["ours inserted at once"].append(
                     _rate(seconds, count, lambda: observer.extend(steps), observer.flush)
                 )
-            with rw.ReplayDataset(source, TABLE, _BATCH) as dataset:
+            with rw.ReplayDataset(source, TABLE, _BATCH, reuse_buffers=True) as dataset:
                 speeds["ours sampled"].append(_rate(seconds, _BATCH, lambda: next(dataset)))
     theirs.close()
     return speeds
