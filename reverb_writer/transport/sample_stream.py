@@ -50,12 +50,12 @@ class SampleStream:
         self.num_bytes = self.num_unasked = 0
         self.num_asked = self._num_sent = self._num_come = 0
         self._table, self._address, self._deadline_s = table, channel.address, deadline_s
-        self._requests: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # `num_asked` at each `send`; None: end
         self._reassembler = SampleReassembler()
         try:
             self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
         except BaseException:
-            self._requests.put(False)  # the stream may have been opened when the interrupt came
+            self._requests.put(None)  # the stream may have been opened when the interrupt came
             raise
 
     @property
@@ -64,9 +64,13 @@ class SampleStream:
         return self.num_asked - self._num_come
 
     def send(self) -> None:
-        """Request what was added to `num_asked` since the last time, if anything was."""
+        """Request what was added to `num_asked` since the last time, if anything was.
+
+        Each time is a request of its own, and has a message of its own: if requests were joined, the server would send
+        nothing until the samples of all are there, and the reader would have nothing to do meanwhile.
+        """
         if self.num_asked != self._num_sent:
-            self._requests.put(True)
+            self._requests.put(self.num_asked)
 
     def read(self) -> list[Any]:
         """Wait for the next message and return the samples that it completes, see `SampleReassembler`; maybe none.
@@ -113,12 +117,11 @@ class SampleStream:
 
     def cancel(self) -> None:
         """End the stream; a `read` that waits raises. Idempotent."""
-        self._requests.put(False)
+        self._requests.put(None)
         self._call.cancel()
 
     def _encoded_requests(self) -> Iterator[bytes]:
-        while self._requests.get():
-            num_asked = self.num_asked
+        while (num_asked := self._requests.get()) is not None:
             num_samples, self._num_sent = num_asked - self._num_sent, num_asked
             if num_samples:
                 yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()

@@ -18,6 +18,8 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.sample_stream import SampleStream
 
 StartServer = Callable[..., HostedServer]
 
@@ -64,6 +66,19 @@ def test_order_of_the_table_is_kept(replay_server: StartServer, sampler: Any, ex
     insert_numbers(server.address, "table", range(6))
     with rw.ReplayDataset(server.address, "table", 2, max_in_flight_batches=3) as dataset:
         assert [number for _ in range(3) for number in first_numbers(next(dataset))] == expected
+
+
+def test_requests_are_answered_one_by_one(replay_server: StartServer) -> None:
+    """If they were joined, a reader would wait for the samples of all before it gets the first."""
+    server = replay_server(rw.TableConfig("table"))
+    insert_numbers(server.address, "table", range(6))
+    with Channel(server.address) as channel:
+        stream = SampleStream(channel, "table", deadline_s=60)
+        for _ in range(4):
+            stream.num_asked += 2
+            stream.send()
+        assert [len(stream.read()) for _ in range(4)] == [2, 2, 2, 2]
+        stream.cancel()
 
 
 def test_queue_gives_everything_once_and_the_rest_at_the_end(replay_server: StartServer) -> None:
