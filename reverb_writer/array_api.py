@@ -43,13 +43,23 @@ def array_like(xp: Any, x: Any, like: Array) -> Array:
 def as_bool(xp: Any, x: Any) -> Array:
     """Return flags as booleans; numbers are True where they are not 0."""
     x = as_array(xp, x)
-    return x if x.dtype == (np.bool_ if xp is np else xp.bool) else x != 0
+    return x if is_bool(xp, x) else x != 0
+
+
+def is_bool(xp: Any, x: Array) -> bool:
+    """Return whether an array has booleans."""
+    return bool(x.dtype == (np.bool_ if xp is np else xp.bool))
 
 
 def as_float(xp: Any, x: Any) -> Array:
     """Return an array of a floating dtype: the same array if it has one already."""
     x = as_array(xp, x)
-    return x if xp.result_type(x.dtype, xp.float32) == x.dtype else x * 1.0
+    return x if is_float(xp, x) else x * 1.0
+
+
+def is_float(xp: Any, x: Array) -> bool:
+    """Return whether an array has a floating dtype."""
+    return bool(xp.result_type(x.dtype, xp.float32) == x.dtype)
 
 
 def concatenated(xp: Any, arrays: Any, axis: int) -> Array:

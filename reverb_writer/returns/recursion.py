@@ -7,7 +7,17 @@ from typing import Any, TypedDict
 import tree
 
 from reverb_writer.arguments import check_fraction
-from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, as_float, concatenated, with_axes
+from reverb_writer.array_api import (
+    Array,
+    array_namespace,
+    as_array,
+    as_bool,
+    as_float,
+    concatenated,
+    is_bool,
+    is_float,
+    with_axes,
+)
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.transitions import NStepTransitions, Transitions
 
@@ -27,7 +37,7 @@ class ReturnInputs:
     Attributes:
         xp: the library of the arrays.
         rewards: [T, ...], 0 where there is no transition.
-        discounts: [T, ...], gamma times the discounts of the environment.
+        discounts: [T, ...], gamma times the discounts of the environment; gamma if those are flags, or None.
         continues: [T, ...] bool, False in the last row; None if all others continue.
         values: [T, ...], 0 if there are none.
         next_values: [T, ...] v'_t, the value of what follows each row.
@@ -67,18 +77,22 @@ class ReturnInputs:
                 f"`rewards` must be {shape} with T >= 1, got shape {tuple(rewards.shape)}. Time is axis {self._axis}: "
                 "`time_axis` is 1 by default, and 0 for [T, ...] or [T, B, ...]."
             )
-        self.rewards = xp.moveaxis(rewards, self._axis, 0)
-        if discounts is None:
-            self.discounts: Array = gamma
-        else:
+        self.rewards = self._with_time_at(0, rewards)
+        self._gamma = gamma
+        self.discounts: Array = gamma
+        self._is_followed = None
+        runs = None if continues is None else self._flags("continues", continues)
+        if discounts is not None:
             discounts = as_array(xp, discounts)
-            if as_float(xp, discounts) is not discounts:  # flags
-                discounts = xp.asarray(discounts, dtype=self.rewards.dtype)
-            self.discounts = gamma * self.broadcast_like("discounts", discounts)
+            self._is_followed = followed = self._flags("discounts", discounts)
+            if is_bool(xp, discounts):  # a run of rows ends where nothing follows: that is all they say
+                runs = followed if runs is None else runs & followed
+            else:
+                discounts = discounts if is_float(xp, discounts) else xp.asarray(discounts, dtype=self.rewards.dtype)
+                self.discounts = gamma * self.broadcast_like("discounts", discounts)
         self.continues = None
-        if continues is not None:
-            flags = self._flags("continues", continues)
-            self.continues = concatenated(xp, [flags[:-1, ...], xp.zeros_like(flags[-1:, ...])], 0)
+        if runs is not None:
+            self.continues = concatenated(xp, [runs[:-1, ...], xp.zeros_like(runs[-1:, ...])], 0)
         self._mask = None if mask is None else self._flags("mask", mask)
         num_rows = self.rewards.shape[0]
         if values is None:
@@ -111,7 +125,7 @@ class ReturnInputs:
         x = self.xp.full_like(self.rewards, x) if isinstance(x, float) else x
         if self.continues is None:
             return concatenated(self.xp, [x[:-1, ...], self.xp.zeros_like(x[-1:, ...])], 0)
-        return self.xp.where(self.continues, x, self.xp.zeros_like(x))
+        return x * self.continues  # a third of the time of `where`
 
     def lambda_return_terms(self, lam: float) -> tuple[Array, Array]:
         """Return a_t and b_t of the lambda-return x_t = a_t + b_t x_{t+1}; lam = 1 is the discounted return."""
@@ -134,7 +148,7 @@ class ReturnInputs:
 
     def result(self, x: Array) -> Array:
         """Return x with the axes of the arguments, and 0 where there is no transition."""
-        return self.xp.moveaxis(self.masked(x), 0, self._axis)
+        return self._with_time_at(self._axis, self.masked(x))
 
     def masked(self, x: Array) -> Array:
         """Return x with 0 where there is no transition."""
@@ -144,7 +158,7 @@ class ReturnInputs:
         """Return x with time first, in the shape of the rewards but for the number of rows."""
         x = as_array(self.xp, x)
         if x.ndim > self._axis:
-            x = self.xp.moveaxis(x, self._axis, 0)
+            x = self._with_time_at(0, x)
         sizes = (self.rewards.shape[0] if num_rows is None else num_rows, *self.rewards.shape[1:])
         shaped = with_axes(x, len(sizes))
         fits = shaped.ndim == len(sizes) and all(a in (1, b) for a, b in zip(shaped.shape, sizes, strict=True))
@@ -162,6 +176,10 @@ class ReturnInputs:
             )
         return self.xp.broadcast_to(shaped, sizes)
 
+    def _with_time_at(self, axis: int, x: Array) -> Array:
+        """Return x with its axis of time at `axis`: first inside, and where the arguments have it outside."""
+        return self.xp.moveaxis(x, self._axis - axis, axis) if self._axis else x
+
     def _outside(self, shape: Any) -> tuple[int, ...]:
         """Return a shape with the axes of the arguments."""
         time, *others = shape or (0,)
@@ -171,9 +189,9 @@ class ReturnInputs:
         return as_bool(self.xp, self.broadcast_like(name, x))
 
     def _where_nonzero(self, x: Array) -> Array:
-        if isinstance(self.discounts, float):
-            return x if self.discounts else self.xp.zeros_like(x)
-        return self.xp.where(self.discounts == 0, self.xp.zeros_like(x), x)
+        if not self._gamma:
+            return self.xp.zeros_like(x)
+        return x if self._is_followed is None else self.xp.where(self._is_followed, x, self.xp.zeros_like(x[:1, ...]))
 
 
 def check_time_axis(time_axis: int) -> int:

@@ -19,30 +19,43 @@ from reverb_writer.errors import SpecError
 from reverb_writer.rollouts.arrays import Arrays
 
 
-def ends_of(arrays: Arrays, column: Callable[[str], Any], last_values: Array, *, approximate: bool) -> dict[str, Array]:
-    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...]."""
-    xp, values = arrays.xp, column("values")
-    dones, truncated, cuts = (column(name) != 0 for name in ("dones", "truncated", "cuts"))
-    cuts[-1] = False  # `last_values` are what follows
-    final_values = column("final_values")
-    if approximate:
-        final_values = xp.where(truncated | xp.isnan(final_values), values, final_values)
-    goes_on = truncated | (cuts & ~dones)
-    unknown = int((goes_on & xp.isnan(final_values)).sum())
-    if unknown:
+def ends_of(
+    arrays: Arrays, column: Callable[[str], Any], flags: Callable[[str], Any], last_values: Array, *, approximate: bool
+) -> dict[str, Array]:
+    """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...].
+
+    `flags` returns a column as booleans, or None if it was never written.
+    """
+    xp = arrays.xp
+    dones, truncated, cuts, is_real = flags("dones"), flags("truncated"), flags("cuts"), flags("mask")
+    discounts = continues = ~dones
+    next_values = concatenated(xp, [column("values")[1:], last_values[None]], 0)
+    goes_on = truncated
+    if cuts is not None:
+        cuts[-1] = False  # `last_values` are what follows
+        goes_on = cuts & ~dones if truncated is None else truncated | (cuts & ~dones)
+    if goes_on is not None:
+        final_values = column("final_values")
+        if approximate:
+            unknown = xp.isnan(final_values)
+            unknown = unknown if truncated is None else unknown | truncated
+            final_values = xp.where(unknown, column("values"), final_values)
+        _check_known(int((goes_on & xp.isnan(final_values)).sum()))
+        next_values = xp.where(goes_on, final_values, next_values)
+        continues = continues & ~goes_on
+        discounts = discounts if truncated is None else discounts | truncated
+    if is_real is not None:
+        continues = continues & (~is_real | concatenated(xp, [is_real[1:], is_real[-1:] | True], 0))
+    return {"discounts": discounts, "continues": continues, "next_values": next_values}
+
+
+def _check_known(num_unknown: int) -> None:
+    if num_unknown:
         raise SpecError(
-            f"{unknown} values of final observations are not known, or NaN, where `truncated` is set or a window ends. "
-            "Set `transition.final_values`, fill from windows of T + 1 steps with values, or pass "
+            f"{num_unknown} values of final observations are not known, or NaN, where `truncated` is set or a window "
+            "ends. Set `transition.final_values`, fill from windows of T + 1 steps with values, or pass "
             "`approximate_time_outs=True`."
         )
-    mask = column("mask") != 0
-    before_masked = mask & ~concatenated(xp, [mask[1:], mask[-1:] | True], 0)
-    following = concatenated(xp, [values[1:], last_values[None]], 0)
-    return {
-        "discounts": truncated | ~dones,
-        "continues": ~(dones | goes_on | before_masked),
-        "next_values": xp.where(goes_on, final_values, following),
-    }
 
 
 def statistics(arrays: Arrays, rewards: Array, ends: Array, is_real: Array | None) -> tuple[float, float]:

@@ -109,7 +109,8 @@ class RolloutStorage:
         self.step = 0
         self.saved_hidden_states: Any = None
         self._given: frozenset[str] = frozenset()
-        self._has_returns = self._has_mask = False
+        self._written: set[str] = set()  # columns, also of earlier rollouts
+        self._has_returns = False
         for name, column in self._zeros(self.num_transitions_per_env).items():
             setattr(self, name, column)
 
@@ -207,11 +208,11 @@ class RolloutStorage:
         self._check_rows("values")
         last_values = self._arrays.conform("last_values", last_values, self.values, (self.num_envs,))
         rewards, values = self._in_time("rewards"), self._in_time("values")
-        ends = ends_of(self._arrays, self._in_time, last_values, approximate=approximate_time_outs)
+        ends = ends_of(self._arrays, self._in_time, self._flags, last_values, approximate=approximate_time_outs)
         advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
         self._put_final_values(last_values)
         rows = self._rows_in_time()
-        self.advantages[rows] = normalize(advantages, self._real_rows()) if normalize_advantages else advantages
+        self.advantages[rows] = normalize(advantages, self._flags("mask")) if normalize_advantages else advantages
         self.returns[rows] = returns
         self._has_returns = True
 
@@ -222,7 +223,7 @@ class RolloutStorage:
             IncompleteError: there are no rows.
         """
         self._check_rows()
-        return statistics(self._arrays, self._in_time("rewards"), self._ends(), self._real_rows())
+        return statistics(self._arrays, self._in_time("rewards"), self._ends(), self._flags("mask"))
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
         """Yield minibatches of rows [N, ...], copies, in a new order for each epoch; each epoch has each row once.
@@ -238,7 +239,7 @@ class RolloutStorage:
             IncompleteError: there are no rows.
             SpecError: a number out of range.
         """
-        real = self._real_rows()
+        real = self._flags("mask")
         rows = np.arange(self.num_rows * self.num_envs)
         if real is not None:
             rows = rows[self._arrays.to_numpy(real).reshape(-1)]
@@ -291,9 +292,9 @@ class RolloutStorage:
     def _ends(self) -> Any:
         return self._in_time("dones") | self._in_time("cuts")
 
-    def _real_rows(self) -> Any:
-        """Return [T, B, 1] which rows are training data, in the order of time; None if all are."""
-        return self._in_time("mask") != 0 if self._has_mask else None
+    def _flags(self, name: str) -> Any:
+        """Return a column of flags [T, B, 1] in the order of time; None if it was never written."""
+        return self._in_time(name) != 0 if name in self._written else None
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
         """Return new rows of all columns, None for columns that the storage does not have."""
@@ -337,7 +338,8 @@ class RolloutStorage:
         if self.saved_hidden_states is not None:
             hidden_states.write(self.saved_hidden_states, self.step, states)
         self._given = frozenset(row)
-        self._has_returns, self._has_mask = False, self._has_mask or "mask" in row
+        self._written |= row.keys()
+        self._has_returns = False
         self._advance()
 
     def _advance(self) -> None:
@@ -346,6 +348,7 @@ class RolloutStorage:
     def _end_trajectories(self) -> None:
         """Mark the newest row as the end of a trajectory, because the next rows come from other actors."""
         self.cuts[self._newest] = int(self.num_rows > 0)
+        self._written.add("cuts")
 
     def _put_final_values(self, values: Any) -> None:
         """Set the values [B, R] that follow the newest row, where its episode continues."""
@@ -370,7 +373,7 @@ class RolloutStorage:
 
     def _columns(self) -> dict[str, Any]:
         """Return the columns of minibatches by field, oldest row first; None for missing ones."""
-        lacking = {"masks"} | (storage_records.POLICY - self._given) | (set() if self._has_mask else {"mask"})
+        lacking = {"masks"} | (storage_records.POLICY - self._given) | ({"mask"} - self._written)
         lacking |= set() if self._has_returns else {"advantages", "returns"}
         names = {field: storage_records.COLUMN_OF.get(field, field) for field in self.MiniBatch._fields}
         return {
