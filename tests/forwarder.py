@@ -96,7 +96,9 @@ class Forwarder:
         except OSError:
             client.close()
             return
-        self._pairs.append(_Pair(client, server))
+        pair = _Pair(client, server)
+        self._pairs.append(pair)  # before anything passes: who has got an answer may cut or mute
+        pair.start()
 
 
 class _Pair:
@@ -106,6 +108,8 @@ class _Pair:
         self._ways = {client: server, server: client}
         self._muted = threading.Event()
         self._ended = threading.Event()
+
+    def start(self) -> None:
         threading.Thread(target=self._carry, daemon=True).start()
 
     def mute(self) -> None:
