@@ -38,7 +38,7 @@ def torchrl_ray(rounds: int, seconds: float) -> Table:
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=10**9)
     rows = []
     for name, steps in (("six small leaves", small_steps()), ("84 x 84 frames of Breakout", frame_steps())):
-        speeds = _speeds(_one_run(steps), rounds, seconds)
+        speeds = _speeds(_concatenated(steps), rounds, seconds)
         for what in ("inserted step by step", "inserted at once", "sampled"):
             ours, theirs = (statistics.median(speeds[f"{who} {what}"]) for who in ("ours", "theirs"))
             rows.append([name, what, f"{ours:,.0f}", f"{theirs:,.0f}", *ratio(ours, theirs, _REQUIRED)])
@@ -48,11 +48,12 @@ def torchrl_ray(rounds: int, seconds: float) -> Table:
         rows,
         "One program writes and reads, the replay is another process. A window begins at every step. Step by step, "
         "ours is an observer's call and theirs an `add` of the window that the step completes; at once, ours is "
-        f"`extend` of many steps, and theirs of as many windows. Batches have {_BATCH} windows, ours fetched ahead.",
+        f"`extend` of many steps, and theirs of as many windows. Batches have {_BATCH} windows, ours fetched ahead, "
+        "into buffers that are used again.",
     )
 
 
-def _one_run(steps: rw.Trajectory) -> _Steps:
+def _concatenated(steps: rw.Trajectory) -> _Steps:
     """Return the leaves of all episodes, one episode after the other."""
     fields = steps._asdict().items()
     return {name: leaf.reshape(-1, *leaf.shape[2:]) for name, leaf in fields if isinstance(leaf, np.ndarray)}

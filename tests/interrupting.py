@@ -6,10 +6,11 @@ import contextlib
 import gc
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+
+from threads import our_threads
 
 
 class Interrupts:
@@ -54,6 +55,6 @@ def await_end_of_threads(timeout_s: float) -> None:
     """Return when the package has no thread in this process any more."""
     gc.collect()
     end = time.monotonic() + timeout_s
-    while left := [thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")]:
+    while left := our_threads():
         assert time.monotonic() < end, left
         time.sleep(0.05)

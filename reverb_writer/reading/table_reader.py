@@ -153,7 +153,7 @@ class TableReader:
             if samples is None and timeout_s > 0:
                 samples = self._round_robin.next(start, timeout_s)
         with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-            return self._ready(samples or self._round_robin.rest(), max(start + timeout_s - time.monotonic(), LEAST_S))
+            return self._ready(samples or self._round_robin.rest(), start + timeout_s)
         return None
 
     def _counted(self, samples: Fetched, called_at: float) -> Fetched:
@@ -222,15 +222,15 @@ class TableReader:
     def _next_samples(self, start: float, timeout_s: float) -> Fetched | None:
         """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""
         samples = self._unpacked or self._take(start, timeout_s)
-        return self._ready(samples, max(start + timeout_s - time.monotonic(), LEAST_S))
+        return self._ready(samples, start + timeout_s)
 
-    def _ready(self, samples: Fetched | None, timeout_s: float) -> Fetched | None:
-        """Return samples once `pack` is known; keep them for the next call if it cannot be found in time."""
+    def _ready(self, samples: Fetched | None, deadline: float) -> Fetched | None:
+        """Return samples once `pack` is known; keep them for the next call if it cannot be found by `deadline`."""
         if samples is not None:
             if self._round_robin.latest.address:
                 self.updates.remember_owner(samples[1].keys.tolist(), self._latest_server)
             self._unpacked = samples
-            self._find_pack(self._latest_server, timeout_s)
+            self._find_pack(self._latest_server, max(deadline - time.monotonic(), LEAST_S))
         self._unpacked = None
         return samples
 

@@ -37,7 +37,8 @@ class ReturnInputs:
     Attributes:
         xp: the library of the arrays.
         rewards: [T, ...], 0 where there is no transition.
-        discounts: [T, ...], gamma times the discounts of the environment; gamma if those are flags, or None.
+        discounts: [T, ...], gamma times the discounts of the environment. Only gamma if those are flags, which are in
+            `continues` then, or None.
         continues: [T, ...] bool, False in the last row; None if all others continue.
         values: [T, ...], 0 if there are none.
         next_values: [T, ...] v'_t, the value of what follows each row.
@@ -85,7 +86,7 @@ class ReturnInputs:
         if discounts is not None:
             discounts = as_array(xp, discounts)
             self._is_followed = followed = self._flags("discounts", discounts)
-            if is_bool(xp, discounts):  # a run of rows ends where nothing follows: that is all they say
+            if is_bool(xp, discounts):  # flags need no multiplication: a run of rows ends where nothing follows
                 runs = followed if runs is None else runs & followed
             else:
                 discounts = discounts if is_float(xp, discounts) else xp.asarray(discounts, dtype=self.rewards.dtype)
@@ -106,7 +107,7 @@ class ReturnInputs:
             after = self.broadcast_like("next_values", next_values)
         self.values, self.rewards = self.masked(self.values), self.masked(self.rewards)
         # Nothing follows where the discount is 0: not even 0 times a value that is not finite.
-        self.next_values = self._where_nonzero(self.masked(after))
+        self.next_values = self._where_followed(self.masked(after))
 
     @property
     def td_errors(self) -> Array:
@@ -117,7 +118,7 @@ class ReturnInputs:
         """Return x of the next row of the same run, and v'_t where the run ends; x is [T, ...]."""
         after = concatenated(self.xp, [x[1:, ...], self.next_values[-1:, ...]], 0)
         if self.continues is None:
-            return self._where_nonzero(after)
+            return self._where_followed(after)
         return self.xp.where(self.continues, after, self.next_values)
 
     def zero_at_ends(self, x: Array) -> Array:
@@ -188,7 +189,8 @@ class ReturnInputs:
     def _flags(self, name: str, x: Array) -> Array:
         return as_bool(self.xp, self.broadcast_like(name, x))
 
-    def _where_nonzero(self, x: Array) -> Array:
+    def _where_followed(self, x: Array) -> Array:
+        """Return x with 0 where the discount is 0."""
         if not self._gamma:
             return self.xp.zeros_like(x)
         return x if self._is_followed is None else self.xp.where(self._is_followed, x, self.xp.zeros_like(x[:1, ...]))

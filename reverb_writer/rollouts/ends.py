@@ -11,7 +11,7 @@ any other                                        values of the next row
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from reverb_writer.array_api import Array, concatenated
@@ -20,32 +20,30 @@ from reverb_writer.rollouts.arrays import Arrays
 
 
 def ends_of(
-    arrays: Arrays, column: Callable[[str], Any], flags: Callable[[str], Any], last_values: Array, *, approximate: bool
+    arrays: Arrays, column: Callable[[str], Any], written: Collection[str], last_values: Array, *, approximate: bool
 ) -> dict[str, Array]:
     """Return `discounts`, `continues` and `next_values` as the functions of `returns` take them, [T, B, ...].
 
-    `flags` returns a column as booleans, or None if it was never written.
+    `written` are the names of the columns that may differ from their defaults; the others are not read.
     """
-    xp = arrays.xp
-    dones, truncated, cuts, is_real = flags("dones"), flags("truncated"), flags("cuts"), flags("mask")
+    xp, values = arrays.xp, column("values")
+    dones = column("dones") != 0
     discounts = continues = ~dones
-    next_values = concatenated(xp, [column("values")[1:], last_values[None]], 0)
-    goes_on = truncated
-    if cuts is not None:
+    next_values = concatenated(xp, [values[1:], last_values[None]], 0)
+    if "truncated" in written or "cuts" in written:
+        truncated, cuts = column("truncated") != 0, column("cuts") != 0
         cuts[-1] = False  # `last_values` are what follows
-        goes_on = cuts & ~dones if truncated is None else truncated | (cuts & ~dones)
-    if goes_on is not None:
+        goes_on = truncated | (cuts & ~dones)
         final_values = column("final_values")
         if approximate:
-            unknown = xp.isnan(final_values)
-            unknown = unknown if truncated is None else unknown | truncated
-            final_values = xp.where(unknown, column("values"), final_values)
+            final_values = xp.where(truncated | xp.isnan(final_values), values, final_values)
         _check_known(int((goes_on & xp.isnan(final_values)).sum()))
+        discounts, continues = discounts | truncated, continues & ~goes_on
         next_values = xp.where(goes_on, final_values, next_values)
-        continues = continues & ~goes_on
-        discounts = discounts if truncated is None else discounts | truncated
-    if is_real is not None:
-        continues = continues & (~is_real | concatenated(xp, [is_real[1:], is_real[-1:] | True], 0))
+    if "mask" in written:
+        is_real = column("mask") != 0
+        is_next_real = concatenated(xp, [is_real[1:], is_real[-1:] | True], 0)
+        continues = continues & (~is_real | is_next_real)
     return {"discounts": discounts, "continues": continues, "next_values": next_values}
 
 

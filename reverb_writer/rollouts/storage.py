@@ -109,7 +109,7 @@ class RolloutStorage:
         self.step = 0
         self.saved_hidden_states: Any = None
         self._given: frozenset[str] = frozenset()
-        self._written: set[str] = set()  # columns, also of earlier rollouts
+        self._written: set[str] = set()  # columns that any row has set, also in earlier rollouts
         self._has_returns = False
         for name, column in self._zeros(self.num_transitions_per_env).items():
             setattr(self, name, column)
@@ -208,11 +208,11 @@ class RolloutStorage:
         self._check_rows("values")
         last_values = self._arrays.conform("last_values", last_values, self.values, (self.num_envs,))
         rewards, values = self._in_time("rewards"), self._in_time("values")
-        ends = ends_of(self._arrays, self._in_time, self._flags, last_values, approximate=approximate_time_outs)
+        ends = ends_of(self._arrays, self._in_time, self._written, last_values, approximate=approximate_time_outs)
         advantages, returns = gae(rewards, values, gamma=gamma, lam=lam, time_axis=0, **ends)
         self._put_final_values(last_values)
         rows = self._rows_in_time()
-        self.advantages[rows] = normalize(advantages, self._flags("mask")) if normalize_advantages else advantages
+        self.advantages[rows] = normalize(advantages, self._real_rows()) if normalize_advantages else advantages
         self.returns[rows] = returns
         self._has_returns = True
 
@@ -223,7 +223,7 @@ class RolloutStorage:
             IncompleteError: there are no rows.
         """
         self._check_rows()
-        return statistics(self._arrays, self._in_time("rewards"), self._ends(), self._flags("mask"))
+        return statistics(self._arrays, self._in_time("rewards"), self._ends(), self._real_rows())
 
     def mini_batch_generator(self, num_mini_batches: int, num_epochs: int = 8) -> Iterator[Any]:
         """Yield minibatches of rows [N, ...], copies, in a new order for each epoch; each epoch has each row once.
@@ -239,7 +239,7 @@ class RolloutStorage:
             IncompleteError: there are no rows.
             SpecError: a number out of range.
         """
-        real = self._flags("mask")
+        real = self._real_rows()
         rows = np.arange(self.num_rows * self.num_envs)
         if real is not None:
             rows = rows[self._arrays.to_numpy(real).reshape(-1)]
@@ -292,9 +292,9 @@ class RolloutStorage:
     def _ends(self) -> Any:
         return self._in_time("dones") | self._in_time("cuts")
 
-    def _flags(self, name: str) -> Any:
-        """Return a column of flags [T, B, 1] in the order of time; None if it was never written."""
-        return self._in_time(name) != 0 if name in self._written else None
+    def _real_rows(self) -> Any:
+        """Return [T, B, 1] which rows are training data, in the order of time; None if all are."""
+        return self._in_time("mask") != 0 if "mask" in self._written else None
 
     def _zeros(self, num_rows: int) -> dict[str, Any]:
         """Return new rows of all columns, None for columns that the storage does not have."""

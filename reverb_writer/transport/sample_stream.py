@@ -50,7 +50,7 @@ class SampleStream:
         self.num_bytes = self.num_unasked = 0
         self.num_asked = self._num_sent = self._num_come = 0
         self._table, self._address, self._deadline_s = table, channel.address, deadline_s
-        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # `num_asked` at each `send`; None: end
+        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # `num_asked` of each `send`, or None: end
         self._reassembler = SampleReassembler()
         try:
             self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
@@ -66,8 +66,8 @@ class SampleStream:
     def send(self) -> None:
         """Request what was added to `num_asked` since the last time, if anything was.
 
-        Each time is a request of its own, and has a message of its own: if requests were joined, the server would send
-        nothing until the samples of all are there, and the reader would have nothing to do meanwhile.
+        Each call makes a request of its own, and the server answers requests one by one. If two were joined, the first
+        samples would arrive with the last, and the reader would be idle until then.
         """
         if self.num_asked != self._num_sent:
             self._requests.put(self.num_asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import pytest
 from call_forwarder import CallForwarder
 from reading import eventually, fifo, read_column
 from server_process import HostedServer
+from threads import our_threads
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
@@ -167,12 +169,9 @@ def test_insert_takes_two_calls(counted: Counted) -> None:
 
 
 def test_structure_is_stored_without_threads_that_stay(counted: Counted) -> None:
-    def our_threads() -> set[str]:
-        return {thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")}
-
-    before = our_threads()
+    before = Counter(our_threads())
     counted.client.store_spec("c", ArraySpec((), np.dtype(float)))
-    assert eventually(lambda: our_threads() <= before)
+    assert eventually(lambda: Counter(our_threads()) <= before)
 
 
 # One deadline.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from numbered import first_numbers, insert_numbers
 from reading import eventually
 from server_process import HostedServer
+from threads import our_threads
 
 import reverb_writer as rw
 from reverb_writer.client.server_connection import ServerConnection
@@ -198,5 +198,5 @@ def test_a_server_that_is_found_while_the_end_comes_is_asked_for_nothing(
         client.connections.refresh()
         client.then = sampler.stop_asking  # another thread calls `close`
         sampler.read()
-        assert eventually(lambda: "reverb-writer-shard" not in {thread.name for thread in threading.enumerate()})
+        assert eventually(lambda: not our_threads("reverb-writer-shard"))
         sampler.stop()

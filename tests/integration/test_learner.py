@@ -18,6 +18,7 @@ from call_forwarder import CallForwarder
 from ports import free_port
 from reading import Place, eventually, fifo
 from server_process import HostedServer
+from threads import our_threads
 
 import reverb_writer as rw
 
@@ -139,16 +140,12 @@ def test_dataset_with_a_transform_is_garbage_when_it_is_forgotten(place: Place) 
     assert gone() is None
 
 
-def our_threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer-"))
-
-
 def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place: Place) -> None:
     def transform(batch: rw.Batch) -> rw.Batch:
         gc.collect()
         return batch
 
-    before = our_threads()
+    before = our_threads("reverb-writer-")
     gc.disable()
     try:
         cycle: list[Any] = [rw.ReplayDataset(place.address, "a", 2, transform=transform)]
@@ -159,7 +156,7 @@ def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place
         assert eventually(lambda: gone() is None)
     finally:
         gc.enable()
-    assert eventually(lambda: our_threads() == before), our_threads()
+    assert eventually(lambda: our_threads("reverb-writer-") == before), our_threads("reverb-writer-")
 
 
 def test_frames_are_stored_once_and_stacked_when_sampled(place: Place) -> None:

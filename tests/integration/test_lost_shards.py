@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pytest
 from reading import eventually, spec
 from server_process import HostedServer
+from threads import our_threads
 
 import reverb_writer as rw
 from reverb_writer.tables import Selector, SelectorName
@@ -207,7 +208,7 @@ def lines_of_shards(replay_server: StartServer, count: int) -> list[str]:
 
 
 def fetching() -> int:
-    return sum(thread.name == "reverb-writer-prefetch" for thread in threading.enumerate())
+    return len(our_threads("reverb-writer-prefetch"))
 
 
 def test_what_a_closed_dataset_has_is_read_and_nothing_else_although_the_target_changes(

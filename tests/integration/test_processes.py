@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from reading import fifo, read_column
 from server_process import HostedServer
+from threads import our_threads
 
 import reverb_writer as rw
 
@@ -461,10 +462,6 @@ def test_spawned_child_has_a_client_of_its_own(replay_server: StartServer) -> No
 
 def num_files() -> int:
     return len(list(pathlib.Path("/proc/self/fd").iterdir()))
-
-
-def our_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("reverb-writer")]
 
 
 def settled(count: Callable[[], int], at_most: int) -> bool:

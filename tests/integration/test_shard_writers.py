@@ -322,8 +322,9 @@ def test_environments_of_a_vector_go_on_elsewhere_with_their_next_episodes(
         [1000 + number + 2, 1000 + number + 3],
     ]
     assert stats.steps - before.steps == 8
-    # The step that made the observer leave is dropped if it left before it took environment 1's.
-    assert stats.dropped_steps["lost_shard"] - before.dropped_steps.get("lost_shard", 0) == 2
+    with_change = before.dropped_steps.get("lost_shard", 0)  # environment 1's step, if the observer left before it
+    assert with_change <= 1
+    assert stats.dropped_steps["lost_shard"] - with_change == 2
 
 
 def test_environment_that_is_reset_as_the_shard_is_lost_writes_its_next_episode(lone_server: StartServer) -> None:

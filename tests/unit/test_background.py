@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from threads import our_threads
 
 from reverb_writer import background
 from reverb_writer.background import LateThread, in_background, start_thread
@@ -15,7 +16,7 @@ END_WITHIN_S = 30.0
 
 
 def num_threads() -> int:
-    return sum(thread.name == "reverb-writer_calls" for thread in threading.enumerate())
+    return len(our_threads("reverb-writer_calls"))
 
 
 def test_outcome_is_what_the_work_returns_or_raises() -> None:

@@ -57,6 +57,24 @@ def test_nothing_follows_a_termination_whatever_its_value_is() -> None:
     np.testing.assert_array_equal(both.advantages, terminated.advantages)
 
 
+@pytest.mark.parametrize("dtype", [bool, int, float])
+def test_discounts_of_0_and_1_may_be_flags_or_numbers(dtype: type) -> None:
+    # Row 2: 1 + 0.9 * 2. Row 1: 1, nothing follows. Row 0: 1 + 0.9 * 1; the lambda-return is that of `gae` above.
+    how: dict[str, Any] = {"gamma": GAMMA, "discounts": np.array([[1, 0, 1]], dtype)}
+    np.testing.assert_allclose(discounted_returns(REWARDS, VALUES, **how), [[1.9, 1.0, 2.8]])
+    np.testing.assert_allclose(n_step_returns(REWARDS, VALUES, 2, **how), [[1.9, 1.0, 2.8]])
+    np.testing.assert_allclose(lambda_returns(REWARDS, VALUES, lam=LAM, **how), [[1.81, 1.0, 2.8]])
+    np.testing.assert_allclose(gae(REWARDS, VALUES, lam=LAM, **how).advantages, [[1.31, 0.5, 2.3]])
+    np.testing.assert_allclose(vtrace(REWARDS, VALUES, REWARDS, lam=LAM, **how).values, [[1.81, 1.0, 2.8]])
+
+
+@pytest.mark.parametrize("discounts", [None, [[1, 1, 1]]])
+def test_nothing_follows_with_a_gamma_of_0_whatever_its_value_is(discounts: Any) -> None:
+    advantages, returns = gae(REWARDS, [[0.5, 0.5, 0.5, np.inf]], gamma=0.0, lam=LAM, discounts=discounts)
+    assert advantages.tolist() == [[0.5, 0.5, 0.5]]
+    assert returns.tolist() == [[1.0, 1.0, 1.0]]
+
+
 def test_discounted_returns_of_a_discount_a_row() -> None:
     # dm_env: the discount is 0 where the episode terminates. 1 + 0.5 * (2 + 0 * ...) = 2.
     found = discounted_returns([[1.0, 2.0, 3.0]], [[0, 0, 0, 4.0]], gamma=1.0, discounts=[[0.5, 0.0, 0.5]])
