@@ -22,6 +22,7 @@ from benchmarks.in_flight import in_flight
 from benchmarks.local_server import local_server
 from benchmarks.read import (
     learner_processes,
+    read_ahead,
     read_episodes,
     read_frames,
     read_one_by_one,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         read_frames,
         read_episodes,
         read_one_by_one,
+        read_ahead,
         slices,
         learner_processes,
         shards,

@@ -20,6 +20,7 @@ from benchmarks.workloads import EPISODE_LENGTH, Workload, frame_steps, small_st
 
 _NUM_ITEMS = 20_000
 _NUM_EPISODES = 200
+_AHEAD = (2, 4, 8, 16)
 _PEER = "reverb.TrajectoryDataset"
 _COLUMNS = ["", "items/s", "learner CPU, us/item", "ours is x times", "required"]
 
@@ -76,6 +77,23 @@ def read_one_by_one(effort: Effort) -> Table:
     with _table(workload, _fill_ours) as server:
         runs = _race(server.address, contenders, effort)
     return _report("Client.sample, six small leaves, L=20", runs, {"reverb.Client.sample": 10})
+
+
+def read_ahead(effort: Effort) -> Table:
+    """Small batches, by how many of them are fetched ahead."""
+    workload = Workload(small_steps())
+    contenders: Contenders = {
+        str(ahead): functools.partial(learners.ours, batch_size=64, max_in_flight_batches=ahead) for ahead in _AHEAD
+    }
+    with _table(workload, _fill_ours) as server:
+        runs = _race(server.address, contenders, effort)
+    slowest = runs[str(_AHEAD[0])].items_per_s
+    rows = [
+        [ahead, f"{run.items_per_s:,.0f}", f"{1e6 * run.cpu_s / run.items:.1f}", f"{run.items_per_s / slowest:.2f}"]
+        for ahead, run in runs.items()
+    ]
+    columns = ["max_in_flight_batches", "items/s", "learner CPU, us/item", f"times that of {_AHEAD[0]}"]
+    return Table("Fetched ahead, six small leaves, L=20, B=64", columns, rows)
 
 
 def learner_processes(effort: Effort) -> Table:

@@ -207,7 +207,7 @@ class ColumnBuilder:
     def build(self, is_scalar: bool) -> Column:
         """Return all rows as a column."""
         arrays = [array[:num_rows] for array, num_rows in zip(self._arrays, self._num_rows, strict=True)]
-        lengths = np.concatenate(self._lengths)
+        lengths = self._lengths[0] if len(self._lengths) == 1 else np.concatenate(self._lengths)
         if len(arrays) == 1:
             return Column(arrays[0], lengths, is_scalar)
         # Every array begins with the first row of a sample.

@@ -91,7 +91,8 @@ def collate(
             data = pack([_padded(column) for column in columns])
             mask = np.arange(info.lengths.max()) < info.lengths[:, None]
         else:
-            data = pack([_stacked(column, number) for number, column in enumerate(columns)])
+            _check_same_lengths(columns)
+            data = pack([_stacked(column) for column in columns])
     return Batch(data, dataclasses.replace(info, mask=mask, server=server))
 
 
@@ -106,17 +107,24 @@ def transformed(batch: Batch, transform: Callable[[Batch], Batch]) -> Batch:
     return found
 
 
-def _stacked(column: Column, number: int) -> Array:
+def _check_same_lengths(columns: Sequence[Column]) -> None:
+    checked: Any = None
+    for number, column in enumerate(columns):
+        lengths = column.lengths
+        if column.is_scalar or lengths is checked:  # most columns of a table have the same array
+            continue
+        if (lengths != lengths[0]).any():
+            raise StructureError(
+                f"column {number}: samples of {lengths.min()} to {lengths.max()} rows in one batch, expected one "
+                "length. Pass `collate='pad'`, 'list' or 'flat'."
+            )
+        checked = lengths
+
+
+def _stacked(column: Column) -> Array:
     rows, lengths = column.rows, column.lengths
     assert isinstance(rows, np.ndarray)  # noqa: S101  # the caller has looked
-    if column.is_scalar:
-        return rows
-    if (lengths != lengths[0]).any():
-        raise StructureError(
-            f"column {number}: samples of {lengths.min()} to {lengths.max()} rows in one batch, expected one length. "
-            "Pass `collate='pad'`, 'list' or 'flat'."
-        )
-    return rows.reshape(len(lengths), lengths[0], *rows.shape[1:])
+    return rows if column.is_scalar else rows.reshape(len(lengths), lengths[0], *rows.shape[1:])
 
 
 def _padded(column: Column) -> Array:

@@ -16,6 +16,7 @@ A shard's share is left out while it cannot give samples:
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 import threading
 import time
@@ -57,9 +58,9 @@ class GlobalSampler:
     ) -> None:
         """Prepare to sample; `start` begins. `infos` are of the shards that have answered, by name.
 
-        As many shards are drawn at a time as a batch has samples. The caller holds `max_samples` at most, and twice as
-        many may be in flight or wait here; `num_held` and `pause` are as those of `SampleFetcher`. `remember` gets the
-        keys of samples, and the shard that they come from.
+        The caller holds `max_samples` at most, and twice as many may be in flight or wait here, of each shard
+        `batch_size` at first; `num_held` and `pause` are as those of `SampleFetcher`. `remember` gets the keys of
+        samples, and the shard that they come from.
         """
         self.removes_items = table.max_times_sampled > 0  # whether sampling removes items from the table
         self.latest = client.shards[0]  # the shard that the last samples came from
@@ -73,7 +74,7 @@ class GlobalSampler:
         self._streams: dict[str, ShardStream] = {}
         self._ended: list[ShardStream] = []  # of shards that have left the target
         self._rest: list[Any] = []  # their samples, if sampling removes items
-        self._choices: collections.deque[ShardStream] = collections.deque()
+        self._choices: collections.deque[tuple[ShardStream, int]] = collections.deque()  # and how often in a row
         self._share_of: dict[ShardStream, float] = {}
         self._num_items = 0  # of all shards that are not left out
         self._num_expected = 0  # samples returned that the caller has not accepted
@@ -216,51 +217,60 @@ class GlobalSampler:
         if any(stream.num_waiting and self._is_usable(stream) for stream in self._left_out):
             self._choices.clear()  # a shard is back: it gets its share at once
         samples, self._rest = self._rest, []
-        taken: list[tuple[ShardStream, Any]] = []
+        num_taken = len(samples)
+        taken: list[tuple[ShardStream, list[Any]]] = []
         choices = self._choices
         if not all(map(self._is_usable, self._share_of)):
             choices.clear()
-        while len(samples) + len(taken) < num_samples:
+        while num_taken < num_samples:
             if not choices:
                 samples += self._as_one(taken)
                 taken = []
-                if not self._draw(now):
+                if not self._draw(num_samples - num_taken, now):
                     break
-            stream = choices[0]
-            sample = stream.pop()
-            if sample is None:
-                if not self._is_left_out(stream, now):
-                    break
-                choices.clear()  # those after this one are drawn anew
-                continue
-            choices.popleft()
-            self._waits_since = None
-            taken.append((stream, sample))
+            stream, num_drawn = choices[0]
+            found = stream.take(min(num_drawn, num_samples - num_taken))
+            if found:
+                choices.popleft()
+                if len(found) < num_drawn:
+                    choices.appendleft((stream, num_drawn - len(found)))
+                self._waits_since = None
+                taken.append((stream, found))
+                num_taken += len(found)
+            elif self._is_left_out(stream, now):
+                choices.clear()  # they are drawn anew
+            else:
+                break
         return samples + self._as_one(taken)
 
-    def _as_one(self, taken: Sequence[tuple[ShardStream, Any]]) -> list[Any]:
+    def _as_one(self, taken: Sequence[tuple[ShardStream, list[Any]]]) -> list[Any]:
         """Return samples with the info that one server with all items would give, and remember their shards."""
         keys: dict[ShardStream, list[int]] = collections.defaultdict(list)
-        for stream, sample in taken:
-            keys[stream].append(sample.info.item.key)
-        for stream, sample in taken:
-            sample.info.probability *= self._share_of[stream] or 1.0  # 0: the server has started again since
-            sample.info.table_size = self._num_items
+        samples: list[Any] = []
+        for stream, found in taken:
+            samples += found
+            infos = [sample.info for sample in found]
+            keys[stream] += [info.item.key for info in infos]
+            if len(self._share_of) > 1:  # of one, the server itself tells it
+                share = self._share_of[stream] or 1.0  # 0: the server has started again since
+                for info in infos:
+                    info.probability *= share
+                    info.table_size = self._num_items
         for stream, of_stream in keys.items():
             self._remember(of_stream, stream.server)
             self.latest = stream.server
             stream.resume()
-        return [sample for _, sample in taken]
+        return samples
 
     def _waiting_of(self, streams: Iterable[ShardStream]) -> list[Any]:
         """Return all samples of some shards that wait, drawn or not."""
         streams = [stream for stream in streams if stream.num_waiting]
         if not self._share_of.keys() >= set(streams):  # while they are counted
             self._weigh([*dict.fromkeys((*self._share_of, *streams))])
-        return self._as_one([(stream, sample) for stream in streams for sample in iter(stream.pop, None)])
+        return self._as_one([(stream, stream.take(stream.num_waiting)) for stream in streams])
 
-    def _draw(self, now: float) -> bool:
-        """Draw the shards of the next batch; return whether that can be done now."""
+    def _draw(self, num_samples: int, now: float) -> bool:
+        """Draw the shards of the next samples; return whether that can be done now."""
         streams = [stream for stream in self._streams.values() if self._is_usable(stream)]
         unknown = [stream for stream in streams if stream.num_items and stream.mean is None]
         if unknown := [stream for stream in unknown if not self._is_left_out(stream, now)]:
@@ -272,8 +282,8 @@ class GlobalSampler:
             return False
         self._waits_since = None
         ends = np.cumsum(found)
-        drawn = ends.searchsorted(self._rng.random(self._batch_size) * ends[-1], side="right")
-        self._choices.extend([streams[number] for number in drawn.tolist()])
+        drawn = ends.searchsorted(self._rng.random(num_samples) * ends[-1], side="right")
+        self._choices.extend([(streams[number], len(list(run))) for number, run in itertools.groupby(drawn.tolist())])
         for stream, share in self._share_of.items():
             expected = _AHEAD * share * self._max_samples
             stream.allow(math.ceil(expected + 2 * math.sqrt(expected)) + 1)

@@ -6,6 +6,7 @@ put(keys, priorities) -> the newest for each key -> a thread -> the server that 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import threading
 import time
@@ -200,7 +201,7 @@ def keys_of(batch_or_keys: Any) -> npt.NDArray[Any]:
 
 
 def _drop_oldest(entries: dict[int, Any], limit: int) -> int:
-    excess = max(len(entries) - limit, 0)
-    for key in list(entries)[:excess] if excess else ():
+    oldest = list(itertools.islice(entries, max(len(entries) - limit, 0)))
+    for key in oldest:
         del entries[key]
-    return excess
+    return len(oldest)

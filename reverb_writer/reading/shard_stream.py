@@ -1,6 +1,6 @@
 """The samples of one of several shards, as they come: a thread, and what the shard reports about its table.
 
-SampleFetcher -> waiting samples, each with the shard's size and mass -> pop()
+SampleFetcher -> waiting samples, each with the shard's size and mass -> take()
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ from reverb_writer.transport.connection import Reply
 from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import parse_server_info
 
-_REQUEST_SHARE = 2  # half of the room must be free: a request and its message cost as much as many samples
-
 
 class ShardStream:
-    """The samples of a table on one shard. `pop` and what follows it are for one thread.
+    """The samples of a table on one shard. `take` and what follows it are for one thread.
 
     Attributes:
         server: the shard's connection.
@@ -127,13 +125,18 @@ class ShardStream:
         since = self._unanswered_since
         return 0.0 if since is None else now - since
 
-    def pop(self) -> Any:
-        """Return the oldest sample that waits; None if none does."""
-        return self._waiting.popleft() if self._waiting else None
+    def take(self, num_samples: int) -> list[Any]:
+        """Return the oldest samples that wait, `num_samples` at most."""
+        taken: list[Any] = []
+        waiting = self._waiting
+        with contextlib.suppress(IndexError):  # the thread drops them when the connection is lost
+            for _ in range(min(num_samples, len(waiting))):
+                taken.append(waiting.popleft())  # noqa: PERF401  # those that were taken before it dropped the rest
+        return taken
 
     def allow(self, max_samples: int) -> None:
         """Set how many samples may be in flight or wait."""
-        self.fetcher.max_samples, self.fetcher.min_request = max_samples, 1 + max_samples // _REQUEST_SHARE
+        self.fetcher.max_samples = max_samples
 
     def resume(self) -> None:
         """Have more samples requested, as far as there is room."""
@@ -142,7 +145,7 @@ class ShardStream:
 
     def drop(self) -> None:
         """Drop the oldest sample that waits, if one does."""
-        self.num_dropped += self.pop() is not None
+        self.num_dropped += len(self.take(1))
 
     def take_error(self) -> Exception | None:
         """Return what ended the stream, or kept a message from being read, once."""

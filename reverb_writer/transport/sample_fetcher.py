@@ -3,7 +3,9 @@
     room -> ask() -> server -> read() -> accept() -> num_held() of the caller -> fill() -> room
 
 How much room there is follows from what is in flight and what the caller holds at that moment, not from a record of
-changes: an interrupt of the main thread between a change and its record would lose room for good.
+changes: an interrupt of the main thread between a change and its record would lose room for good. While samples are in
+flight, more are asked for only when half of all room is free: a request and its message take as long as many small
+samples.
 
 If sampling removes items (`max_times_sampled`), only items that are ready are asked for: a request that waits at the
 server when the learner leaves removes an item that no one receives.
@@ -22,6 +24,7 @@ from reverb_writer.transport.server_info import try_server_info
 
 _INFO_TIMEOUT_S = 5.0
 _PAUSE_S = (0.002, 0.05)  # between two questions whether items are ready: at first, and at most
+_REQUEST_SHARE = 2  # this part of all room must be free for a request, while samples are in flight
 
 
 class SampleFetcher:
@@ -31,8 +34,7 @@ class SampleFetcher:
 
     Attributes:
         removes_items: whether sampling removes items from the table.
-        max_samples: how many samples may be in flight or held by the caller; more are requested at the next `fill`.
-        min_request: how much room there must be for a request, if sampling does not remove items.
+        max_samples: how many samples may be in flight or held by the caller; if it grows, a later `fill` asks for more.
         num_unasked: samples that came although they were not requested; they were left out.
     """
 
@@ -68,7 +70,6 @@ class SampleFetcher:
         self._channel, self._table, self._pause, self._deadline = channel, table, pause, deadline
         self._single_pass = single_pass
         self.max_samples, self._num_held = max_samples, num_held
-        self.min_request = 1
         self.num_unasked = 0
         self._lock = threading.Lock()  # guards all below; never held while waiting for the server
         self._remaining = limit
@@ -135,11 +136,15 @@ class SampleFetcher:
         self.fill()
 
     def fill(self) -> None:
-        """Ask for as many samples as there is room for, if sampling does not remove items."""
+        """Ask for as many samples as there is room for, if sampling does not remove items.
+
+        While samples are in flight, and less than half of all room is free, it waits for a later call.
+        """
         if not self.removes_items:
             with self._lock:
                 room = self._room()
-                self._request(room if room >= self.min_request else 0)
+                is_enough = room >= self.max_samples / _REQUEST_SHARE or not self.num_in_flight
+                self._request(room if is_enough else 0)
 
     def end(self) -> int:
         """Close the stream, and return how many samples were in flight; `ask` asks for as many again."""

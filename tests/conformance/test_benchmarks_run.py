@@ -21,6 +21,7 @@ BENCHMARKS = [
     "read_frames",
     "read_episodes",
     "read_one_by_one",
+    "read_ahead",
     "learner_processes",
     "call_times",
     "footprint",

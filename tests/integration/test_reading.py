@@ -19,6 +19,7 @@ from server_process import HostedServer
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.sample_stream import SampleStream
 
 StartServer = Callable[..., HostedServer]
@@ -79,6 +80,25 @@ def test_requests_are_answered_one_by_one(replay_server: StartServer) -> None:
             stream.send()
         assert [len(stream.read()) for _ in range(4)] == [2, 2, 2, 2]
         stream.cancel()
+
+
+def test_while_samples_are_in_flight_more_are_requested_only_for_half_of_the_room(replay_server: StartServer) -> None:
+    """A message of many small samples costs little more than one of few; a reader that has nothing waits for none."""
+    server = replay_server(rw.TableConfig("table"))
+    insert_numbers(server.address, "table", range(6))
+    with Channel(server.address) as channel:
+        fetcher = SampleFetcher(
+            channel, "table", removes_items=False, max_samples=8, num_held=lambda: 0, limit=None, pause=lambda _: None
+        )
+        fetcher.ask()
+        assert fetcher.num_in_flight == 8
+        assert len(fetcher.read()) == 8
+        found = []
+        for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
+            fetcher.accept(num_used)
+            found.append(fetcher.num_in_flight)
+        assert found == [2, 2, 2, 6]
+        fetcher.end()
 
 
 def test_queue_gives_everything_once_and_the_rest_at_the_end(replay_server: StartServer) -> None:
