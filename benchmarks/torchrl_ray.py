@@ -22,91 +22,180 @@ import reverb_writer as rw
 import reverb_writer.ray as rwr
 from benchmarks.processes import TABLE
 from benchmarks.report import Table, machine, ratio
-from benchmarks.workloads import frame_steps, small_steps
+from benchmarks.workloads import EPISODE_LENGTH, frame_steps, small_steps
 
 _LENGTH = 20
-_CAPACITY = 5_000
+_FRAGMENT = 50  # steps that an actor sends at once: `rollout_fragment_length` of APEX in RLlib
+_CAPACITY = 5_000  # windows
+_NUM_EPISODES = 100  # that a table of whole episodes holds
+_EPISODES = "episodes"
+_BATCHES = (32, 64, 256)
 _BATCH = 64
+_AHEAD = 1_024  # samples
 _REQUIRED = 5.0
+_WHAT = (
+    "windows, inserted step by step",
+    f"windows, {_FRAGMENT} steps at once",
+    f"windows, {2 * EPISODE_LENGTH} steps at once",
+    f"whole episodes, {2 * EPISODE_LENGTH} steps at once",
+    *(f"windows sampled, {batch_size} in a batch" for batch_size in _BATCHES),
+    f"slices of whole episodes sampled, {_BATCH} in a batch",
+)
 _Steps = dict[str, Any]
+_Speeds = dict[str, list[float]]
 
 
 def torchrl_ray(rounds: int, seconds: float) -> Table:
     """Return the medians of both, by what is in a step."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=10**9)
+    ray.init(num_cpus=3, include_dashboard=False, log_to_driver=False, object_store_memory=10**9)
     rows = []
     for name, steps in (("six small leaves", small_steps()), ("84 x 84 frames of Breakout", frame_steps())):
-        speeds = _speeds(_concatenated(steps), rounds, seconds)
-        for what in ("inserted step by step", "inserted at once", "sampled"):
-            ours, theirs = (statistics.median(speeds[f"{who} {what}"]) for who in ("ours", "theirs"))
-            rows.append([name, what, f"{ours:,.0f}", f"{theirs:,.0f}", *ratio(ours, theirs, _REQUIRED)])
+        ours, theirs = _speeds(steps, rounds, seconds)
+        for what in _WHAT:
+            speeds = statistics.median(ours[what]), statistics.median(theirs[what])
+            rows.append([name, what, *(f"{speed:,.0f}" for speed in speeds), *ratio(*speeds, _REQUIRED)])
     return Table(
-        f"Beside TorchRL's RayReplayBuffer, windows of {_LENGTH} steps a second",
-        ["a step has", "windows are", "ours", "TorchRL", "times", "asked for"],
+        f"Beside TorchRL's RayReplayBuffer, windows or slices of {_LENGTH} steps a second; of whole episodes, steps",
+        ["a step has", "", "ours", "TorchRL", "times", "asked for"],
         rows,
         "One program writes and reads, the replay is another process. A window begins at every step. Step by step, "
         "ours is an observer's call and theirs an `add` of the window that the step completes; at once, ours is "
-        f"`extend` of many steps, and theirs of as many windows. Batches have {_BATCH} windows, ours fetched ahead, "
-        "into buffers that are used again.",
+        "`extend` of the steps, and theirs of their windows. Whole episodes are an item each here, and there the steps "
+        f"for a `SliceSampler`. Ours fetches {_AHEAD:,} samples ahead, into buffers that are used again.",
     )
 
 
-def _concatenated(steps: rw.Trajectory) -> _Steps:
-    """Return the leaves of all episodes, one episode after the other."""
-    fields = steps._asdict().items()
-    return {name: leaf.reshape(-1, *leaf.shape[2:]) for name, leaf in fields if isinstance(leaf, np.ndarray)}
-
-
-def _speeds(steps: _Steps, rounds: int, seconds: float) -> dict[str, list[float]]:
-    import torch
-    from tensordict import TensorDict
-    from torchrl.data import LazyTensorStorage
-    from torchrl.data.replay_buffers import RayReplayBuffer
-
-    count = len(steps["reward"])
-    theirs = RayReplayBuffer(
-        storage=functools.partial(LazyTensorStorage, _CAPACITY),
-        batch_size=_BATCH,
-        ray_init_config={},
-        remote_config={"num_cpus": 1},
-    )
-    starts = np.arange(count - _LENGTH + 1)[:, None] + np.arange(_LENGTH)
-    windows = TensorDict(
-        {name: torch.from_numpy(leaf[starts]) for name, leaf in steps.items()}, batch_size=[len(starts), _LENGTH]
-    )
-    each = [{name: leaf[at] for name, leaf in steps.items()} for at in range(count)]
-    speeds: dict[str, list[float]] = collections.defaultdict(list)
+def _speeds(steps: rw.Trajectory, rounds: int, seconds: float) -> tuple[_Speeds, _Speeds]:
+    """Return what both reach in each turn: ours, theirs."""
     with rwr.ReplayCluster.start(
         "beside-torchrl",
-        [rw.TableConfig(TABLE, _CAPACITY)],
+        [rw.TableConfig(TABLE, _CAPACITY), rw.TableConfig(_EPISODES, _NUM_EPISODES)],
         python=os.environ["REVERB_WRITER_SERVER_PYTHON"],
         memory_bytes=10**9,
         bind="127.0.0.1",
     ) as cluster:
-        source = cluster.target()
-        one, step = itertools.cycle(windows), itertools.cycle(each)
+        contenders = _Ours(cluster.target(), steps), _Theirs(steps)
+        ours: _Speeds = collections.defaultdict(list)
+        theirs: _Speeds = collections.defaultdict(list)
         for _ in range(rounds):
-            speeds["theirs inserted step by step"].append(_rate(seconds, 1, lambda: theirs.add(next(one))))
-            speeds["theirs inserted at once"].append(_rate(seconds, len(windows), lambda: theirs.extend(windows)))
-            speeds["theirs sampled"].append(_rate(seconds, _BATCH, theirs.sample))
-            with rw.TrajectoryObserver(source, TABLE, _LENGTH) as observer:
-                speeds["ours inserted step by step"].append(
-                    _rate(seconds, 1, lambda: observer(next(step), end_of_episode=False), observer.flush)
-                )
-                speeds["ours inserted at once"].append(
-                    _rate(seconds, count, lambda: observer.extend(steps), observer.flush)
-                )
-            with rw.ReplayDataset(source, TABLE, _BATCH, reuse_buffers=True) as dataset:
-                speeds["ours sampled"].append(_rate(seconds, _BATCH, lambda: next(dataset)))
-    theirs.close()
-    return speeds
+            for speeds, turn in ((ours, contenders[0].turn), (theirs, contenders[1].turn)):
+                for what, speed in zip(_WHAT, turn(seconds), strict=True):
+                    speeds[what].append(speed)
+        contenders[1].close()
+    return ours, theirs
+
+
+class _Ours:
+    """Our observers and datasets."""
+
+    def __init__(self, source: rw.TargetSource, steps: rw.Trajectory) -> None:
+        self._source, self._steps = source, _concatenated(steps)
+        self._each = itertools.cycle(_rows(self._steps))
+        self._episodes = _episodes(steps)
+
+    def turn(self, seconds: float) -> list[float]:
+        """Return the speeds, in the order of `_WHAT`."""
+        source = self._source
+        with rw.TrajectoryObserver(source, TABLE, _LENGTH) as observer:
+            speeds = [_rate(seconds, 1, lambda: observer(next(self._each), end_of_episode=False), observer.flush)]
+            for count in (_FRAGMENT, 2 * EPISODE_LENGTH):
+                part = {name: leaf[:count] for name, leaf in self._steps.items()}
+                speeds.append(_rate(seconds, count, functools.partial(observer.extend, part), observer.flush))
+        with rw.EpisodeObserver(source, _EPISODES, EPISODE_LENGTH) as writer:
+            speeds.append(_rate(seconds, 2 * EPISODE_LENGTH, functools.partial(self._write, writer), writer.flush))
+        for batch_size in _BATCHES:
+            options: dict[str, Any] = {"reuse_buffers": True, "max_in_flight_batches": _AHEAD // batch_size}
+            with rw.ReplayDataset(source, TABLE, batch_size, **options) as windows:
+                speeds.append(_rate(seconds, batch_size, functools.partial(next, windows)))
+        options = {"reuse_buffers": True, "max_in_flight_batches": _AHEAD // _BATCH}
+        with rw.ContiguousDataset(source, _EPISODES, _BATCH, _LENGTH, **options) as slices:
+            speeds.append(_rate(seconds, _BATCH, functools.partial(next, slices)))
+        return speeds
+
+    def _write(self, writer: rw.EpisodeObserver) -> None:
+        for steps, last in self._episodes:
+            writer.extend(steps)
+            writer(last, end_of_episode=True)
+
+
+class _Theirs:
+    """A `RayReplayBuffer` of windows, and one of steps, of which a `SliceSampler` cuts slices."""
+
+    def __init__(self, steps: rw.Trajectory) -> None:
+        import torch
+        from tensordict import TensorDict
+        from torchrl.data import LazyTensorStorage, SliceSampler
+        from torchrl.data.replay_buffers import RayReplayBuffer
+
+        leaves = _concatenated(steps)
+        starts = np.arange(2 * EPISODE_LENGTH - _LENGTH + 1)[:, None] + np.arange(_LENGTH)
+        windows = {name: torch.from_numpy(leaf[starts]) for name, leaf in leaves.items()}
+        self._windows = TensorDict(windows, batch_size=[len(starts), _LENGTH])
+        self._each = itertools.cycle(self._windows)
+        flat: dict[Any, Any] = {name: torch.from_numpy(leaf.copy()) for name, leaf in leaves.items()}
+        flat["episode"] = torch.arange(2).repeat_interleave(EPISODE_LENGTH)
+        flat["next", "done"] = (flat["step_type"] == flat["step_type"][-1])[:, None]
+        self._flat = TensorDict(flat, batch_size=[2 * EPISODE_LENGTH])
+        options: dict[str, Any] = {"ray_init_config": {}, "remote_config": {"num_cpus": 1}}
+        self._of_windows = RayReplayBuffer(
+            storage=functools.partial(LazyTensorStorage, _CAPACITY), batch_size=_BATCH, **options
+        )
+        self._of_steps = RayReplayBuffer(
+            storage=functools.partial(LazyTensorStorage, _NUM_EPISODES * EPISODE_LENGTH),
+            sampler=functools.partial(SliceSampler, num_slices=_BATCH, traj_key="episode", strict_length=False),
+            batch_size=_BATCH * _LENGTH,
+            **options,
+        )
+
+    def turn(self, seconds: float) -> list[float]:
+        """Return the speeds, in the order of `_WHAT`."""
+        windows, steps = self._of_windows, self._of_steps
+        speeds = [_rate(seconds, 1, lambda: windows.add(next(self._each)))]
+        for count in (_FRAGMENT, len(self._windows)):
+            part = self._windows[:count].clone()
+            speeds.append(_rate(seconds, count, functools.partial(windows.extend, part)))
+        speeds.append(_rate(seconds, len(self._flat), lambda: steps.extend(self._flat)))
+        speeds += [_rate(seconds, size, functools.partial(windows.sample, size)) for size in _BATCHES]
+        return [*speeds, _rate(seconds, _BATCH, steps.sample)]
+
+    def close(self) -> None:
+        """End the processes."""
+        self._of_windows.close()
+        self._of_steps.close()
+
+
+def _concatenated(steps: rw.Trajectory) -> _Steps:
+    """Return the leaves of all episodes, one episode after the other."""
+    return {name: leaf.reshape(-1, *leaf.shape[2:]) for name, leaf in _leaves(steps).items()}
+
+
+def _episodes(steps: rw.Trajectory) -> list[tuple[_Steps, _Steps]]:
+    """Return of each episode all steps but the last one, and the last one."""
+    leaves = _leaves(steps)
+    return [
+        ({name: leaf[at, :-1] for name, leaf in leaves.items()}, {name: leaf[at, -1] for name, leaf in leaves.items()})
+        for at in range(len(steps.reward))
+    ]
+
+
+def _rows(steps: _Steps) -> list[_Steps]:
+    return [{name: leaf[at] for name, leaf in steps.items()} for at in range(len(steps["reward"]))]
+
+
+def _leaves(steps: rw.Trajectory) -> _Steps:
+    return {name: leaf for name, leaf in steps._asdict().items() if isinstance(leaf, np.ndarray)}
 
 
 def _rate(seconds: float, count: int, step: Callable[[], Any], end: Callable[[], Any] = lambda: None) -> float:
-    """Return how many items a second come of calls with `count` items each, until `end` has returned."""
-    step()
+    """Return how many items a second come of calls with `count` items each, until `end` has returned.
+
+    A quarter as long is called before, in which what is slow the first time is done.
+    """
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds / 4:
+        step()
     end()
     began, done = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
