@@ -184,6 +184,14 @@ def explain_inserts(before: ServerInfo, now: ServerInfo, tables: set[str]) -> st
     return None
 
 
+def explain_limiter(now: ServerInfo, tables: set[str]) -> str | None:
+    """Say which rate limiter blocks inserts into one of `tables`, and what would end that; None if none does."""
+    for name in sorted(tables & now.tables.keys()):
+        if now.tables[name].blocks_inserts():
+            return " ".join(explain_side(now.tables[name], "inserts"))
+    return None
+
+
 def explain_samples(now: ServerInfo, table: str, before: ServerInfo | None = None, *, remedy: str | None = None) -> str:
     """Say what keeps samples of a table from coming, with the numbers, and what to do.
 

@@ -35,13 +35,14 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Call, backoff_s
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
 from reverb_writer.transport.server_info import request_server_info
-from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
+from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss, LimiterNotice
 
 _LOG = logging.getLogger(__package__)
 OnBlock = Literal["wait", "raise", "drop_oldest"]
 _Test: TypeAlias = Callable[[], bool]
 _MESSAGE_BYTES, _GATHER_S = 1 << 20, 0.025
 _PROBE_TIMEOUT_S, _LOG_EVERY_S = 5.0, 10.0
+_ENDLESS = 1 << 62
 _SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
 
 
@@ -52,10 +53,11 @@ class InsertStream:
         self,
         channel: Channel,
         *,
-        max_in_flight_items: int = 16_384,
+        max_in_flight_items: int = 400,
         max_in_flight_bytes: int = 128 << 20,
         on_block: OnBlock = "wait",
         before_sending: Callable[[ServerInfo, float], None] = lambda _info, _timeout_s: None,
+        limiter_notice: LimiterNotice | None = None,
     ) -> None:
         """Prepare the stream; its thread and its connection begin when there is something to send.
 
@@ -67,14 +69,16 @@ class InsertStream:
                 give up the oldest items that gRPC has not taken over yet.
             before_sending: called in the stream's thread with the server's tables and a time-out before anything is
                 sent over a new connection; its errors are those of the connection.
+            limiter_notice: says in the log when a rate limiter makes a caller wait; streams may share one.
         """
-        self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
+        self.max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)
         if on_block not in ("wait", "raise", "drop_oldest"):
             raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {on_block!r}.")
         self.channel = channel
         self.on_block = on_block
         self._before_sending = before_sending
+        self._limiter_notice = limiter_notice
         self.blocked = False
         self._make_locks()
         self._progress = Flag()  # something confirmed, or no hope that it will be
@@ -179,6 +183,11 @@ class InsertStream:
         return self._ended.wait(timeout_s)
 
     @property
+    def room(self) -> int:
+        """Items that may be written before `blocked` says that they are too many; <= 0 if it does."""
+        return _ENDLESS if self.on_block == "drop_oldest" else self.max_items - self._flight.pending
+
+    @property
     def num_pending(self) -> int:
         """Items not yet acknowledged."""
         return self._flight.pending
@@ -247,7 +256,7 @@ class InsertStream:
 
     def _update(self) -> bool:
         """Refresh `blocked`; return whether the bounds are reached."""
-        full = self._flight.pending >= self._max_items or self._flight.pending_bytes >= self._max_bytes
+        full = self._flight.pending >= self.max_items or self._flight.pending_bytes >= self._max_bytes
         self.blocked = self._ended.is_set() or self._fault is not None or (full and self.on_block != "drop_oldest")
         return full
 
@@ -267,7 +276,7 @@ class InsertStream:
 
     def _may_send(self) -> bool:
         """Whether gRPC may take a message. What it has taken cannot be dropped, so it takes no more than half then."""
-        half_full = self.on_block == "drop_oldest" and 2 * self._flight.sent_items >= self._max_items
+        half_full = self.on_block == "drop_oldest" and 2 * self._flight.sent_items >= self.max_items
         return self._flight.has_queued and not half_full
 
     def _run(self) -> None:
@@ -384,6 +393,9 @@ class InsertStream:
                 if done() or self._ended.is_set() or self._fault:
                     return False
                 left_s = wait.left_s()
+                if self._limiter_notice is not None:
+                    waited_s = self._blocked_s + time.monotonic() - wait.began_at
+                    self._limiter_notice.look(self.channel, waited_s, self._flight.tables())
                 if left_s and (now := time.monotonic()) - logged_at > _LOG_EVERY_S:
                     logged_at, waited_s = now, now - wait.began_at
                     _LOG.warning("%s: waiting for %.0f s: %s", self.channel.address, waited_s, self._explain(wait))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import dataclass
 
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.protocol import messages
-from reverb_writer.rate_limits import explain_inserts, explain_samples, inserts_progress
+from reverb_writer.rate_limits import explain_inserts, explain_limiter, explain_samples, inserts_progress
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Reply
@@ -16,6 +17,7 @@ from reverb_writer.transport.grpc_errors import is_listening, is_refusal, is_sil
 from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.transport.server_info import parse_server_info
 
+_LOG = logging.getLogger(__package__)
 _FIRST_QUESTION_S = 0.2
 _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
@@ -179,3 +181,40 @@ class ConfirmationWait:
         self._since = now
         self._acknowledged = self._flight.acknowledged
         self._probe = ServerProbe(self._channel, self._timeout_s)
+
+
+class LimiterNotice:
+    """Says in the log, once, that a rate limiter makes an actor wait, with the limiter's numbers.
+
+    An actor that a limiter keeps in step with its learner waits often and for a short time. So the server is asked when
+    the waits add up to 0.2 s, and, while no limiter blocks, whenever they have doubled. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        """Ask nothing yet."""
+        self._question: Reply | None = None
+        self._ask_at_s = _FIRST_QUESTION_S
+        self._is_said = False
+
+    def look(self, channel: Channel, waited_s: float, tables: set[str]) -> None:
+        """Ask the server of `channel`, or read its answer; never waits.
+
+        Args:
+            channel: the connection.
+            waited_s: seconds that the actor has waited so far, in all its waits.
+            tables: names of the tables that it writes to.
+        """
+        if self._is_said:
+            return
+        if self._question is None:
+            if waited_s >= self._ask_at_s:
+                self._question = channel.future(messages.SERVER_INFO, b"", _LAST_QUESTION_S)
+        elif self._question.done():
+            question, self._question, self._ask_at_s = self._question, None, 2 * waited_s
+            try:
+                why = explain_limiter(parse_server_info(question.result(), time.monotonic()), tables)
+            except ReverbWriterError:  # the wait itself says what is wrong
+                return
+            if why is not None:
+                self._is_said = True
+                _LOG.info("%s: writing waits for a rate limiter. %s", channel.address, why)

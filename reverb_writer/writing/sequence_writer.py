@@ -34,7 +34,7 @@ from reverb_writer.writing.priorities import EpisodeEnd, PricedStep, Priority
 from reverb_writer.writing.request_writer import REQUEST_BYTES, REQUEST_ITEMS, RequestWriter
 from reverb_writer.writing.window_items import EpisodeWindows
 from reverb_writer.writing.window_scheduler import WindowScheduler
-from reverb_writer.writing.window_targets import WindowTarget, chunk_length_of
+from reverb_writer.writing.window_targets import NEVER, WindowTarget, chunk_length_of
 
 
 class SequenceWriter:
@@ -43,6 +43,7 @@ class SequenceWriter:
     Attributes:
         stream: where items go. The writer does not own it: flush and close it yourself.
         chunks: the chunks of the episode; `chunks.length` steps each at most, `chunks.num_chunks` in all episodes.
+        windows: which windows are complete but not written.
         requests: what encodes windows; writers that are written together share it.
         total_steps, num_episodes, num_items: steps appended or skipped, episodes and items in all episodes.
         dropped: of these steps, those in no window, by reason, summed over the kinds of windows.
@@ -82,7 +83,8 @@ class SequenceWriter:
             request_items: complete windows at which a request is encoded; one with fewer may be sent for its bytes or
                 age.
             spans_episodes: whether windows go on after the last step of an episode, which only sends complete windows.
-            wait_for_room: called before a step if the stream is blocked; None to append it unless the stream is closed.
+            wait_for_room: called before a step if the stream is blocked, or may be full with the complete windows that
+                are not sent; calls `send_if_full`. None to append any step unless the stream is closed.
             sizes: refuses steps by which an item would be too large for its table; None to append any.
 
         Raises:
@@ -96,12 +98,14 @@ class SequenceWriter:
         self.requests = RequestWriter(stream)
         self.total_steps = 0
         largest = functools.partial(largest_priority, stream.channel)
-        self._windows = WindowScheduler(targets, padding_step, pack, largest)
-        self._request_steps = request_items / self._windows.items_per_step
+        self.windows = WindowScheduler(targets, padding_step, pack, largest)
+        # Several requests are in flight before the stream is full, so that the server always has work.
+        self._request_steps = min(request_items, stream.max_items / 4) / self.windows.items_per_step
         self._spans_episodes, self._num_columns = spans_episodes, len(dtypes)
         self._wait_for_room = wait_for_room or stream.check
+        self._is_limited = wait_for_room is not None
         self._sizes = sizes
-        self.evaluates = sizes is not None or self._windows.priorities is not None
+        self.evaluates = sizes is not None or self.windows.priorities is not None
         self._lock = threading.RLock()
         self.is_pending = False
         self._begin_episode(0, 0, collections.Counter())
@@ -113,8 +117,9 @@ class SequenceWriter:
     def _begin_episode(self, num_items: int, num_episodes: int, dropped: collections.Counter[str]) -> None:
         self.num_items, self.num_episodes, self.dropped = num_items, num_episodes, dropped
         self.chunks.begin_episode()
-        self._windows.begin_episode()
+        self.windows.begin_episode()
         self.num_steps = self.num_skipped = 0
+        self._look_at = 0 if self._is_limited else NEVER  # step count at which complete windows may fill the stream
         self._boundary = 0  # step count at the last boundary step, where windows span episodes
         self._end: EpisodeEnd | None = None  # how the episode ends, once its last step is appended
 
@@ -134,7 +139,7 @@ class SequenceWriter:
             SpecError: a `priority` function gave no finite number >= 0. Nothing changed.
             ClosedError: the stream is closed, or this is a forked child.
         """
-        if self.stream.blocked:
+        if self.stream.blocked or self.num_steps >= self._look_at:
             self._wait_for_room()
         if len(leaves) != self._num_columns:
             raise StructureError(f"a step has {len(leaves)} leaves, expected {self._num_columns}, one for each dtype.")
@@ -162,7 +167,8 @@ class SequenceWriter:
             if self.evaluates:
                 return None
             chunks = self.chunks
-            fill, stop = chunks.fill, min(chunks.fill + len(columns[0]), chunks.capacity)
+            num_steps = min(len(columns[0]), max(self._look_at - self.num_steps, 1))
+            fill, stop = chunks.fill, min(chunks.fill + num_steps, chunks.capacity)
             for buffer, column in zip(chunks.buffers, columns, strict=True):
                 buffer[fill:stop] = column[: stop - fill]
             self.commit(stop - fill)
@@ -183,10 +189,10 @@ class SequenceWriter:
             n = self.num_steps + 1
             if self._sizes is not None:
                 self._sizes.check(leaves, n)
-            if self._windows.priorities is None:
+            if self.windows.priorities is None:
                 return None
-            end = self._windows.episode_end(n) if last and not self._spans_episodes else None
-            return self._windows.priorities.evaluate(leaves, n, end)
+            end = self.windows.episode_end(n) if last and not self._spans_episodes else None
+            return self.windows.priorities.evaluate(leaves, n, end)
 
     def commit(self, num_steps: int, *, last: bool = False, priced: PricedStep | None = None) -> dict[str, int]:
         """Append the steps that stand in the open chunk after its `fill`; `finish_pending` does what follows.
@@ -197,8 +203,8 @@ class SequenceWriter:
             priced: what `evaluate` returned for the step.
         """
         chunks = self.chunks
-        if priced is not None and self._windows.priorities is not None:
-            self._windows.priorities.commit(priced)
+        if priced is not None and self.windows.priorities is not None:
+            self.windows.priorities.commit(priced)
         total, steps, fill = self.total_steps + num_steps, self.num_steps + num_steps, chunks.fill + num_steps
         if not last:
             self.total_steps, self.num_steps, chunks.fill, self.is_pending = total, steps, fill, True
@@ -208,7 +214,7 @@ class SequenceWriter:
             self.total_steps, self.num_steps, chunks.fill, self.num_episodes, self._boundary, self.is_pending = (
                 total, steps, fill, episodes, steps, True)  # fmt: skip
             return {}
-        end = self._windows.episode_end(steps)
+        end = self.windows.episode_end(steps)
         self.total_steps, self.num_steps, chunks.fill, self._end, self.is_pending = total, steps, fill, end, True
         return end.dropped
 
@@ -242,8 +248,8 @@ class SequenceWriter:
             if discard or self.num_skipped:
                 end = self._discarding(self.num_skipped)
             else:
-                end = self._windows.episode_end(self.num_steps, align=align)
-            priorities = self._windows.priorities
+                end = self.windows.episode_end(self.num_steps, align=align)
+            priorities = self.windows.priorities
             if priorities is not None:
                 priorities.commit(priorities.evaluate(None, self.num_steps, end))
             self._end, self.is_pending = end, True
@@ -267,7 +273,7 @@ class SequenceWriter:
 
     def _discarding(self, num_skipped: int) -> EpisodeEnd:
         """Return the end of an episode that adds nothing, with so many steps left out."""
-        end = self._windows.episode_end(self.num_steps, discard="overflow" if num_skipped else "reset")
+        end = self.windows.episode_end(self.num_steps, discard="overflow" if num_skipped else "reset")
         if num_skipped:
             end.dropped["overflow"] = end.dropped.get("overflow", 0) + num_skipped
         return end
@@ -295,7 +301,7 @@ class SequenceWriter:
             chunks.seal()
         if self.num_steps == self._boundary:
             return self.seal_complete()
-        num_unwritten = chunks.num_sealed - self._windows.written
+        num_unwritten = chunks.num_sealed - self.windows.written
         return num_unwritten >= self._request_steps or chunks.unsent_bytes >= REQUEST_BYTES
 
     def seal_complete(self) -> bool:
@@ -314,7 +320,7 @@ class SequenceWriter:
         """
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
-            windows = self._windows
+            windows = self.windows
             targets, priorities = windows.with_priority(index, priority, self.num_steps)
             self.send()
             windows.targets, windows.priorities = targets, priorities
@@ -327,29 +333,40 @@ class SequenceWriter:
             if self.seal_complete():
                 self.requests.write([self])
 
+    def send_if_full(self) -> None:
+        """Send the windows that are complete if the stream has no room for more; it is `blocked` then."""
+        with process_hooks.unless_forked(self.stream, self._lock):
+            self.finish_pending()
+            count = self.chunks.num_sealed + self.chunks.fill
+            room = self.stream.room - self.windows.num_items(count, None)
+            if room <= 0:
+                self.send()
+                room = 0
+            self._look_at = count + self.windows.steps_until(room, np.array([count])) if room else count
+
     def _last_window_end(self) -> int:
-        return self._windows.last_window_end(self.chunks.num_sealed + self.chunks.fill, self._end)
+        return self.windows.last_window_end(self.chunks.num_sealed + self.chunks.fill, self._end)
 
     @property
     def num_unsent_items(self) -> int:
         """Items of windows that are complete and not yet in a request."""
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()
-            return self._windows.num_items(self.chunks.num_sealed + self.chunks.fill, self._end)
+            return self.windows.num_items(self.chunks.num_sealed + self.chunks.fill, self._end)
 
     @property
     def num_sealed_items(self) -> int:
         """Of them, those whose steps are in sealed chunks."""
-        return self._windows.num_items(self.chunks.num_sealed, self._end)
+        return self.windows.num_items(self.chunks.num_sealed, self._end)
 
     @property
     def tables(self) -> frozenset[str]:
         """Names of all tables that get windows."""
-        return self._windows.tables
+        return self.windows.tables
 
     def sealed_windows(self) -> EpisodeWindows:
         """Return the complete windows whose steps are in sealed chunks, and that are not yet in a request."""
-        end, chunks, windows = self._end, self.chunks, self._windows
+        end, chunks, windows = self._end, self.chunks, self.windows
         first = chunks.num_sealed - windows.longest  # a closing window may end where the last regular one did
         num_released = len(chunks.sealed) if end else sum(chunk.stop <= first for chunk in chunks.sealed)
         return EpisodeWindows(windows.windows(chunks.num_sealed, end), chunks.sealed, num_released)
@@ -369,8 +386,8 @@ class SequenceWriter:
         return functools.partial(self._begin_episode, num_items, num_episodes, dropped)
 
     def _set_written(self, num_steps: int, num_items: int, kept: list[Chunk]) -> None:
-        self._windows.written, self.num_items, self.chunks.sealed, self.chunks.unsent_bytes = (
+        self.windows.written, self.num_items, self.chunks.sealed, self.chunks.unsent_bytes = (
             num_steps, num_items, kept, 0
         )  # fmt: skip
-        if self._windows.priorities is not None:
-            self._windows.priorities.forget(num_steps)
+        if self.windows.priorities is not None:
+            self.windows.priorities.forget(num_steps)

@@ -26,6 +26,7 @@ from reverb_writer.protocol.table_specs import check_signature
 from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream
+from reverb_writer.transport.server_probe import LimiterNotice
 from reverb_writer.windows import SHORT_EPISODE
 from reverb_writer.writing.actor_shard import ActorShard, ShardChangedError, ShardFound, log_change
 from reverb_writer.writing.clock import start_clock
@@ -72,6 +73,7 @@ class WriteSession(Generic[AnyWriter]):
         self._moves = Moves()
         self._actor_id = options.actor_id or default_actor_id()
         self._logged: set[str] = set()
+        self._limiter_notice = LimiterNotice()
         self._stream: InsertStream | None = None
         self.open()
 
@@ -138,6 +140,7 @@ class WriteSession(Generic[AnyWriter]):
             max_in_flight_bytes=self.options.max_in_flight_bytes,
             on_block=self.options.on_block,
             before_sending=functools.partial(self._stored_spec.restore, shard),
+            limiter_notice=self._limiter_notice,
         )
         self._streams.append(stream)
         reference = weakref.ref(self)
@@ -165,13 +168,15 @@ class WriteSession(Generic[AnyWriter]):
         Raises:
             ShardChangedError: between episodes, the session has gone to another shard: its writers are of no use.
         """
+        if self.writer is not None and not self.is_blocked:
+            self.writer.send_if_full()
         if not self.is_blocked:
             return
         stream = self.stream
         stream.check()
+        self.send()
         if not stream.blocked:
             return
-        self.send()
         is_between = self._is_between_episodes(any)
         if not (self._actor.has_choice and (is_between or ends_episode)):
             stream.wait_for_room(self.timeout_s, extend=True)

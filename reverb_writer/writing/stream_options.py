@@ -35,7 +35,8 @@ class StreamOptions:
             server makes progress, with these items or with those of others.
         connect_timeout_s: time-out of opening, which waits for the server, seconds; None for `timeout_s`.
         max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
-        max_in_flight_items: items in flight at which steps must wait.
+        max_in_flight_items: items that are complete and unconfirmed, sent or not, at which steps must wait. One call is
+            never split, so it may complete more.
         max_in_flight_bytes: bytes in flight at which steps must wait.
         on_block: what a step does then: "wait" while there is progress, "raise" at once, or "drop_oldest" items.
         chunk_length: steps in a chunk; None for a length that suits the windows.
@@ -50,7 +51,7 @@ class StreamOptions:
     timeout_s: float | None = None
     connect_timeout_s: float | None = None
     max_delay_s: float = 0.5
-    max_in_flight_items: int = 16_384
+    max_in_flight_items: int = 400
     max_in_flight_bytes: int = 128 << 20
     on_block: OnBlock = "wait"
     chunk_length: int | None = None

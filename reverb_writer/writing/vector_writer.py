@@ -54,6 +54,9 @@ class VectorWriter:
         self._steps = np.zeros(len(self._writers), np.int64)  # of each environment, in all its episodes
         self._first = self._steps.copy()  # of each, its steps before its open chunk
         self._full = self._steps.copy()  # of each, its steps when its open chunk is full
+        self._in_episode = self._steps.copy()  # of each, steps of its episode that precede its open chunk
+        self._written = self._steps.copy()  # of each, the step count in its episode up to which windows are written
+        self._look_at = 0  # number of calls at which complete windows may fill the stream
         self._pending: _Pending | None = None
         self._is_behind = True  # whether the writers must be brought up to date, whatever `_pending` says
         self.num_calls = 0  # how often `append` was called
@@ -90,6 +93,20 @@ class VectorWriter:
             self._is_behind = True
             self._requests.write([writer for writer in self._writers if writer.seal_complete()])
             self._catch_up()
+
+    def send_if_full(self) -> None:
+        """Send the windows that are complete if the stream has no room for more; it is `blocked` then."""
+        if self.num_calls < self._look_at:
+            return
+        stream, windows = self._writers[0].stream, self._writers[0].windows
+        with self._lock:
+            if self._is_behind or self._pending is not None:
+                self._catch_up()
+            counts = self._steps - self._first + self._in_episode
+            room = stream.room - windows.num_regular_items(counts) + windows.num_regular_items(self._written)
+            if room <= 0:
+                self.send()
+            self._look_at = self.num_calls + (windows.steps_until(room, counts) if room > 0 else 0)
 
     def append(
         self, leaves: Sequence[Any], last: npt.NDArray[np.bool_], env_ids: npt.NDArray[np.integer[Any]]
@@ -139,7 +156,7 @@ class VectorWriter:
         with self._lock:
             self._is_behind = True
             self._catch_up()
-            self._is_behind = True
+            self._is_behind, self._look_at = True, 0
             for env in env_ids:
                 dropped.update(self._writers[env].end_episode(align=align, discard=discard))
             self._catch_up()
@@ -193,5 +210,9 @@ class VectorWriter:
         first = steps - [writer.chunks.fill for writer in writers]
         self._first[pending.env_ids] = first
         self._full[pending.env_ids] = first + [writer.chunks.capacity for writer in writers]
+        self._in_episode[pending.env_ids] = [writer.chunks.num_sealed for writer in writers]
+        self._written[pending.env_ids] = [writer.windows.written for writer in writers]
+        if any(pending.last):
+            self._look_at = 0  # the end of an episode may complete more windows than steps do
         self._pending = None
         return dropped

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.writing.priorities import EpisodeEnd, Priority, WindowPriorities
-from reverb_writer.writing.window_items import Windows
+from reverb_writer.writing.window_items import Integers, Windows
 from reverb_writer.writing.window_targets import NEVER, WindowTarget, episode_end
 
 
@@ -80,6 +80,33 @@ class WindowScheduler:
     def num_items(self, count: int, end: EpisodeEnd | None) -> int:
         """Return how many items the unwritten windows make that are complete at step count `count`."""
         return sum(len(self.window_ends(i, count, end)) * len(target.tables) for i, target in enumerate(self.targets))
+
+    def num_regular_items(self, counts: Integers) -> int:
+        """Return how many items the regular windows make that are complete at these step counts of episodes, [N]."""
+        return sum(
+            len(target.tables) * int(np.maximum((counts - length) // target.spec.stride_length + 1, 0).sum())
+            for target in self.targets
+            if (length := target.spec.sequence_length) is not None
+        )
+
+    def steps_until(self, num_items: int, counts: Integers) -> int:
+        """Return a lower bound, >= 1, of the steps after which `num_items` more items are complete.
+
+        Args:
+            num_items: items of regular windows, of all episodes together, >= 1.
+            counts: step counts of the episodes, [N]; each takes as many steps.
+        """
+        nearest = min(
+            (
+                int(np.maximum(length - counts, 1 + (length - counts - 1) % target.spec.stride_length).min())
+                for target in self.targets
+                if (length := target.spec.sequence_length) is not None
+            ),
+            default=NEVER,
+        )
+        # In `nearest` + k steps, a kind of window makes at most k / stride_length + 1 items per episode and table.
+        at_once = len(counts) * sum(len(target.tables) for target in self.targets)
+        return nearest + max(0, int((num_items - at_once) / (len(counts) * self.items_per_step)))
 
     def windows(self, count: int, end: EpisodeEnd | None) -> list[Windows]:
         """Return the unwritten windows that are complete at step count `count`, and closing windows, by kind."""
