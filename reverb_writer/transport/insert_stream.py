@@ -41,6 +41,7 @@ _LOG = logging.getLogger(__package__)
 OnBlock = Literal["wait", "raise", "drop_oldest"]
 _Test: TypeAlias = Callable[[], bool]
 _MESSAGE_BYTES, _GATHER_S = 1 << 20, 0.025
+_GATHER_ROOM_S = 0.005  # for further confirmations, once there is room
 _PROBE_TIMEOUT_S, _LOG_EVERY_S = 5.0, 10.0
 _ENDLESS = 1 << 62
 _SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
@@ -132,6 +133,13 @@ class InsertStream:
         self.check()
         timeout_s = 0.0 if self.on_block == "raise" else timeout_s
         self._wait(lambda: not self.blocked, timeout_s, extend=extend, unless=unless)
+        # Steps that are admitted one by one would be chunks, and requests, of one step each.
+        until = time.monotonic() + _GATHER_ROOM_S
+        while 0 < 2 * self.room < self.max_items and self.on_block == "wait":
+            self._progress.clear()
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not self._progress.wait(left_s):
+                return
 
     def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
         """Queue a request; never waits. Call `wait_for_room` before the work that leads to it.

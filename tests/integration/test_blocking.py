@@ -124,14 +124,19 @@ def test_waiting_step_goes_on_as_soon_as_there_is_room(server: HostedServer) -> 
 
 
 def test_step_waits_longer_than_its_time_out_while_its_items_are_confirmed(server: HostedServer) -> None:
-    with observed(server, timeout_s=PATIENCE_S, max_in_flight_items=1, max_delay_s=FAR_TOO_LONG_S) as observer:
-        observer.extend({"n": np.arange(WAITING)})
+    options: Any = {"num_envs": WAITING, "timeout_s": PATIENCE_S, "max_in_flight_items": 1}
+    with rw.VectorObserver(server.address, "queue", 1, **options) as observer:
+        going_on = np.zeros(WAITING, bool)
+        observer({"n": np.arange(WAITING)}, end_of_episode=going_on)  # one call is never split
         with pytest.raises(rw.ReplayTimeoutError):  # sends them all
             observer.flush(timeout_s=0.1)
         eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
         with slow_learner(server) as taken:
             eventually(lambda: taken, "the learner learns")
-            write(observer, WAITING)
+            observer({"n": np.arange(WAITING)}, end_of_episode=going_on)
+            observer.reset(discard=True)
+            with pytest.raises(rw.ReplayTimeoutError):
+                observer.close(timeout_s=0.1)
         assert taken == list(range(len(taken)))
         assert len(taken) >= WAITING - 10
 
