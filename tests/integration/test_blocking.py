@@ -133,9 +133,8 @@ def test_step_waits_longer_than_its_time_out_while_its_items_are_confirmed(serve
         eventually(lambda: observer.stats().acknowledged_items == 10, "the queue is full")
         with slow_learner(server) as taken:
             eventually(lambda: taken, "the learner learns")
-            observer({"n": np.arange(WAITING)}, end_of_episode=going_on)
-            observer.reset(discard=True)
-            with pytest.raises(rw.ReplayTimeoutError):
+            observer({"n": np.arange(WAITING, 2 * WAITING)}, end_of_episode=going_on)
+            with contextlib.suppress(rw.ReverbWriterError):  # undelivered items do not matter
                 observer.close(timeout_s=0.1)
         assert taken == list(range(len(taken)))
         assert len(taken) >= WAITING - 10
@@ -156,7 +155,7 @@ def test_step_waits_longer_than_its_time_out_while_items_of_others_are_before_it
 
 
 def test_time_out_of_a_flush_is_kept_although_items_are_confirmed(server: HostedServer) -> None:
-    with observed(server, timeout_s=LONG_S) as observer:
+    with observed(server, timeout_s=LONG_S, max_in_flight_items=WAITING) as observer:
         for number in range(WAITING):
             write(observer, number)
         with slow_learner(server) as taken:
