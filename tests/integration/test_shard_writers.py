@@ -258,7 +258,9 @@ def test_sequence_observer_ends_its_windows_where_it_changes_the_shard(lone_serv
     servers = [lone_server(fifo("replay")) for _ in range(2)]
     first, second = shards_for("actor", servers)
     client = rw.Client([server.address for server in servers])
-    with client, rw.SequenceObserver(client, "replay", 2, actor_id="actor", patience_s=PATIENCE_S) as observer:
+    # An actor that finds no room in mid-episode does not leave: give it room for all that it writes meanwhile.
+    options: Any = {"actor_id": "actor", "patience_s": PATIENCE_S, "max_in_flight_items": 100_000}
+    with client, rw.SequenceObserver(client, "replay", 2, **options) as observer:
         episode(observer, 0)
         observer.flush()
         first.process.kill()
