@@ -36,7 +36,8 @@ def test_example_runs_and_ends(tmp_path: Path) -> None:
 def test_actor_and_learner_in_two_processes_learn(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
     returns = returns_of(30_000, tmp_path)
-    total, last = sum(returns), []
+    total = sum(returns)
+    last: list[float] = []
     while returns and sum(last) < total / 4:
         last.append(returns.pop())
     assert sum(last) / len(last) > 100
