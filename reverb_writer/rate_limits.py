@@ -18,7 +18,6 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.table_info import ServerInfo, TableInfo
 
 Side: TypeAlias = Literal["inserts", "samples"]
@@ -201,12 +200,6 @@ def explain_samples(now: ServerInfo, table: str, before: ServerInfo | None = Non
         trend = f" In the last {now.at - before.at:.0f} s {num_new if num_new > 0 else 'no'} items were inserted."
     if remedy is None and num_new > 0:
         advice = "The actors write: wait longer, with a larger `timeout_s`."
-    elif remedy is None and (where := _tables_with_spec_only(now, table)) is not None:
-        trend = f" No item was ever inserted, although an actor has stored the structure of its steps for {where}."
-        advice = (
-            "If its windows are longer than its episodes, nothing can be written: look at its log, and at "
-            "`stats().dropped_steps` of its observer."
-        )
     return f"{why}.{trend} {advice}"
 
 
@@ -230,19 +223,6 @@ def _explain_block(table: TableInfo, side: Side) -> str | None:
         f"The rate limiter of table `{table.name}` waits for {_inserts_until_sample(table)} more inserts: "
         f"{balance}, min_diff {limiter.min_diff:g}"
     )
-
-
-def _tables_with_spec_only(info: ServerInfo, table: str) -> str | None:
-    """Name the tables for which an actor may have stored the step spec but no item, if `table` is one; else None.
-
-    The server counts the specs that it has, and does not say which tables they belong to.
-    """
-    unsigned = {name: one for name, one in info.tables.items() if name != SPECS_TABLE and one.signature is None}
-    empty = [name for name, one in unsigned.items() if not (one.current_size or one.rate_limiter.num_inserts)]
-    num_others = len(unsigned) - len(empty)
-    if SPECS_TABLE not in info.tables or table not in empty or info.tables[SPECS_TABLE].current_size <= num_others:
-        return None
-    return "it" if len(empty) == 1 else f"one of {', '.join(f'`{name}`' for name in sorted(empty))}"
 
 
 def _count(number: int, noun: str) -> str:

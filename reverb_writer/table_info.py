@@ -66,8 +66,6 @@ class TableInfo:
         sampler_exponent: to what power a "prioritized" sampler raises priorities; None for any other.
         remover_exponent: the same of the remover.
         servers: the table on each of several servers, if this is what they hold together, see `merge_tables`.
-        max_item_bytes: bytes of an item, uncompressed, above which observers and `Client.insert` refuse it; 0 for no
-            limit.
     """
 
     name: str
@@ -85,7 +83,6 @@ class TableInfo:
     sampler_exponent: float | None = None
     remover_exponent: float | None = None
     servers: tuple[TableInfo, ...] = ()
-    max_item_bytes: int = 0
 
     def blocks_inserts(self) -> bool:
         """Return whether the rate limiter lets no further item in; of several servers, none does."""
@@ -141,7 +138,7 @@ def merge_tables(servers: Sequence[Mapping[str, TableInfo]]) -> dict[str, TableI
 
     Counts, sizes, times and the bounds of rate limiters are added up; `samples_per_insert` is such that `diff` is the
     sum of theirs. Where servers are configured differently, a selector is named as "fifo, lifo", an exponent or a
-    signature is None; of several `max_times_sampled` the largest counts, of `max_item_bytes` the smallest.
+    signature is None; of several `max_times_sampled` the largest counts.
     """
     if len(servers) == 1:
         return dict(servers[0])
@@ -164,7 +161,6 @@ def _merged(tables: Sequence[TableInfo]) -> TableInfo:
         rate_limiter=_merged_limiter([table.rate_limiter for table in tables]),
         worker_time_ms={state: sum(table.worker_time_ms[state] for table in tables) for state in first.worker_time_ms},
         servers=tuple(tables),
-        max_item_bytes=min((table.max_item_bytes for table in tables if table.max_item_bytes), default=0),
     )
 
 

@@ -27,7 +27,7 @@ def share_of(table: TableConfig, shard: int, num_shards: int) -> TableConfig:
 
     >>> share_of(TableConfig("replay", 10, rate_limiter=MinSize(5)), 0, 4)  # of 10 items: 3, 3, 2 and 2
     TableConfig(name='replay', max_size=3, sampler='uniform', remover='fifo', rate_limiter=MinSize(min_size=2), \
-max_times_sampled=0, signature=None, max_item_bytes=0)
+max_times_sampled=0, signature=None)
     """
     num_shards = integer("num_shards", num_shards, minimum=1)
     shard = integer("shard", shard, minimum=0, maximum=num_shards - 1)

@@ -41,7 +41,6 @@ __all__ = [
 ]
 
 _MAX_COUNT = 2**31 - 1  # Reverb counts a table's items in 32 bits
-_MAX_BYTES = 2**62
 
 
 class Balance(NamedTuple):
@@ -217,8 +216,6 @@ class TableConfig:
         max_times_sampled: Number of samples after which an item is removed; 0 for no limit.
         signature: Nest whose leaves have `shape` ([T, ...], None where unknown) and `dtype`, such as `ArraySpec`. If
             set, dm-reverb's own writers and datasets check their items against it.
-        max_item_bytes: Maximum bytes of an item, uncompressed, all steps and leaves together; 0 for no limit. Observers
-            and `Client.insert` refuse a larger one, and so does `LocalServer`; dm-reverb's server does not.
 
     Raises:
         SpecError: A field has the wrong type or is out of range, or the fields together always block.
@@ -234,7 +231,6 @@ class TableConfig:
     rate_limiter: RateLimiter = MinSize(1)
     max_times_sampled: int = 0
     signature: Any = field(default=None, hash=False)
-    max_item_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -248,8 +244,6 @@ class TableConfig:
         times = integer("max_times_sampled", self.max_times_sampled, minimum=0, maximum=_MAX_COUNT)
         object.__setattr__(self, "max_size", max_size)
         object.__setattr__(self, "max_times_sampled", times)
-        limit = integer("max_item_bytes", self.max_item_bytes, minimum=0, maximum=_MAX_BYTES)
-        object.__setattr__(self, "max_item_bytes", limit)
         self._check_together()
 
     @classmethod
@@ -287,22 +281,16 @@ class TableConfig:
                 )
 
 
-def check_tables(tables: Sequence[TableConfig], reserved: str) -> None:
-    """Refuse what no server can serve.
-
-    Args:
-        tables: of a server.
-        reserved: name of the table that a server makes itself.
+def check_tables(tables: Sequence[TableConfig]) -> None:
+    """Refuse tables that no server can serve.
 
     Raises:
-        SpecError: There are no tables, two of one name, the reserved one or something else among them.
+        SpecError: There are no tables, two of one name or something else among them.
     """
     if not isinstance(tables, Sequence) or not all(isinstance(table, TableConfig) for table in tables):
         raise SpecError(f"`tables` must be a sequence of TableConfig, got {tables!r}.")
     if not tables:
         raise SpecError("`tables` must not be empty: a server needs a table to write to.")
-    if any(table.name == reserved for table in tables):
-        raise SpecError(f"`tables` must not have `{reserved}`: the server creates it for the specs of the others.")
     check_unique_names([table.name for table in tables])
 
 

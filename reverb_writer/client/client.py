@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
-from reverb_writer.client.on_shards import answers, on_all, store_spec_on_all
+from reverb_writer.client.on_shards import answers, on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.client.shard_choice import choose_shard, default_actor_id
 from reverb_writer.client.shard_connections import ShardConnections, first_target
@@ -26,7 +26,6 @@ from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
 from reverb_writer.transport.insert_stream import InsertStream
@@ -179,8 +178,7 @@ class Client(ClosedAtExit):
             ReplayTimeoutError: the server is there but does not answer.
         """
         infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
-        tables = merge_tables([info.tables for info in infos])
-        return {name: table for name, table in tables.items() if name != SPECS_TABLE}
+        return merge_tables([info.tables for info in infos])
 
     def stats(self, timeout_s: float | None = None) -> ClientStats:
         """Return the counters of all tables; raises as `server_info`.
@@ -223,13 +221,13 @@ class Client(ClosedAtExit):
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: in seconds; None for the client's.
             squeeze: nest of booleans like `data`: leaves that are one value, [...] without time; None for none.
-            spec: nest of `ArraySpec` like `data`, stored as by `store_spec`, so that samples are nests; None for none.
+            spec: nest of `ArraySpec` like `data`, of one step, which the item carries, so that samples are nests; None
+                for tuples of columns where the table has no signature.
 
         Raises:
             SpecError: `priorities` is empty, or a priority is invalid.
-            StructureError: an unknown table, no leaf, a leaf without steps, one that does not match a table's
-                signature, a table that was first written with another spec, or an item larger than its
-                `max_item_bytes`. Nothing changed.
+            StructureError: an unknown table, no leaf, a leaf without steps, or one that does not match a table's
+                signature. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
             ServerUnavailableError: not confirmed in time, because there is no connection to the server.
@@ -239,7 +237,7 @@ class Client(ClosedAtExit):
         self._next().insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
-        """Sample items one after the other.
+        """Sample items one after the other, each as the nest of the table's signature, else of the item's own spec.
 
         Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
         turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
@@ -267,35 +265,6 @@ class Client(ClosedAtExit):
         else:
             yield from first.sample(table, num_samples, deadline)
 
-    def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
-        """Return the nest of `ArraySpec` that the items of `table` have; None if it is not known.
-
-        It is the table's signature, with the time dimension, or what its first observer has stored, without it. Of
-        several servers the first that answers tells it.
-        """
-        self.check_usable()
-        deadline = self._deadline(timeout_s)
-        shard = _first_that_answers(self.in_state("up", "draining"))
-        return shard.spec_of(table, deadline.left_s())
-
-    def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
-        """Store the step spec of a table that is going to be written; a spec that is stored already must be the same.
-
-        It stays until `reset`. Nothing is stored on a server without a table for specs, nor a nest that Reverb cannot
-        describe. Of several servers all get it; one that is down gets it when a writer first writes to it.
-
-        Args:
-            table: its name, or several; all are compared before any is stored.
-            spec: nest of `ArraySpec`, without the time dimension.
-            timeout_s: in seconds; None for the client's.
-
-        Raises:
-            StructureError: the table was first written with another structure; names the leaf.
-        """
-        self.check_usable()
-        tables, shards = [table] if isinstance(table, str) else table, self.in_state("up", "draining")
-        store_spec_on_all(shards, tables, spec, self._deadline(timeout_s))
-
     def mutate_priorities(
         self,
         table: str,
@@ -320,7 +289,7 @@ class Client(ClosedAtExit):
         self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline=deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
-        """Remove all items of `table`, set its rate limiter to zero, and let its next items have any structure."""
+        """Remove all items of `table`, and set its rate limiter to zero."""
         self._all(lambda shard, deadline: shard.reset(table, deadline), timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:

@@ -32,8 +32,8 @@ def draw(
     assembler: BatchAssembler | None = None,
     *,
     request_samples: int = 1024,
-) -> Iterator[tuple[list[npt.NDArray[Any]], SampleInfo]]:
-    """Yield the columns and the info of `num_samples` samples.
+) -> Iterator[tuple[list[npt.NDArray[Any]], SampleInfo, bytes]]:
+    """Yield the columns, the info and the encoded spec of `num_samples` samples; the spec is empty if there is none.
 
     They are decoded by `assembler`, which has none yet; chunks in its cache are not decoded again. `deadline` is that
     of all together; twice `request_samples` may be in flight.
@@ -58,12 +58,15 @@ def draw(
             if num_read - num_accepted >= request_samples:
                 fetcher.accept(num_read - num_accepted)
                 num_accepted = num_read
-            if errors := assembler.add(samples):
-                raise errors[0]
-            if assembler.num_samples:
-                for one in split_samples(*assembler.take()):
-                    num_used += 1
-                    yield one
+            while samples:
+                if errors := assembler.add(samples):
+                    raise errors[0]
+                samples = assembler.held_back
+                if assembler.num_samples:
+                    spec = assembler.spec
+                    for columns, sample_info in split_samples(*assembler.take()):
+                        num_used += 1
+                        yield columns, sample_info, spec
     except (ReplayTimeoutError, ServerUnavailableError) as error:
         text = f"table `{table}`: {num_samples - num_used} of {num_samples} samples did not come"
         if isinstance(error, ReplayTimeoutError):

@@ -1,21 +1,18 @@
-"""What is kept on all shards: asked and stored at once, and shards that do not answer are left out."""
+"""Questions to all shards at once; shards that do not answer are left out."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from reverb_writer.background import in_background
 from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
-_LOG = logging.getLogger(__package__)
 _T = TypeVar("_T")
 
 _ANSWER_WITHIN_S = 2.0
@@ -91,25 +88,3 @@ def answers(shard: ServerConnection) -> bool:
 
 def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
     return try_server_info(shard.channel, timeout_s)
-
-
-def store_spec_on_all(
-    shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline
-) -> Collection[ServerConnection]:
-    """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it.
-
-    Returns:
-        The shards that have it now, at least one.
-
-    Raises:
-        StructureError: a shard has another spec.
-        ServerUnavailableError, ReplayTimeoutError: no shard has taken it in time.
-    """
-    found = answering(shards, deadline.left_s())
-    missing, silent = on_each([*found], lambda shard: shard.missing_specs(found[shard], tables, spec, deadline))
-    stored, failed = on_each([*missing], lambda shard: shard.keep_specs(found[shard], missing[shard], spec, deadline))
-    if not stored:
-        raise next(iter((failed | silent).values()))
-    if left_out := [shard.name for shard in shards if shard not in stored]:
-        _LOG.info("The spec of %s is not on %s, which gets it when it is written.", tables, ", ".join(left_out))
-    return stored.keys()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,16 +12,13 @@ import tree
 from reverb_writer.arguments import check_priority, check_timeout
 from reverb_writer.client import largest_priorities
 from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
-from reverb_writer.client.item_limits import check_columns, item_limits
 from reverb_writer.client.single_item import column, one_item
-from reverb_writer.client.spec_table import keeps_spec, spec_of, store_specs, stored_specs
 from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import SampleInfo
 from reverb_writer.errors import (
     ReplayTimeoutError,
-    ReverbWriterError,
     ServerUnavailableError,
     SpecError,
     StructureError,
@@ -32,14 +27,12 @@ from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import parse
-from reverb_writer.protocol.table_specs import SPECS_TABLE, check_same, check_signature, packer, spec_key
+from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor, with_trajectories
 from reverb_writer.rate_limits import explain_samples
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_call import insert_items
 from reverb_writer.transport.server_info import request_server_info, try_server_info
-
-_LOG = logging.getLogger(__package__)
 
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
@@ -69,8 +62,6 @@ class ServerConnection:
         self.timeout_s = timeout_s  # time-out of calls that give none, seconds
         self._lock = threading.Lock()
         self._assemblers: dict[str, BatchAssembler] = {}  # of tables that were sampled last, none that is in use
-        self._specs_version: tuple[int, int, int] | None = None
-        self._specs: dict[str, Any] = {}  # of that version
 
     @property
     def address(self) -> str:
@@ -120,11 +111,8 @@ class ServerConnection:
         info = self.request_info(deadline.left_s())
         check_tables_exist(checked, info, self.address)
         _check_signatures(info, checked, paths, columns, is_scalar)
-        check_columns(item_limits(info, checked), paths, columns)
-        request = one_item(columns, is_scalar, checked)
-        if spec is not None:
-            self.keep_specs(info, self.missing_specs(info, list(checked), spec, deadline), spec, deadline)
-        insert_items(self.channel, [request], deadline)
+        tensor = b"" if spec is None else spec_tensor(spec)
+        insert_items(self.channel, [one_item(columns, is_scalar, checked, tensor)], deadline)
 
     def sample(
         self,
@@ -138,14 +126,15 @@ class ServerConnection:
         until = deadline.earlier(min(_DIAGNOSIS_PART * deadline.timeout_s, _DIAGNOSIS_S))
         info = self.request_info(until.left_s(f"table `{table}`: {num_samples} samples did not come"))
         check_tables_exist([table], info, self.address)
-        pack = packer(self._spec_of(info, table, until))
+        signature = info.tables[table].signature
+        pack = None if signature is None else packer(with_trajectories(signature))
         with self._lock:
             assembler = self._assemblers.pop(table, None) or make_assembler()
         is_whole = False
         try:
-            for columns, sample_info in draw(self.channel, info, table, num_samples, until, assembler):
+            for columns, sample_info, spec in draw(self.channel, info, table, num_samples, until, assembler):
                 is_whole = True
-                yield Sample(pack(columns), sample_info)
+                yield Sample((pack or packer_of(spec))(columns), sample_info)
                 is_whole = False
             is_whole = True
         except ReplayTimeoutError as error:
@@ -155,26 +144,23 @@ class ServerConnection:
             if is_whole and assembler.cache_bytes <= CACHE_BYTES:  # an interrupt may leave it half changed
                 self._keep(table, assembler)
 
-    def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
-        """Return the nest of `ArraySpec` of a table's items; None if it is not known."""
-        deadline = self._deadline(timeout_s)
-        return self._spec_of(self.request_info(deadline.left_s()), table, deadline)
-
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float], deletes: Sequence[int] = (), *, deadline: Deadline
     ) -> None:
         """Change priorities and delete items; both are checked by the caller."""
-        self._mutate(table, updates, deletes, deadline)
-        if updates and table != SPECS_TABLE:
+        request = messages.MutatePrioritiesRequest(
+            table=table,
+            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
+            delete_keys=deletes,
+        )
+        self._call(messages.MUTATE_PRIORITIES, request, deadline)
+        if updates:
             largest_priorities.note(self.address, table, max(updates.values()))
-            self._store_largest(table, deadline)
 
     def reset(self, table: str, deadline: Deadline) -> None:
-        """Remove all items of a table, set its rate limiter to zero and forget its spec."""
+        """Remove all items of a table, and set its rate limiter to zero."""
         self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
         largest_priorities.forget(self.address, table)
-        with contextlib.suppress(StructureError):  # a server that keeps no specs
-            self._mutate(SPECS_TABLE, {}, [spec_key(table)], deadline)
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
@@ -190,43 +176,6 @@ class ServerConnection:
     def close(self) -> None:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
-
-    def missing_specs(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> list[str]:
-        """Return the tables whose spec is not kept here, but could be; a spec that is kept must be the same."""
-        tables = [table for table in tables if keeps_spec(info, table)]
-        stored = self._stored_specs(info, tables, deadline)
-        for table, found in stored.items():
-            check_same(table, found, spec)
-        return [table for table in tables if table not in stored]
-
-    def keep_specs(self, info: ServerInfo, tables: Sequence[str], spec: Any, deadline: Deadline) -> None:
-        """Keep the spec of tables that have none."""
-        if tables:
-            store_specs(self.channel, info, tables, spec, deadline)
-
-    def _spec_of(self, info: ServerInfo, table: str, deadline: Deadline) -> Any:
-        """Return a table's signature or spec; None if there is neither."""
-        if keeps_spec(info, table):
-            return self._stored_specs(info, [table], deadline).get(table)
-        return spec_of(info, table)
-
-    def _stored_specs(self, info: ServerInfo, tables: Sequence[str], deadline: Deadline) -> dict[str, Any]:
-        """Return the specs that are kept; the server is asked again only after specs were stored or forgotten."""
-        if SPECS_TABLE not in info.tables:
-            return {}
-        kept = info.tables[SPECS_TABLE]
-        version = (info.state_id, kept.rate_limiter.num_inserts, kept.current_size)
-        with self._lock:
-            if version != self._specs_version:
-                self._specs_version, self._specs = version, {}
-            known = {table: self._specs[table] for table in tables if table in self._specs}
-        if unknown := [table for table in tables if table not in known]:
-            asked = dict.fromkeys(unknown) | stored_specs(self.channel, info, unknown, deadline)
-            known |= asked
-            with self._lock:
-                if version == self._specs_version:
-                    self._specs |= asked
-        return {table: spec for table, spec in known.items() if spec is not None}
 
     def _keep(self, table: str, assembler: BatchAssembler) -> None:
         """Keep what is known of a table's chunks for the next call."""
@@ -244,32 +193,8 @@ class ServerConnection:
             return f"The server at {self.address} does not answer."
         return explain_samples(now, table, before, remedy=remedy)
 
-    def _mutate(self, table: str, updates: Mapping[int, float], deletes: Sequence[int], deadline: Deadline) -> None:
-        request = messages.MutatePrioritiesRequest(
-            table=table,
-            updates=[messages.KeyWithPriority(key=key, priority=value) for key, value in updates.items()],
-            delete_keys=deletes,
-        )
-        self._call(messages.MUTATE_PRIORITIES, request, deadline)
-
-    def _store_largest(self, table: str, deadline: Deadline) -> None:
-        """Tell other processes the largest priority of a table, unless they know it; the next update tries again."""
-        largest = largest_priorities.unstored(self.address, table)
-        if largest is None:
-            return
-        try:
-            with contextlib.suppress(StructureError):  # a server that keeps no specs
-                self._mutate(SPECS_TABLE, {spec_key(table): largest}, (), deadline)
-        except ReverbWriterError as error:  # what the caller wants is done
-            _LOG.debug("%s: the largest priority of `%s` is not stored yet: %s", self.address, table, error)
-        else:
-            largest_priorities.note_stored(self.address, table, largest)
-
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-
-    def _deadline(self, timeout_s: float | None) -> Deadline:
-        return Deadline(self._timeout(timeout_s))
 
     def _call(self, method: str, request: Any, deadline: Deadline) -> bytes:
         try:

@@ -30,7 +30,7 @@ from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.table_specs import decode_spec, encode_spec
+from reverb_writer.protocol.specs import decode_spec, encode_spec
 from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.server_info import try_server_info
 

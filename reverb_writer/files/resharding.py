@@ -30,7 +30,6 @@ from reverb_writer.errors import FormatError, IncompleteError, SpecError
 from reverb_writer.files.saved_replay import SavedReplay, open_saved
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import as_request
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.rate_limits import insert_room
 from reverb_writer.table_info import TableInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertRequest
@@ -98,7 +97,7 @@ class Resharding:
     """Items of saved servers on their way to others.
 
     Attributes:
-        num_items: how many there are to insert, specs and copies not counted.
+        num_items: how many there are to insert, copies not counted.
         num_twice: items that several saved servers have, which are inserted once.
     """
 
@@ -120,7 +119,6 @@ class Resharding:
         deadline = Deadline(timeout_s)
         infos = {shard: shard.request_info(deadline.left_s()) for shard in client.shards}
         self._newest: dict[str, tuple[tuple[int, int], int]] = {}  # by table: time and key
-        self._spec_priorities: dict[int, float] = {}
         counts = self._count()
         for shard, info in infos.items():
             check_tables_exist(counts, info, shard.address)
@@ -162,10 +160,6 @@ class Resharding:
         self.num_twice = 0
         for saved in self._saved:
             for item in _items(saved):
-                if item.table == SPECS_TABLE:
-                    known = self._spec_priorities.get(item.key, item.priority)
-                    self._spec_priorities[item.key] = max(known, item.priority)
-                    continue
                 at = (item.inserted_at.seconds, item.inserted_at.nanos)
                 self._newest[item.table] = max(self._newest.get(item.table, (at, item.key)), (at, item.key))
                 if (item.table, item.key) in seen:
@@ -204,10 +198,7 @@ class Resharding:
         server, run, last_chunks = self._servers[0], 0, frozenset[int]()
         for item in _items(saved):
             name = item.table
-            if name == SPECS_TABLE:
-                item.priority = self._spec_priorities[item.key]
-                self._send_everywhere(item, chunks, seen)
-            elif name in self._single:
+            if name in self._single:
                 if self._newest[name][1] == item.key:
                     self._send_everywhere(item, chunks, seen)
             elif (name, item.key) not in seen:
@@ -243,8 +234,7 @@ class Resharding:
         server.stream.wait_for_room(self._timeout_s, extend=True)
         server.stream.write(request, hold=new)
         server.held.update(new)
-        if item.table != SPECS_TABLE:  # no table of the user's
-            server.sent[item.table] += 1
+        server.sent[item.table] += 1
 
     def _release(self, server: _Server) -> None:
         """Let the server forget the chunks of a run."""

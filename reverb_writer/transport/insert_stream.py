@@ -29,7 +29,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import acknowledged_keys
-from reverb_writer.table_info import ServerInfo, check_tables_exist
+from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport import process_hooks
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Call, backoff_s
@@ -55,7 +55,6 @@ class InsertStream:
         max_in_flight_items: int = 16_384,
         max_in_flight_bytes: int = 128 << 20,
         on_block: OnBlock = "wait",
-        before_sending: Callable[[ServerInfo, float], None] = lambda _info, _timeout_s: None,
     ) -> None:
         """Prepare the stream; its thread and its connection begin when there is something to send.
 
@@ -65,8 +64,6 @@ class InsertStream:
             max_in_flight_bytes: bytes of unconfirmed items and chunks at which they must wait, >= 1.
             on_block: what waiting means: "wait" up to the time-out, "raise" at once, or "drop_oldest": never wait, and
                 give up the oldest items that gRPC has not taken over yet.
-            before_sending: called in the stream's thread with the server's tables and a time-out before anything is
-                sent over a new connection; its errors are those of the connection.
         """
         self._max_items = integer("max_in_flight_items", max_in_flight_items, minimum=1)
         self._max_bytes = integer("max_in_flight_bytes", max_in_flight_bytes, minimum=1)
@@ -74,7 +71,6 @@ class InsertStream:
             raise SpecError(f"`on_block` must be 'wait', 'raise' or 'drop_oldest', got {on_block!r}.")
         self.channel = channel
         self.on_block = on_block
-        self._before_sending = before_sending
         self.blocked = False
         self._make_locks()
         self._progress = Flag()  # something confirmed, or no hope that it will be
@@ -319,7 +315,6 @@ class InsertStream:
             self._state_id = info.state_id
             self._last_response_at = info.at
         check_tables_exist(tables, info, self.channel.address)
-        self._before_sending(info, _PROBE_TIMEOUT_S)
         with self._lock:
             self._loss = self._fault = None
             self._update()

@@ -6,13 +6,11 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from reverb_writer.errors import FormatError, ReplayTimeoutError
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.responses import parse
-from reverb_writer.protocol.table_specs import SPECS_TABLE, item_limits
 from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.connection import Reply
@@ -55,10 +53,6 @@ def parse_server_info(reply: bytes, at: float) -> ServerInfo:
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
     tables = {table.name: _table_info(table) for table in response.table_info}
-    if SPECS_TABLE in tables:
-        for name, limit in item_limits(tables[SPECS_TABLE].signature).items():
-            if name in tables:
-                tables[name] = replace(tables[name], max_item_bytes=limit)
     state = response.tables_state_id
     return ServerInfo((state.high << 64) | state.low, tables, at)
 

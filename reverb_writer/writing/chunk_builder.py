@@ -48,8 +48,9 @@ class ChunkBuilder:
         specs: Sequence[WindowSpec],
         length: int,
         padding_step: Sequence[Any],
+        spec: bytes = b"",
     ) -> None:
-        """Begin an empty episode."""
+        """Begin an empty episode; `spec` is the `specs.spec_tensor` of a step, which each chunk carries."""
         for dtype in dtypes:
             tensors.dtype_number(dtype)
         self.length = length
@@ -57,7 +58,7 @@ class ChunkBuilder:
         self.num_chunks = 0
         # One for each builder: a forked child must not draw the keys of its parent.
         self._random = random.Random()  # noqa: S311  # keys are no secret
-        self._padding_step = list(padding_step)
+        self._padding_step, self._spec = list(padding_step), spec
         self._encoders: dict[int, list[tuple[bytes, Callable[[Any], Any]]]] = {}  # by the number of steps
         self._chunk_grid = chunk_grid(specs, length)
         self.begin_episode()
@@ -92,7 +93,7 @@ class ChunkBuilder:
         if encoders is None:
             encoders = self._encoders[fill] = [tensors.encoder(column.dtype, column.shape) for column in columns]
         key, stop = self.new_key(), self.num_sealed + fill
-        data = encode_chunk(key, self._episode, self.num_sealed & 0x3FFFFFFF, columns, encoders)
+        data = encode_chunk(key, self._episode, self.num_sealed & 0x3FFFFFFF, columns, encoders, self._spec)
         self.sealed, self.unsent_bytes, self.num_chunks, self.num_sealed, self.fill, self.capacity = (
             [*self.sealed, Chunk(key, self.num_sealed, stop, data)],
             self.unsent_bytes + len(data),

@@ -77,6 +77,7 @@ class Observer(Generic[AnyWriter]):
             pack=layout.pack,
             chunk_length=self._session.options.chunk_length,
             sizes=self._session.watch_sizes(),
+            spec=layout.encoded_spec,
             **options,
         )
 

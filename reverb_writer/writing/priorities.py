@@ -25,7 +25,7 @@ Priority = float | Callable[..., float] | Literal["max"]
 """A number, finite and >= 0; a function that makes one of a window, a nest of arrays [L, ...]; or "max".
 
 A function with a parameter `mask` gets it by name: [L] bool, True for real steps and False for padding. "max" is the
-largest priority seen so far of the table; see `reverb_writer.client.largest_priorities`.
+largest priority that this process has set in the table; see `reverb_writer.client.largest_priorities`.
 """
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from reverb_writer.client.spec_table import largest_priority
+from reverb_writer.client import largest_priorities
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import zeros
 from reverb_writer.steps import step_bytes
@@ -68,6 +68,7 @@ class SequenceWriter:
         spans_episodes: bool = False,
         wait_for_room: Callable[[], None] | None = None,
         sizes: EpisodeSizes | None = None,
+        spec: bytes = b"",
     ) -> None:
         """Make a writer; nothing is sent yet.
 
@@ -83,7 +84,8 @@ class SequenceWriter:
                 age.
             spans_episodes: whether windows go on after the last step of an episode, which only sends complete windows.
             wait_for_room: called before a step if the stream is blocked; None to append it unless the stream is closed.
-            sizes: refuses steps by which an item would be too large for its table; None to append any.
+            sizes: refuses steps by which an item would be too large; None to append any.
+            spec: the `specs.spec_tensor` of a step, which each chunk carries; empty for items of flat columns.
 
         Raises:
             SpecError: there are no targets, or `chunk_length` is not in 1..16383.
@@ -92,10 +94,10 @@ class SequenceWriter:
         length = chunk_length_of(targets, chunk_length, step_bytes(dtypes, shapes))
         padding_step = list(map(zeros, dtypes, shapes)) if padding_step is None else padding_step
         self.stream = stream
-        self.chunks = ChunkBuilder(dtypes, shapes, [target.spec for target in targets], length, padding_step)
+        self.chunks = ChunkBuilder(dtypes, shapes, [target.spec for target in targets], length, padding_step, spec)
         self.requests = RequestWriter(stream)
         self.total_steps = 0
-        largest = functools.partial(largest_priority, stream.channel)
+        largest = functools.partial(largest_priorities.current, stream.channel.address)
         self._windows = WindowScheduler(targets, padding_step, pack, largest)
         self._request_steps = request_items / self._windows.items_per_step
         self._spans_episodes, self._num_columns = spans_episodes, len(dtypes)
@@ -176,7 +178,7 @@ class SequenceWriter:
 
         Raises:
             SpecError: a function gave no finite number >= 0.
-            StructureError: an item with the step would be too large for its table.
+            StructureError: an item with the step would be too large.
         """
         with process_hooks.unless_forked(self.stream, self._lock):
             self.finish_pending()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import logging
 import math
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,13 +14,11 @@ from typing import Any, Generic
 from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
 from reverb_writer.client.client import Client
-from reverb_writer.client.item_limits import item_limits
 from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.client.shard_choice import default_actor_id
 from reverb_writer.client.shared_clients import as_client
-from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.protocol.table_specs import check_signature
+from reverb_writer.protocol.specs import check_signature
 from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport.in_flight import InsertStats
 from reverb_writer.transport.insert_stream import InsertStream
@@ -32,7 +28,6 @@ from reverb_writer.writing.clock import start_clock
 from reverb_writer.writing.item_sizes import EpisodeSizes, ItemSizes
 from reverb_writer.writing.observer_stats import AnyWriter, Counts, Moves, ObserverStats, Writer, add
 from reverb_writer.writing.step_layout import StepLayout
-from reverb_writer.writing.stored_spec import StoredSpec
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_targets import WindowTarget
@@ -115,9 +110,7 @@ class WriteSession(Generic[AnyWriter]):
             actor = ActorShard(client, self._actor_id, options.patience_s, names)
             info = actor.connect(self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s)
             check_tables_exist(names, info, actor.current.address)
-            self._stored_spec = StoredSpec(client, names)
             self._signatures = {name: info.tables[name].signature for name in names}
-            self._limits = item_limits(info, names)
             self._client, self._owns_client, self._actor = client, owned, actor
             # A program that forgets close() must not hang, neither at garbage collection nor when the interpreter ends.
             self._finalizer = weakref.finalize(
@@ -137,7 +130,6 @@ class WriteSession(Generic[AnyWriter]):
             max_in_flight_items=self.options.max_in_flight_items,
             max_in_flight_bytes=self.options.max_in_flight_bytes,
             on_block=self.options.on_block,
-            before_sending=functools.partial(self._stored_spec.restore, shard),
         )
         self._streams.append(stream)
         reference = weakref.ref(self)
@@ -263,30 +255,17 @@ class WriteSession(Generic[AnyWriter]):
         self.log_dropped({LOST_SHARD: num_steps})
 
     def register(self, layout: StepLayout) -> None:
-        """Check the columns against what Reverb and the tables accept, and store their spec beside the tables.
+        """Check the columns against what Reverb and the tables accept. Asks no server.
 
         Raises:
-            StructureError: names the leaf, what it should be, and the table if one has another spec already, or takes
-                no items of that size.
+            StructureError: names the leaf, what it should be, and the table if its signature says so; or a window
+                would be larger than `max_item_bytes`.
         """
         check_dtypes(layout.dtypes, layout.paths)
         for table, signature in self._signatures.items():
             if signature is not None:
                 check_signature(table, signature, layout.paths, layout.dtypes, layout.shapes)
-        self._sizes = ItemSizes(layout, self.targets, self._limits)
-        began_at = time.monotonic()
-        while True:
-            left_s = max(began_at + self.timeout_s - time.monotonic(), 0.001)
-            part_s = min(left_s, self.options.patience_s) if self._actor.has_choice else left_s
-            try:
-                self._stored_spec.store(
-                    layout.spec, self._actor.current, Deadline(part_s), on_all=self._actor.has_choice
-                )
-            except (ReplayTimeoutError, ServerUnavailableError):
-                if not self.change_shard(is_lost=True) and part_s == left_s:
-                    raise
-            else:
-                return
+        self._sizes = ItemSizes(layout, self.targets, self.options.max_item_bytes)
 
     def watch_sizes(self) -> EpisodeSizes | None:
         """Return what counts the bytes of a new writer's items; None if that is not needed. Call `register` first."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.protocol.specs import spec_tensor
 from reverb_writer.steps import StepStructure
 
 
@@ -23,6 +24,7 @@ class StepLayout:
         flatten: a function (step, index) that returns the checked columns of a real step; see `StepStructure.flatten`.
         pack: a function that makes the nest of a step, or of a window, from its columns; without the mask.
         spec: nest of array specs of what is written: the step, or a pair of the step and the mask.
+        encoded_spec: the same as a tensor, which each chunk carries.
         padding_step: columns of a padding step.
     """
 
@@ -40,6 +42,7 @@ class StepLayout:
             self.pack = lambda leaves: structure.pack(leaves[:-1])
             self.spec = (self.spec, ArraySpec((), np.dtype(bool)))
             self.padding_step = [*self.padding_step, np.False_]
+        self.encoded_spec = spec_tensor(self.spec)
 
     def with_mask(self, leaves: Sequence[Any], num_steps: int | None) -> Sequence[Any]:
         """Return the columns [num_steps, ...], or of one step if that is None, of the leaves of real steps."""

@@ -20,6 +20,7 @@ class StreamKeywords(TypedDict, total=False):
     max_in_flight_items: int
     max_in_flight_bytes: int
     on_block: OnBlock
+    max_item_bytes: int | None
     chunk_length: int | None
     actor_id: str | None
     patience_s: float
@@ -38,6 +39,9 @@ class StreamOptions:
         max_in_flight_items: items in flight at which steps must wait.
         max_in_flight_bytes: bytes in flight at which steps must wait.
         on_block: what a step does then: "wait" while there is progress, "raise" at once, or "drop_oldest" items.
+        max_item_bytes: bytes of an item, all steps and leaves together, uncompressed, above which it is refused before
+            anything of it is sent; None for no limit. Windows of a fixed length without strings are checked at the
+            first step; of strings, and of whole episodes, each step is.
         chunk_length: steps in a chunk; None for a length that suits the windows.
         actor_id: name of the writer, which no other one has. Of several servers it tells which one is written to, see
             `choose_shard`; give one that stays when the actor starts again. None for one of machine, process and count.
@@ -53,6 +57,7 @@ class StreamOptions:
     max_in_flight_items: int = 16_384
     max_in_flight_bytes: int = 128 << 20
     on_block: OnBlock = "wait"
+    max_item_bytes: int | None = None
     chunk_length: int | None = None
     actor_id: str | None = None
     patience_s: float = 10.0
@@ -69,5 +74,7 @@ class StreamOptions:
             raise SpecError(f"`actor_id` must be a string that is not empty, or None, got {self.actor_id!r}.")
         if not self.max_delay_s > 0:
             raise SpecError(f"`max_delay_s` must be > 0 seconds, got {self.max_delay_s!r}.")
+        if self.max_item_bytes is not None:
+            integer("max_item_bytes", self.max_item_bytes, minimum=1)
         if self.chunk_length is not None:
             integer("chunk_length", self.chunk_length, minimum=1, maximum=MAX_CHUNK_LENGTH)

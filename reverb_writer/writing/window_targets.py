@@ -26,7 +26,8 @@ class WindowTarget:
     Attributes:
         spec: which windows.
         tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
-        priority: of every item; a function of the window; or "max", the largest priority seen so far of the tables.
+        priority: of every item; a function of the window; or "max", the largest priority that this process has set in
+            the tables.
 
     Raises:
         SpecError: a name of a table is empty or stands twice, or the priority is not a finite number >= 0.

@@ -13,8 +13,9 @@ with warnings.catch_warnings():
     import reverb
     import tf_agents  # noqa: F401  # the tests use it
 
-import reverb_writer as rw
 from reverb_writer.protocol.table_specs import SPECS_TABLE
+
+import reverb_writer as rw
 
 from .nests import TABLES
 from .serve import Table, serving, serving_locally

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import reverb
 import tree
+from reverb_writer.protocol.table_specs import SPECS_TABLE
 
 import reverb_writer as rw
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 
 from .nests import TABLES, WINDOW, assert_equal, step, window, write_windows
 from .serve import serving

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numbered import QUEUE, insert_numbers, write_steps
+from reverb_writer.protocol.table_specs import SPECS_TABLE, spec_key
 from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.table_specs import SPECS_TABLE, spec_key
 
 StartServer = Callable[..., HostedServer]
 

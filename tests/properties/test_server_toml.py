@@ -12,10 +12,10 @@ import pytest
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
+from reverb_writer.protocol.table_specs import SPECS_TABLE
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.ray.server_toml import table_toml
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")

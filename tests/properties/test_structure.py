@@ -10,10 +10,10 @@ import pytest
 import tree
 from hypothesis import given
 from hypothesis import strategies as st
+from reverb_writer.protocol.table_specs import check_same, decode_spec, encode_spec, packer
 
 from reverb_writer.errors import StructureError
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.table_specs import check_same, decode_spec, encode_spec, packer
 
 Pair = collections.namedtuple("Pair", ["left", "right"])  # noqa: PYI024  # as a user might have it
 

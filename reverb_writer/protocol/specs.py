@@ -1,16 +1,14 @@
-"""What the items of a table look like, as bytes that can be kept beside the table; see client/spec_table.py.
+"""What one step of an item looks like, as bytes that every chunk carries, and structures compared with each other.
 
-A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signature, without the time dimension.
-
-The table of the specs has a signature of its own, which tells with every ServerInfo how large items may be:
-{"max_item_bytes": {table: uint8 [bytes]}}. Pure.
+A spec is a nest of `ArraySpec` of one step: it has the form of a Reverb signature, without the time dimension. It is
+the last tensor of a chunk, uint8 [1, bytes], to which no item refers: a mark, and the encoded spec. Pure.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,47 +16,17 @@ import tree
 from google.protobuf.message import DecodeError
 
 from reverb_writer import nests
-from reverb_writer.errors import StructureError
-from reverb_writer.leaves import mismatch
-from reverb_writer.nests import check_same_leaves, named_leaves
-from reverb_writer.protocol import signatures
+from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
+from reverb_writer.nests import named_leaves
+from reverb_writer.protocol import signatures, tensors
 from reverb_writer.protocol.messages import StructuredValue
-from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.steps import Trajectory
-from reverb_writer.tables import TableConfig
 
-SPECS_TABLE = "__specs__"
-"""The table in which a server keeps the specs of its other tables."""
+_LOG = logging.getLogger(__package__)
 
-_CONFIG = TableConfig(SPECS_TABLE, max_size=100_000)
-_LIMITS = "max_item_bytes"
-_ACTION = "Make the actors agree. `Client.reset` empties the table and lets it have another structure."
-
-
-def specs_config(tables: Sequence[TableConfig]) -> TableConfig:
-    """Return the table for the specs of these tables, which tells their `max_item_bytes`."""
-    limits = {
-        table.name: ArraySpec((table.max_item_bytes,), np.dtype(np.uint8)) for table in tables if table.max_item_bytes
-    }
-    return replace(_CONFIG, signature={_LIMITS: limits} if limits else None)
-
-
-def item_limits(signature: Any) -> dict[str, int]:
-    """Return `max_item_bytes` of the tables that have one, as the signature of the table of the specs tells it.
-
-    >>> item_limits(specs_config([TableConfig("replay", max_item_bytes=1000), TableConfig("queue")]).signature)
-    {'replay': 1000}
-    """
-    limits = signature.get(_LIMITS) if isinstance(signature, Mapping) else None
-    if not isinstance(limits, Mapping):
-        return {}
-    shapes = {table: spec.shape for table, spec in limits.items() if isinstance(spec, ArraySpec)}
-    return {table: shape[0] for table, shape in shapes.items() if shape and shape[0] is not None}
-
-
-def spec_key(table: str) -> int:
-    """Return the key of the item that holds a table's spec: 63 bits of a hash of its name."""
-    return int.from_bytes(hashlib.blake2b(table.encode(), digest_size=8).digest(), "big") >> 1
+_MARK = b"\0reverb-writer spec 1\0"
+_MAX_BYTES = 1 << 16
+"""Size of the largest spec that is written or read: some thousand leaves."""
 
 
 def encode_spec(nest: Any) -> bytes:
@@ -80,6 +48,70 @@ def decode_spec(data: bytes) -> Any:
         return None
 
 
+def spec_tensor(nest: Any) -> bytes:
+    """Return the encoded tensor that tells a chunk's spec, for `item_encoding.encode_chunk`.
+
+    It is empty if Reverb cannot describe the nest, or if its spec is larger than 64 KiB; the log says so once.
+    """
+    try:
+        content = _MARK + encode_spec(nest)
+    except StructureError as error:
+        _warn_once(str(error))
+        return b""
+    if len(content) > _MAX_BYTES:
+        _warn_once(f"a spec of {len(content)} bytes, expected at most {_MAX_BYTES}.")
+        return b""
+    array = np.frombuffer(content, np.uint8)[None]
+    header, encode_content = tensors.encoder(array.dtype, array.shape)
+    compressed = bytes(encode_content(array))
+    return b"".join((header, tensors.varint(len(compressed)), compressed))
+
+
+@functools.lru_cache(maxsize=256)
+def _warn_once(reason: str) -> None:
+    _LOG.warning("Learners will get these items as flat tuples of columns: %s", reason)
+
+
+@functools.lru_cache(maxsize=256)
+def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> bytes:
+    """Return the encoded spec that is a chunk's last tensor; empty if that tensor is no spec, or cannot be read.
+
+    Args:
+        dtype: the tensor's `messages.DataType`, possibly of an untrusted writer.
+        encoded_shape: its encoded TensorShapeProto.
+        content: its encoded content.
+    """
+    if len(content) > _MAX_BYTES:
+        return b""
+    try:
+        header = tensors.parse_header(dtype, encoded_shape)
+        if header.dtype != np.uint8 or len(header.shape) != 2 or header.shape[0] != 1:  # noqa: PLR2004
+            return b""
+        tensor = tensors.EncodedTensor(header, content)
+        tensor.check(_MAX_BYTES)
+        array = np.empty(header.shape, np.uint8)
+        tensor.decode_into(array)
+    except (FormatError, UnsafeDataError):
+        return b""
+    data = array.tobytes()
+    spec = data[len(_MARK) :] if data.startswith(_MARK) else b""
+    return spec if decode_spec(spec) is not None else b""
+
+
+def spec_text(spec: Any) -> str:
+    """Return the leaves of a spec with their dtypes and shapes.
+
+    >>> spec_text({"n": ArraySpec((), "int64"), "x": ArraySpec((3,), "float32")})
+    'n int64 (), x float32 (3,)'
+    """
+    return ", ".join(f"{path} {dtype} {shape}" for path, (dtype, shape) in _specs(spec).items()) or "no leaves"
+
+
+def have_same_leaves(one: Any, other: Any) -> bool:
+    """Return whether the leaves of two specs have the same paths, dtypes and shapes, in whatever kinds of nodes."""
+    return [*_specs(one).items()] == [*_specs(other).items()]
+
+
 def with_trajectories(nest: Any) -> Any:
     """Return a nest in which named tuples with the fields of a trajectory are `Trajectory`, of whatever class."""
     if isinstance(nest, Mapping):
@@ -92,17 +124,6 @@ def with_trajectories(nest: Any) -> Any:
             return Trajectory(*values) if nest._fields == Trajectory._fields else type(nest)(*values)
         return tuple(values)
     return nest
-
-
-def check_same(table: str, stored: Any, own: Any) -> None:
-    """Raise StructureError, which names the leaf, if a structure is not that with which a table was written first."""
-    theirs, ours = _specs(stored), _specs(own)
-    like = f"the data that table `{table}` was first written with"
-    check_same_leaves(f"data for table `{table}`", [*ours], [*theirs], like, _ACTION)
-    for path, spec in ours.items():
-        if spec != theirs[path]:
-            where = f"data for table `{table}`, leaf `{path}`"
-            raise mismatch(where, *spec, *theirs[path], f"as in {like}", _ACTION)
 
 
 def check_signature(
@@ -162,6 +183,12 @@ def packer(spec: Any) -> Callable[[Sequence[Any]], Any]:
     num_leaves = len(tree.flatten(spec))
     pack = nests.packer(spec)
     return lambda columns: pack(columns) if len(columns) == num_leaves else tuple(columns)
+
+
+@functools.lru_cache(maxsize=64)
+def packer_of(encoded: bytes) -> Callable[[Sequence[Any]], Any]:
+    """Return `packer` of an encoded spec; of none if it is empty."""
+    return packer(decode_spec(encoded) if encoded else None)
 
 
 def _specs(nest: Any) -> dict[str, tuple[Any, Any]]:
