@@ -21,7 +21,6 @@ from reading import fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.protocol.signatures import ArraySpec
 
 StartServer = Callable[..., HostedServer]
 INTEGER = np.dtype(np.int64)
@@ -214,24 +213,6 @@ def test_server_that_lost_the_structure_of_the_steps_gets_it_again(lone_server: 
         observer.flush()
         with rw.ReplayDataset(server.address, "replay", 2) as dataset:
             assert next(dataset).data["n"].shape == (2, 2)
-
-
-def test_actor_is_told_that_another_one_gave_a_restarted_server_other_steps(lone_server: StartServer) -> None:
-    server = lone_server(rw.TableConfig("replay"))
-    observer = rw.TrajectoryObserver(server.address, "replay", 2)
-    write(observer, range(10))
-    observer.flush()
-    kill_and_count(server, observer)
-    server.process.restart()
-    with rw.Client(server.address) as client:
-        client.store_spec("replay", {"n": ArraySpec((3,), INTEGER)})
-        write(observer, range(10, 20))
-        refusal = r"leaf `n`: int64 \(\), expected int64 \(3,\) .* table `replay` was"
-        with pytest.raises(rw.StructureError, match=refusal):
-            observer.flush()
-        assert client.server_info()["replay"].current_size == 0
-        with pytest.raises(rw.StructureError, match=refusal):
-            observer.close()
 
 
 def test_kill_while_idle_is_found_with_the_next_step(lone_server: StartServer) -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-from call_forwarder import CallForwarder
 from episodes import SMALL_EPISODES, expected, feed, observed
-from reading import Place, eventually, read
+from reading import Place, read
 
 import reverb_writer as rw
 
@@ -119,7 +114,7 @@ def test_function_gets_the_mask_of_real_steps(place: Place) -> None:
     assert [item.info.priority for item in read(place.client, "a")] == [2.0, 4.0]
 
 
-# The largest priority seen so far.
+# The largest priority that this process has set.
 
 
 def priorities_of(place: Place) -> list[float]:
@@ -144,27 +139,6 @@ def test_new_items_get_the_largest_priority_that_a_learner_has_set(place: Place)
     assert priorities_of(place) == [1.0, 1.0]
 
 
-def test_largest_priority_that_the_server_was_not_told_in_time_is_told_with_the_next_update(place: Place) -> None:
-    answers = iter([None, grpc.StatusCode.DEADLINE_EXCEEDED])
-    with (
-        rw.TrajectoryObserver(place.client, "a", 1, priority="max") as observer,
-        CallForwarder(int(place.address.rpartition(":")[2])) as forwarder,
-        rw.Client(forwarder.address, timeout_s=60) as learner,
-    ):
-        feed(observer, [1])
-        observer.flush()
-        forwarder.refuse = lambda verb: next(answers, None) if verb == "MutatePriorities" else None
-        learner.mutate_priorities("a", {1: 9.0})  # is done, whatever becomes of what other processes are told
-        learner.mutate_priorities("a", {1: 2.0})
-
-        def written() -> list[float]:
-            feed(observer, [1])
-            observer.flush()
-            return priorities_of(place)
-
-        assert eventually(lambda: written()[-1] == 9.0)
-
-
 def test_dataset_raises_the_largest_priority(place: Place) -> None:
     with rw.TrajectoryObserver(place.client, "a", 1, priority="max") as observer:
         feed(observer, [1, 1])
@@ -174,32 +148,3 @@ def test_dataset_raises_the_largest_priority(place: Place) -> None:
             dataset.flush_priorities()
         feed(observer, [1])
     assert priorities_of(place) == [3.5]
-
-
-ACTOR = """
-import sys, time
-import numpy as np
-import reverb_writer as rw
-
-with rw.TrajectoryObserver(sys.argv[1], "a", 1, priority="max") as observer:
-    while True:
-        observer({"n": np.int64(0)}, end_of_episode=True)
-        observer.flush()
-        time.sleep(0.02)
-"""
-
-
-def test_actor_in_another_process_learns_of_the_largest_priority(place: Place) -> None:
-    command = [sys.executable, "-c", ACTOR, place.address]
-    with subprocess.Popen(command, env=os.environ) as actor:
-        try:
-            assert eventually(lambda: 1.0 in priorities_of(place))
-            place.client.mutate_priorities("a", {1: 9.0})
-            assert eventually(lambda: 9.0 in priorities_of(place))
-        finally:
-            actor.kill()
-    with subprocess.Popen(command, env=os.environ) as actor:
-        try:
-            assert eventually(lambda: set(priorities_of(place)) == {9.0})
-        finally:
-            actor.kill()

@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-from call_forwarder import CallForwarder
-from reading import fifo, read_column, spec
+from reading import fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -397,77 +395,6 @@ def test_priority_function_that_fails_where_the_stream_of_steps_ends_does_not_ke
         assert (observer.stats().steps, observer.stats().shard_changes, observer.stats().items) == (5, 1, 2)
     assert numbers(names[first]) == [[1, 2]]
     assert numbers(names[second]) == [[4, 5]]
-
-
-# What all shards have.
-
-
-def test_spec_of_the_first_step_is_on_all_shards_and_on_one_that_was_down_once_it_is_written(
-    lone_server: StartServer,
-) -> None:
-    tables = (fifo("replay"), rw.TableConfig("other"))
-    servers = [lone_server(*tables) for _ in range(3)]
-    first, second, third = shards_for("actor", servers)
-    third.process.kill()
-    addresses = [server.address for server in servers]
-    with rw.TrajectoryObserver(addresses, "replay", 2, actor_id="actor") as observer:
-        episode(observer, 0)
-    for server in (first, second):
-        with rw.Client(server.address) as client:
-            assert client.spec_of("replay")["n"].dtype == np.int64
-    with rw.TrajectoryObserver(second.address, "replay", 2) as other, pytest.raises(rw.StructureError, match="`n`"):
-        other({"n": np.float32(1)}, end_of_episode=False)
-    third.process.restart()
-    actor = next(f"actor-{number}" for number in range(100) if shards_for(f"actor-{number}", servers)[0] is third)
-    with rw.TrajectoryObserver(addresses, "replay", 2, actor_id=actor) as observer:
-        episode(observer, 0)
-    with rw.Client(third.address) as client:
-        assert client.spec_of("replay")["n"].dtype == np.int64
-    with rw.Client(addresses) as client:
-        client.store_spec("other", {"m": spec((3,), np.float64)})
-        assert [one.spec_of("other")["m"].shape for one in client.each()] == [(3,)] * 3
-        with pytest.raises(rw.StructureError):
-            client.store_spec(["replay", "other"], {"m": spec((3,), np.float64)})
-        client.reset("other")
-        assert [one.spec_of("other") for one in client.each()] == [None] * 3
-
-
-def test_spec_is_asked_of_the_first_server_that_answers_and_is_not_lost(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"))
-    with rw.Client(server.address) as client:
-        client.store_spec("replay", {"n": spec((), np.int64)})
-    gone, there = rw.Shard("gone", "localhost:1"), rw.Shard("there", server.address)
-    for first in (gone, rw.Shard("gone", "localhost:1", "lost")):
-        with rw.Client(rw.Target(0, (first, there)), timeout_s=20) as client:
-            assert client.spec_of("replay")["n"].dtype == np.int64
-
-
-def test_spec_that_no_server_takes_in_time_is_not_called_stored(replay_server: StartServer) -> None:
-    server = replay_server(fifo("replay"), fifo("other"))
-    with CallForwarder(server.port) as forwarder, rw.Client(forwarder.address, timeout_s=60) as client:
-        client.store_spec("other", {"n": spec((), np.int64)})
-        forwarder.refuse = {"SampleStream": grpc.StatusCode.DEADLINE_EXCEEDED}.get
-        with pytest.raises(rw.ReplayTimeoutError):
-            client.store_spec("replay", {"n": spec((), np.int64)})
-
-
-def test_spec_is_on_the_shard_that_is_written_also_if_it_was_the_one_that_took_it_too_late(
-    replay_server: StartServer,
-) -> None:
-    servers = [replay_server(fifo("replay")) for _ in range(2)]
-    late = iter([grpc.StatusCode.DEADLINE_EXCEEDED])
-    with CallForwarder(servers[0].port) as forwarder:
-        forwarder.refuse = lambda verb: next(late, None) if verb == "InsertStream" else None
-        names = {forwarder.address: servers[0], servers[1].address: servers[1]}
-        actor = next(f"{n}" for n in range(100) if rw.choose_shard(f"{n}", list(names)) == forwarder.address)
-        with rw.TrajectoryObserver([*names], "replay", 2, actor_id=actor) as observer:
-            episode(observer, 0)
-    assert next(late, None) is None
-    for server in servers:
-        with rw.Client(server.address) as client:
-            stored = client.spec_of("replay")
-            assert stored is not None, server.address
-            assert stored["n"].dtype == np.int64
 
 
 def test_stream_of_a_sequence_writer_goes_to_the_shard_of_its_id(replay_server: StartServer) -> None:

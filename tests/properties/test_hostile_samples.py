@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from reverb_writer.protocol.table_specs import packer
 from sampled import chunk, item, response, together
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.protocol.specs import packer
 from reverb_writer.reading.batches import collate
 
 MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "3000"))
