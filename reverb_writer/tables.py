@@ -284,6 +284,9 @@ class TableConfig:
 def check_tables(tables: Sequence[TableConfig]) -> None:
     """Refuse tables that no server can serve.
 
+    Args:
+        tables: of a server.
+
     Raises:
         SpecError: There are no tables, two of one name or something else among them.
     """

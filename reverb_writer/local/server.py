@@ -47,7 +47,7 @@ class LocalServer:
         max_bytes: Bound on the memory that items and chunks take, in bytes, > 0; None for a quarter of the machine's. A
             write that would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
         max_item_bytes: Bound on an item, all steps and leaves together, uncompressed, in bytes, > 0; None for none. A
-            larger item is refused, whoever sends it.
+            larger item is refused from any client.
 
     Attributes:
         port: The port that it listens on.

@@ -24,7 +24,7 @@ from reverb_writer.steps import Trajectory
 
 _LOG = logging.getLogger(__package__)
 
-_MARK = b"\0reverb-writer spec 1\0"
+_MARK = b"\0rw-spec1"
 _MAX_BYTES = 1 << 16
 """Size of the largest spec that is written or read: some thousand leaves."""
 

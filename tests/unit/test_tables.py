@@ -104,7 +104,7 @@ def test_numpy_numbers_are_stored_as_plain_ones() -> None:
 
 def test_defaults_are_a_uniform_replay_of_a_million_items() -> None:
     table = TableConfig("replay")
-    assert dataclasses.astuple(table) == ("replay", 1_000_000, "uniform", "fifo", (1,), 0, None, 0)
+    assert dataclasses.astuple(table) == ("replay", 1_000_000, "uniform", "fifo", (1,), 0, None)
     assert table.rate_limiter == MinSize(1)
 
 
