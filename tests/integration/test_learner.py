@@ -309,7 +309,7 @@ def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
     ):
         writer = threading.Timer(0.5, write, [place.client, "a", [7]])
         writer.start()
-        assert next(another.sample("a")).data[0].tolist() == [7, 7]
+        assert next(another.sample("a")).data["n"].tolist() == [7, 7]
         assert client.timeout_s == another.timeout_s == 60
         writer.join()
 

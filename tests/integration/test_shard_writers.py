@@ -270,21 +270,6 @@ def test_sequence_observer_ends_its_windows_where_it_changes_the_shard(lone_serv
     assert stats.steps == written + 6
 
 
-def test_episode_observer_whose_shard_is_lost_before_its_first_step_writes_all_to_another(
-    lone_server: StartServer,
-) -> None:
-    servers = [lone_server(fifo("replay")) for _ in range(2)]
-    first, second = shards_for("actor", servers)
-    client = rw.Client([server.address for server in servers])
-    with client, rw.EpisodeObserver(client, "replay", 3, actor_id="actor", patience_s=PATIENCE_S) as observer:
-        first.process.kill()
-        episode(observer, 0)
-        episode(observer, 10)
-        observer.flush()
-        assert (observer.stats().shard_changes, observer.stats().dropped_items) == (1, 0)
-    assert numbers(second) == [[0, 1, 2], [10, 11, 12]]
-
-
 def test_environments_of_a_vector_go_on_elsewhere_with_their_next_episodes(
     lone_server: StartServer, caplog: pytest.LogCaptureFixture
 ) -> None:
