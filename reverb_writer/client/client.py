@@ -39,7 +39,8 @@ _LEAST_S = 0.05
 class Client(ClosedAtExit):
     """A connection to a replay server, or one to each of several.
 
-    Thread-safe. Not usable in a forked child: make one there. A context manager.
+    Thread-safe. A context manager. Not usable in a forked child, where no other client can be made either if the
+    parent had a client or a `LocalServer` before the fork: start children with `spawn`.
 
     Attributes:
         connections: to the servers; shared by clients that `as_client` makes.

@@ -21,6 +21,7 @@ from reverb_writer.local.store import Store
 from reverb_writer.progress import progress
 from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
+from reverb_writer.transport import process_hooks
 
 _HOST = "127.0.0.1"
 _SHARE = 4  # of the machine's memory, by default
@@ -57,7 +58,8 @@ class LocalServer:
         StructureError: The signature of a table is none that Reverb could store.
         ServerUnavailableError: Another process has the port.
 
-    Thread safety: any thread. In a forked child it is of no use, and `close()` does nothing.
+    Thread safety: any thread. In a forked child it is of no use, and `close()` does nothing. A child that is forked
+    afterwards can use no client of its own either: start it with `spawn`.
     """
 
     def __init__(self, tables: Sequence[TableConfig], port: int | None = None, *, max_bytes: int | None = None) -> None:
@@ -104,6 +106,7 @@ class LocalServer:
             saved_tables.save(self._store, folder)
 
     def _serve(self, store: Store, port: int) -> None:
+        process_hooks.claim()
         self._store = store
         self._threads = DaemonThreads()
         executor: Any = self._threads  # any executor will do

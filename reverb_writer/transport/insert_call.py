@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from reverb_writer.background import Flag
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import (
-    ClosedError,
     ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
     StructureError,
 )
-from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
+from reverb_writer.transport.insert_pipe import InsertPipe
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ServerProbe
 
@@ -60,7 +58,7 @@ class _Delivery:
         for request in requests:
             self._flight.add(request)
         self._tables = self._flight.tables()
-        self._began_at = self._last_response_at = time.monotonic()
+        self._began_at = self._logged_at = self._last_response_at = time.monotonic()
         self._probe = ServerProbe(channel, deadline.left_s())
 
     def run(self) -> None:
@@ -81,44 +79,37 @@ class _Delivery:
 
     def _attempt(self) -> bool:
         """Send what is queued and wait for the confirmations; return False if the stream has ended before."""
-        ended = Flag()
-        call = None
+        events: queue.SimpleQueue[Sequence[int] | ReverbWriterError] = queue.SimpleQueue()
+        self._deadline.left_s()
+        pipe = InsertPipe(self._channel, lambda _, event: events.put(event))
         try:
-            requests = self._outgoing(self._flight.take_message(_ALL_BYTES), ended)
-            call = self._channel.stream(messages.INSERT_STREAM, requests, timeout_s=self._deadline.left_s())
-            for reply in call:
-                keys = acknowledged_keys(reply)
-                self._flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
-                if not self._flight.pending:
-                    return True
+            pipe.send(self._flight.take_message(_ALL_BYTES))
+            while self._flight.pending:
+                left_s = self._deadline.left_s()
+                try:
+                    event = events.get(timeout=min(_PROBE_EVERY_S, left_s))
+                except queue.Empty:
+                    self._look()
+                    continue
+                if isinstance(event, ReverbWriterError):
+                    raise event
+                self._flight.acknowledge(np.fromiter(event, np.uint64, len(event)))
         except (StructureError, ServerUnavailableError) as error:  # a table that is missing is named when tried again
             self._channel.check_usable()
-            _LOG.warning(
-                "%s: insert lost (%s); trying again.", self._channel.address, (call and call.end_reason) or error
-            )
-        except ReverbWriterError:
-            self._channel.check_usable()
-            raise
+            _LOG.warning("%s: insert lost (%s); trying again.", self._channel.address, pipe.reason or error)
+            return False
         finally:
-            ended.set()
-            if call is not None:
-                call.cancel()
-        return False
+            pipe.close()
+        return True
 
-    def _outgoing(self, message: bytes, ended: Flag) -> Iterator[bytes]:
-        """Feed gRPC, in its thread; this has nothing else to do then, so it asks why the confirmation takes so long."""
-        logged_at = self._began_at
-        yield message
-        while not ended.wait(_PROBE_EVERY_S):
-            now = time.monotonic()
-            try:
-                self._probe.proceed(now - self._began_at)
-            except ClosedError:
-                return
-            if now - logged_at > _LOG_EVERY_S:
-                logged_at = now
-                text = "%s: waiting for %.0f s: %s"
-                _LOG.warning(text, self._channel.address, now - self._began_at, self._explain())
+    def _look(self) -> None:
+        """Ask why the confirmation takes so long, and log the cause every ten seconds."""
+        now = time.monotonic()
+        self._probe.proceed(now - self._began_at)
+        if now - self._logged_at > _LOG_EVERY_S:
+            self._logged_at = now
+            text = "%s: waiting for %.0f s: %s"
+            _LOG.warning(text, self._channel.address, now - self._began_at, self._explain())
 
     def _explain(self) -> str:
         return self._probe.explain_inserts(self._tables, time.monotonic() - self._last_response_at, None)

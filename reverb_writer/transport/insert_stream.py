@@ -9,7 +9,9 @@ item whose key it knows and only takes the new priority, so no item is there twi
 
 from __future__ import annotations
 
+import functools
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +20,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.background import Flag, LateThread
+from reverb_writer.background import Flag, LateThread, start_thread
 from reverb_writer.errors import (
     ClosedError,
     ReplayTimeoutError,
@@ -27,13 +29,11 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
-from reverb_writer.protocol import messages
-from reverb_writer.protocol.responses import acknowledged_keys
 from reverb_writer.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport import process_hooks
-from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.connection import Call, backoff_s
+from reverb_writer.transport.channel import Channel, backoff_s
 from reverb_writer.transport.in_flight import InFlight, InsertRequest, InsertStats
+from reverb_writer.transport.insert_pipe import InsertPipe
 from reverb_writer.transport.server_info import request_server_info
 from reverb_writer.transport.server_probe import ConfirmationWait, ConnectionLoss
 
@@ -41,7 +41,7 @@ _LOG = logging.getLogger(__package__)
 OnBlock = Literal["wait", "raise", "drop_oldest"]
 _Test: TypeAlias = Callable[[], bool]
 _MESSAGE_BYTES, _GATHER_S = 1 << 20, 0.025
-_PROBE_TIMEOUT_S, _LOG_EVERY_S = 5.0, 10.0
+_PROBE_TIMEOUT_S, _LOG_EVERY_S, _POLL_S = 5.0, 10.0, 0.002
 _SILENCE_S = 10.0  # after which the connection is examined, if an acknowledgement is due
 
 
@@ -82,7 +82,8 @@ class InsertStream:
         self._send_now = Flag()  # someone waits for confirmation
         self._flight = InFlight()
         self._connection = 0  # even while down; the generator of an old connection sees that it is not the current one
-        self._call: Call | None = None
+        self._pipe: InsertPipe | None = None
+        self._events: queue.SimpleQueue[Sequence[int] | ReverbWriterError | None] = queue.SimpleQueue()
         self._fault: tuple[type[Exception], str] | None = None
         self._state_id: int | None = None
         self._last_response_at = time.monotonic()
@@ -98,6 +99,11 @@ class InsertStream:
         """Make every call raise in a forked child, and replace locks that a thread of the parent may have held."""
         self.blocked = True
         self._make_locks()
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that made the stream."""
+        return self.channel.is_forked
 
     def _make_locks(self) -> None:
         # Reentrant, for `abandon` may be called by the garbage collector, in whichever thread that happens to run.
@@ -164,13 +170,13 @@ class InsertStream:
     def check_connection(self) -> None:
         """Have the connection examined if an acknowledgement is long overdue; never waits. Call it twice a second."""
         with self._lock:
-            connection = None if self._call is None else self._call.connection
-            if connection is not None:
-                self._last_response_at = max(self._last_response_at, connection.last_response_at)
+            is_open = self._pipe is not None
+            if is_open:
+                self._last_response_at = max(self._last_response_at, self.channel.last_response_at)
             is_silent = self._flight.has_sent and time.monotonic() - self._last_response_at > _SILENCE_S
-        if connection is not None and is_silent:
+        if is_open and is_silent:
             try:
-                connection.examine()
+                self.channel.examine()
             except ClosedError:
                 self._end_with_channel()
 
@@ -232,8 +238,9 @@ class InsertStream:
             self._work.notify_all()
             self._progress.set()
             self._connection += 1
-            if self._call is not None:
-                self._call.cancel()
+            if self._pipe is not None:
+                self._pipe.close()
+            self._events.put(None)
             self._is_abandoned = True
         if num_dropped + num_unwritten:
             _LOG.error("%s: closed with %d items undelivered.", self.channel.address, num_dropped + num_unwritten)
@@ -265,6 +272,13 @@ class InsertStream:
             if small:
                 self._send_now.wait(_GATHER_S)
 
+    def _feed(self, pipe: InsertPipe, connection: int) -> None:
+        """Hand messages over as gRPC takes them; in a thread of its own."""
+        for message in self._outgoing(connection):
+            pipe.send(message)
+            while pipe.num_unsent > 1 and self._connection == connection:
+                time.sleep(_POLL_S)
+
     def _may_send(self) -> bool:
         """Whether gRPC may take a message. What it has taken cannot be dropped, so it takes no more than half then."""
         half_full = self.on_block == "drop_oldest" and 2 * self._flight.sent_items >= self._max_items
@@ -284,9 +298,14 @@ class InsertStream:
                     if self._ended.is_set():
                         return
                     self._connection += 1
-                    self._call = self.channel.stream(messages.INSERT_STREAM, self._outgoing(self._connection))
-                for reply in self._call:
-                    self._acknowledge(acknowledged_keys(reply))
+                    events = self._events = queue.SimpleQueue()
+                    put = events.put
+                    self._pipe = InsertPipe(self.channel, lambda _, event, put=put: put(event))  # type: ignore[misc]
+                start_thread(functools.partial(self._feed, self._pipe, self._connection), "reverb-writer_feed")
+                while (event := events.get()) is not None:
+                    if isinstance(event, ReverbWriterError):
+                        raise event  # noqa: TRY301  # as a lost connection, below
+                    self._acknowledge(event)
                     failures = 0
             except ClosedError:
                 self._end_with_channel()
@@ -329,10 +348,12 @@ class InsertStream:
             if self._ended.is_set():
                 return
             self._connection += 1
-            call, self._call = self._call, None
-            reason = (call and call.end_reason) or str(error)
+            pipe, self._pipe = self._pipe, None
+            if pipe is not None:
+                pipe.close()
+            reason = (pipe and pipe.reason) or str(error)
             # A table that a stream does not find may be there when the server is asked for its tables.
-            is_gone = call is not None and isinstance(error, StructureError)
+            is_gone = pipe is not None and isinstance(error, StructureError)
             if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
                 self._fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
             if self._loss is None:

@@ -1,59 +1,81 @@
-"""Cleanup of streams and calls that were not closed: when the interpreter ends, and in a forked child."""
+"""What becomes of gRPC and of open streams when the process forks, and when the interpreter ends.
+
+gRPC does not survive a fork, neither its clients nor its servers: in the child of a process that has used it, no call
+of it may be made, and no object of it may be deleted.
+"""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
 import os
-import threading
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from reverb_writer.transport.insert_stream import InsertStream
+from reverb_writer.errors import ClosedError
 
 _Lock = TypeVar("_Lock")
 
-_streams: weakref.WeakSet[InsertStream] = weakref.WeakSet()
-_calls: weakref.WeakSet[Any] = weakref.WeakSet()
-_ending = threading.Event()
+AFTER_FORK = (
+    "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client or server."
+)
+
+_pid: int | None = None  # of the process that uses gRPC
 
 
-def watch(stream: InsertStream) -> None:
+def claim() -> None:
+    """Note that this process uses gRPC from now on.
+
+    Raises:
+        ClosedError: the process that forked this one used it. Both would read from the same sockets.
+    """
+    global _pid  # noqa: PLW0603  # one for each process
+    own = os.getpid()
+    if _pid not in (None, own):
+        raise ClosedError(f"process {_pid} had a client or a server when it forked this child {own}. {AFTER_FORK}")
+    _pid = own
+
+
+def is_first() -> bool:
+    """Return whether no parent process has used gRPC."""
+    return _pid in (None, os.getpid())
+
+
+def keep_for_ever(thing: object) -> None:
+    """Keep an object, and all that it refers to, from being deleted, also when the interpreter ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+class _Stream(Protocol):
+    def abandon(self) -> None: ...
+
+    def after_fork(self) -> None: ...
+
+    def check(self) -> None: ...
+
+    @property
+    def is_forked(self) -> bool: ...
+
+
+_streams: weakref.WeakSet[_Stream] = weakref.WeakSet()
+
+
+def watch(stream: _Stream) -> None:
     """Abandon the stream when the interpreter ends, and tell it of forks; holds no reference."""
     _streams.add(stream)
 
 
-def unless_forked(stream: InsertStream, lock: _Lock) -> _Lock:
+def unless_forked(stream: _Stream, lock: _Lock) -> _Lock:
     """Return the lock; raise in a forked child, where a thread of the parent may hold it for ever."""
-    if stream.channel.is_forked:
+    if stream.is_forked:
         stream.check()
     return lock
 
 
-def watch_call(call: Any) -> None:
-    """Keep a call of gRPC that still exists when the interpreter ends from being deleted; holds no reference before.
-
-    Deleting a call takes its lock. A thread of gRPC that the interpreter has stopped may hold that lock and never
-    release it: the program would not end.
-    """
-    if _ending.is_set():
-        _keep(call)
-    else:
-        _calls.add(call)
-
-
-def _keep(call: Any) -> None:
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
-
-
 @atexit.register
 def _end() -> None:
-    _ending.set()
     for stream in list(_streams):
         stream.abandon()
-    for call in list(_calls):
-        _keep(call)
 
 
 def _after_fork() -> None:

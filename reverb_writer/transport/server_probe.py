@@ -11,9 +11,9 @@ from reverb_writer.protocol import messages
 from reverb_writer.rate_limits import explain_inserts, explain_samples, inserts_progress
 from reverb_writer.table_info import ServerInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.connection import Reply
 from reverb_writer.transport.grpc_errors import is_listening, is_refusal, is_silence
 from reverb_writer.transport.in_flight import InFlight
+from reverb_writer.transport.pending_call import PendingCall
 from reverb_writer.transport.server_info import parse_server_info
 
 _FIRST_QUESTION_S = 0.2
@@ -56,7 +56,7 @@ class ServerProbe:
         """Ask nothing yet; the wait is `timeout_s` seconds at most."""
         self._channel = channel
         self._timeout_s = timeout_s
-        self._question: Reply | None = None  # the newest
+        self._question: PendingCall | None = None  # the newest
         self._asked_at = 0.0
         self._unread = False
         self._answers: list[ServerInfo] = []  # the first one and the newest
@@ -74,7 +74,7 @@ class ServerProbe:
         if waited_s < self._ask_at_s or (self._question is not None and not self._question.done()):
             return
         self._read_answer()
-        self._question = self._channel.future(messages.SERVER_INFO, b"", self._timeout_s - waited_s)
+        self._question = self._channel.start(messages.SERVER_INFO, b"", self._timeout_s - waited_s)
         self._asked_at, self._unread = time.monotonic(), True
         is_last = waited_s >= self._ask_last_at_s
         self._ask_at_s = math.inf if is_last else min(waited_s + _ASK_EVERY_S, self._ask_last_at_s)

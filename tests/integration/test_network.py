@@ -19,7 +19,7 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
-from reverb_writer.transport import connection, insert_stream
+from reverb_writer.transport import channel, insert_stream
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
 
@@ -82,7 +82,7 @@ def test_connection_that_falls_silent_is_given_up_for_a_new_one(
     server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, max_delay_s: float
 ) -> None:
     monkeypatch.setattr(insert_stream, "_SILENCE_S", 1.0)
-    monkeypatch.setattr(connection, "_ANSWER_WITHIN_S", 1.0)
+    monkeypatch.setattr(channel, "_ANSWER_WITHIN_S", 1.0)
     with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=max_delay_s) as observer:
         write(observer, range(100))
         observer.flush()
@@ -124,7 +124,7 @@ def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[
     with rw.Client(server.address) as client:
         client.server_info()
         server.process.pause()
-        slow = client.shards[0].channel.future(messages.SERVER_INFO, b"", 60.0)
+        slow = client.shards[0].channel.start(messages.SERVER_INFO, b"", 60.0)
         for _ in range(4):
             with pytest.raises(rw.ReplayTimeoutError):
                 client.server_info(timeout_s=0.6)
@@ -152,7 +152,7 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
     replay_server: Callable[..., HostedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(insert_stream, "_SILENCE_S", 0.2)
-    monkeypatch.setattr(connection, "_NOT_BEFORE_S", 0.2)
+    monkeypatch.setattr(channel, "_NOT_BEFORE_S", 0.2)
     server = replay_server(rw.TableConfig.queue("replay", 10))
     with (
         rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer,

@@ -15,6 +15,7 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.insert_stream import InsertStream
 
 pytestmark = pytest.mark.filterwarnings("ignore:`stride_length`")
@@ -62,8 +63,9 @@ def slices_of(client: rw.Client, table: str) -> list[list[tuple[int, int, int, i
     size = client.server_info()[table].current_size
     request = messages.SampleStreamRequest(table=table, num_samples=size).SerializeToString()
     found = []
-    call = client.shards[0].channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=60)
-    for reply in call:
+    stream = ByteStream(client.shards[0].channel, messages.SAMPLE_STREAM, timeout_s=60)
+    stream.send(request)
+    for reply in stream:
         for entry in messages.SampleStreamResponse.FromString(reply).entries:
             lengths = {
                 chunk.chunk_key: chunk.sequence_range.end - chunk.sequence_range.start + 1 for chunk in entry.data
@@ -77,7 +79,7 @@ def slices_of(client: rw.Client, table: str) -> list[list[tuple[int, int, int, i
             )
         if len(found) == size:
             break
-    call.cancel()
+    stream.cancel()
     return found
 
 
