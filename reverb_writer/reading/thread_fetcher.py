@@ -137,7 +137,7 @@ class ThreadFetcher:
             Exception: whatever a part's function has raised, or what has ended the thread, such as MemoryError.
         """
         if partial:
-            uninterrupted(self._assemble_rest, None)  # half of it would lose samples, and their room for good
+            uninterrupted(self._assemble_rest)  # half of it would lose samples, and their room for good
         item = None
         with self._lock:
             if self._ready:

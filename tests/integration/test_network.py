@@ -10,16 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 import tree
+from call_forwarder import CallForwarder
 from forwarder import Forwarder
-from reading import fifo, read_column
+from reading import eventually, fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport import channel, insert_stream
+from reverb_writer.transport.channel import Channel
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
 
@@ -163,6 +166,47 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
         assert [int(tree.flatten(sample.data)[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
         observer.flush()
         assert observer.stats().reconnects == 0
+
+
+def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_opened_again(server: HostedServer) -> None:
+    lost: list[str] = []
+
+    def lose_first(verb: str) -> grpc.StatusCode | None:
+        if not verb.endswith("Stream") or verb in lost:
+            return None
+        lost.append(verb)
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+
+    with CallForwarder(server.port) as gateway, rw.Client(gateway.address, timeout_s=60) as client:
+        gateway.lose = lose_first
+        with rw.TrajectoryObserver(client, "replay", 1) as observer:
+            write(observer, range(1))
+            observer.flush()
+            assert observer.stats().reconnects == 1
+        with rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset:
+            assert next(dataset).data["n"].ravel().tolist() == [0]
+            assert dataset.stats().reconnects == 1
+    assert sorted(lost) == ["InsertStream", "SampleStream"]
+
+
+@pytest.mark.parametrize("end", [lambda channel: channel.redirect("localhost:1"), Channel.close])
+def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
+    forwarder: Forwarder, end: Callable[[Channel], None]
+) -> None:
+    kept = []
+    for _ in range(3):
+        kept.append(Channel(forwarder.address))
+        kept[-1].call(messages.SERVER_INFO, b"", 60.0)
+        end(kept[-1])
+    assert eventually(lambda: not forwarder.num_open)
+
+
+def test_channels_to_one_address_share_a_connection(forwarder: Forwarder) -> None:
+    with contextlib.ExitStack() as channels:
+        for _ in range(5):
+            one = channels.enter_context(Channel(forwarder.address))
+            one.call(messages.SERVER_INFO, b"", 60.0)
+        assert forwarder.accepted == 1
 
 
 @pytest.mark.parametrize("form", ["localhost:{}", "127.0.0.1:{}", "dns:localhost:{}", "dns:///localhost:{}"])
