@@ -142,7 +142,7 @@ told()
 
 @pytest.mark.parametrize("ending", ["", "sys.exit(3)", "raise ValueError", "del samples", "client.close()"])
 def test_program_ends_with_an_open_iterator_of_samples(replay_server: StartServer, ending: str) -> None:
-    server = replay_server(fifo("replay"))
+    server = replay_server(rw.TableConfig("replay"))
     text = """
 client = rw.Client(address)
 client.insert(np.zeros((1, 1)), {"replay": 1.0})
