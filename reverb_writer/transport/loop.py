@@ -1,6 +1,6 @@
 """One asyncio loop for all calls and streams of this process, in a daemon thread that starts with the first of them.
 
-    any thread --submit--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function of whoever asked
+    any thread --submit--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function of the caller
 
 The loop carries bytes: nothing that it calls waits or takes long. Callers wait at a `queue.SimpleQueue`, which Ctrl-C
 cannot leave locked. When the interpreter ends, all calls end before any object of gRPC is deleted. A forked child uses
