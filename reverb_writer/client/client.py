@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
-from reverb_writer.client.on_shards import answers, on_all, store_spec_on_all
+from reverb_writer.client.on_shards import first_that_answers, on_all, store_spec_on_all
 from reverb_writer.client.server_connection import Sample, ServerConnection
 from reverb_writer.client.shard_choice import choose_shard, default_actor_id
 from reverb_writer.client.shard_connections import ShardConnections, first_target
@@ -236,7 +236,7 @@ class Client(ClosedAtExit):
             ClosedError: another thread has closed the client.
         """
         deadline = self._deadline(timeout_s)
-        self._next().insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
+        self._next(deadline).insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
         """Sample items one after the other.
@@ -275,7 +275,7 @@ class Client(ClosedAtExit):
         """
         self.check_usable()
         deadline = self._deadline(timeout_s)
-        shard = _first_that_answers(self.in_state("up", "draining"))
+        shard = first_that_answers(self.in_state("up", "draining"), deadline)
         return shard.spec_of(table, deadline.left_s())
 
     def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
@@ -359,11 +359,11 @@ class Client(ClosedAtExit):
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
-    def _next(self) -> ServerConnection:
+    def _next(self, deadline: Deadline) -> ServerConnection:
         """Return the server whose turn it is, or the first after it that answers; if none does, that one."""
         self.check_usable()
         shards, turn = self.in_state("up"), next(self._turns)
-        return _first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))])
+        return first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))], deadline)
 
     def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
         """Return the servers in one of these states; all if none is."""
@@ -374,11 +374,6 @@ class Client(ClosedAtExit):
         if len(self.shards) > 1:
             raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
         return self.shards[0]
-
-
-def _first_that_answers(shards: Sequence[ServerConnection]) -> ServerConnection:
-    """Return the first server that answers, each within two seconds; if none does, or there is one, the first."""
-    return shards[0] if len(shards) == 1 else next((one for one in shards if answers(one)), shards[0])
 
 
 def _remade(arguments: tuple[Any, ...], target: Target) -> Client:

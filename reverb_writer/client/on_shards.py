@@ -81,10 +81,21 @@ def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[Serv
         time.sleep(_RETRY_S)
 
 
-def answers(shard: ServerConnection) -> bool:
-    """Return whether a server answers within two seconds."""
+def first_that_answers(shards: Sequence[ServerConnection], deadline: Deadline) -> ServerConnection:
+    """Return the first server that answers; if none does, or there is one, the first.
+
+    Each is given two seconds, or half of the time that is left until `deadline`.
+    """
+    for shard in shards if len(shards) > 1 else ():
+        left_s = deadline.timeout_s - deadline.spent_s
+        if left_s > 0 and _answers(shard, min(left_s / 2, _ANSWER_WITHIN_S)):
+            return shard
+    return shards[0]
+
+
+def _answers(shard: ServerConnection, timeout_s: float) -> bool:
     try:
-        return _try_info(shard, _ANSWER_WITHIN_S) is not None
+        return _try_info(shard, timeout_s) is not None
     except ServerUnavailableError:
         return False
 
