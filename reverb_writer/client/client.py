@@ -239,7 +239,7 @@ class Client(ClosedAtExit):
         self._next(deadline).insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
-        """Sample items one after the other.
+        """Sample items one after the other. The first request is sent when the first sample is asked for.
 
         Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
         turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
@@ -249,12 +249,15 @@ class Client(ClosedAtExit):
         Args:
             table: its name.
             num_samples: how many, >= 1.
-            timeout_s: for all of them together, in seconds; None for the client's.
+            timeout_s: for all waits for the server together, in seconds; None for the client's. The time that the
+                caller takes between two samples does not count.
 
-        Yields:
-            Samples.
+        Returns:
+            The samples, as an iterator. It raises all errors below but the first two.
 
         Raises:
+            SpecError: an argument is invalid.
+            ClosedError: the client is closed.
             ReplayTimeoutError: not all came in time; says why.
             UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
@@ -263,9 +266,10 @@ class Client(ClosedAtExit):
         self.check_usable()
         (first, *others) = shards = self.in_state("up", "draining")
         if others:
-            yield from sample_shards(shards, next(self._turns), table, num_samples, deadline)
+            samples = sample_shards(shards, next(self._turns), table, num_samples, deadline)
         else:
-            yield from first.sample(table, num_samples, deadline)
+            samples = first.sample(table, num_samples, deadline)
+        return _without_callers_time(samples, deadline, time.monotonic())
 
     def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
         """Return the nest of `ArraySpec` that the items of `table` have; None if it is not known.
@@ -374,6 +378,15 @@ class Client(ClosedAtExit):
         if len(self.shards) > 1:
             raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
         return self.shards[0]
+
+
+def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:
+    """Yield the samples; the deadline moves by the time that the caller takes, from `left_at` on."""
+    deadline.extend(time.monotonic() - left_at)
+    for sample in samples:
+        left_at = time.monotonic()
+        yield sample
+        deadline.extend(time.monotonic() - left_at)
 
 
 def _remade(arguments: tuple[Any, ...], target: Target) -> Client:
