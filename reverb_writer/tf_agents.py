@@ -23,7 +23,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from reverb_writer.client.client import Client
 from reverb_writer.client.shared_clients import as_client
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
@@ -66,10 +65,11 @@ class _ReverbObserver(SingleObserver):
         Raises:
             ReplayTimeoutError, ServerUnavailableError: no answer in time. A `reverb.Client` has errors of its own.
         """
-        if isinstance(self.py_client, str):
-            with Client(self.py_client) as client:
-                return self._signature(client)
-        return self._signature(self.py_client)
+        if hasattr(self.py_client, "server_info"):
+            return self._signature(self.py_client)
+        client, _ = as_client(self.py_client)
+        with client:
+            return self._signature(client)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all windows that are complete are confirmed by the server.
