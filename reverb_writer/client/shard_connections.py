@@ -4,6 +4,9 @@ source -> look_up(), now and then and when a shard is unreachable -> Target -> a
 
 While the source cannot tell anything, or what it tells cannot be followed, the last target stays. A shard that has
 another address keeps its connection's object, so streams that it carries connect to the new address by themselves.
+
+A connection to a shard that has left the target is closed when nothing refers to it any more: an observer that waits
+for confirmations and a dataset that reads what is under way still do, until they have turned to other shards.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ class ShardConnections:
         """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
         self.source, self.target, self._connect = source, target, connect
         self._lock = threading.Lock()
-        self._known: dict[str, ServerConnection] = {}  # by name, those of earlier targets too: streams may use them
+        # By name; those of earlier targets as long as anything uses them, as a shard may come back.
+        self._known: weakref.WeakValueDictionary[str, ServerConnection] = weakref.WeakValueDictionary()
         self._is_closed, self._wanted = Flag(), Flag()
         self._trouble: str | None = None  # why the newest target is not followed
         self.shards = self._connections_of(target)
@@ -77,7 +81,7 @@ class ShardConnections:
         self._close_all()
 
     def _close_all(self) -> None:
-        for connection in list(self._known.values()):
+        for connection in self._known.values():
             connection.close()
 
     def _take(self, target: Target) -> None:
@@ -91,13 +95,15 @@ class ShardConnections:
             self._close_all()
 
     def _connections_of(self, target: Target) -> tuple[ServerConnection, ...]:
+        connections = []
         for shard in target.shards:
             connection = self._known.get(shard.name)
             if connection is None:
-                self._known[shard.name] = self._connect(shard)
+                connection = self._known[shard.name] = self._connect(shard)
             else:
                 connection.follow(shard)
-        return tuple([self._known[shard.name] for shard in target.shards])
+            connections.append(connection)
+        return tuple(connections)
 
 
 def first_target(source: TargetSource, timeout_s: float) -> Target:
