@@ -9,7 +9,6 @@ from reverb_writer.client.server_connection import Sample as Sample
 from reverb_writer.client.shard_choice import choose_shard as choose_shard
 from reverb_writer.client.targets import Shard as Shard
 from reverb_writer.client.targets import Target as Target
-from reverb_writer.client.targets import TargetDns as TargetDns
 from reverb_writer.client.targets import TargetFile as TargetFile
 from reverb_writer.client.targets import TargetSource as TargetSource
 from reverb_writer.client.variables import Variables as Variables

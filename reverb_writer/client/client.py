@@ -67,8 +67,8 @@ class Client(ClosedAtExit):
 
         Args:
             address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables. Servers
-                that come and go: a `Target`, `file:PATH` as `TargetFile`, `shards:dns:HOST:PORT` as `TargetDns`, or any
-                `TargetSource`, which is waited for.
+                that come and go: a `Target`, `file:PATH` as `TargetFile`, or any `TargetSource`, which is waited
+                for.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
             timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.

@@ -89,6 +89,8 @@ class SampleStream:
                 f"the server at {self._address} ended the stream of `{self._table}`."
             ) from None
         except ReplayTimeoutError as error:
+            if self._deadline_s is None:  # it is a gateway's
+                raise ServerUnavailableError(f"the stream of `{self._table}` was ended: {error}") from error
             text = f"{self.num_in_flight} samples did not come within {self._deadline_s:.1f} s."
             raise ReplayTimeoutError(f"table `{self._table}`: {text}") from error
         except StructureError as error:
