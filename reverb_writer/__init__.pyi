@@ -5,12 +5,12 @@ from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
 from reverb_writer import slices as slices
 from reverb_writer.client.client import Client as Client
-from reverb_writer.client.server_connection import Sample as Sample
-from reverb_writer.client.shard_choice import choose_shard as choose_shard
+from reverb_writer.client.server import Sample as Sample
 from reverb_writer.client.targets import Shard as Shard
 from reverb_writer.client.targets import Target as Target
 from reverb_writer.client.targets import TargetFile as TargetFile
 from reverb_writer.client.targets import TargetSource as TargetSource
+from reverb_writer.client.targets import choose_shard as choose_shard
 from reverb_writer.client.variables import Variables as Variables
 from reverb_writer.episodes import Episode as Episode
 from reverb_writer.episodes import EpisodeBatch as EpisodeBatch

@@ -1,6 +1,6 @@
 """The client of a replay server, or of several with the same tables.
 
-Each server is a `ServerConnection`. Samples come from the servers in turn, inserts go to one server after the other,
+Each server is a `Server`. Samples come from the servers in turn, inserts go to one server after the other,
 and every other call goes to all servers at once. Servers that the target says are lost are left out.
 
 `shared_clients.as_client` reads every `client` argument. Objects that are given the same address and time-out share one
@@ -18,11 +18,18 @@ from typing import Any, ClassVar, TypeVar
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
 from reverb_writer.client.on_shards import first_that_answers, on_all, store_spec_on_all
-from reverb_writer.client.server_connection import Sample, ServerConnection
-from reverb_writer.client.shard_choice import choose_shard, default_actor_id
-from reverb_writer.client.shard_connections import ShardConnections, first_target
-from reverb_writer.client.shard_samples import sample_shards
-from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
+from reverb_writer.client.server import Sample, Server
+from reverb_writer.client.shards import ServerSet, first_target
+from reverb_writer.client.targets import (
+    Shard,
+    ShardState,
+    Target,
+    TargetSource,
+    choose_shard,
+    default_actor_id,
+    source_of,
+)
+from reverb_writer.client.weights import sample_shards
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
@@ -94,14 +101,14 @@ class Client(ClosedAtExit):
     def _connect(self, arguments: tuple[Any, ...], target: Target) -> None:
         (source, tls, token, timeout_s, use_proxy, _) = arguments
 
-        def connect(shard: Shard) -> ServerConnection:
+        def connect(shard: Shard) -> Server:
             channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
-            return ServerConnection(shard, channel, timeout_s)
+            return Server(shard, channel, timeout_s)
 
-        self._use(ShardConnections(source, target, connect), arguments)
+        self._use(ServerSet(source, target, connect), arguments)
 
     def _use(
-        self, connections: ShardConnections, arguments: tuple[Any, ...], release: Callable[[], None] | None = None
+        self, connections: ServerSet, arguments: tuple[Any, ...], release: Callable[[], None] | None = None
     ) -> None:
         self.connections = connections
         self.timeout_s = arguments[3]
@@ -121,7 +128,7 @@ class Client(ClosedAtExit):
         return len(self.shards) > 1 or not isinstance(self.connections.source, Target)
 
     @property
-    def shards(self) -> tuple[ServerConnection, ...]:
+    def shards(self) -> tuple[Server, ...]:
         """The connections to the servers of the target, in its order."""
         return self.connections.shards
 
@@ -142,7 +149,7 @@ class Client(ClosedAtExit):
         for shard in self.shards:
             client = object.__new__(Client)
             alone = Target(0, (shard.shard,))
-            connections = ShardConnections(alone, alone, lambda _, shard=shard: shard)  # type: ignore[misc]
+            connections = ServerSet(alone, alone, lambda _, shard=shard: shard)  # type: ignore[misc]
             client._use(connections, (alone, *self._arguments[1:]))
             clients.append(client)
         return clients
@@ -354,7 +361,7 @@ class Client(ClosedAtExit):
         self._is_closed = True
         self._release()
 
-    def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:
+    def _all(self, verb: Callable[[Server, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; raises as `on_all`."""
         self.check_usable()
         deadline = self._deadline(timeout_s)
@@ -363,17 +370,17 @@ class Client(ClosedAtExit):
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
-    def _next(self, deadline: Deadline) -> ServerConnection:
+    def _next(self, deadline: Deadline) -> Server:
         """Return the server whose turn it is, or the first after it that answers; if none does, that one."""
         self.check_usable()
         shards, turn = self.in_state("up"), next(self._turns)
         return first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))], deadline)
 
-    def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
+    def in_state(self, *states: ShardState) -> Sequence[Server]:
         """Return the servers in one of these states; all if none is."""
         return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 
-    def _only(self) -> ServerConnection:
+    def _only(self) -> Server:
         self.check_usable()
         if len(self.shards) > 1:
             raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")

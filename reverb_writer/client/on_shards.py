@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from reverb_writer.background import in_background
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo
@@ -22,9 +22,7 @@ _ANSWER_WITHIN_S = 2.0
 _RETRY_S = 0.1
 
 
-def on_each(
-    shards: Sequence[ServerConnection], verb: Callable[[ServerConnection], _T]
-) -> tuple[dict[ServerConnection, _T], dict[ServerConnection, Exception]]:
+def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dict[Server, _T], dict[Server, Exception]]:
     """Do something on all shards at once; return what came of it, and which of them are unreachable, and why.
 
     Raises:
@@ -33,8 +31,8 @@ def on_each(
     outcomes = {shard: in_background(functools.partial(verb, shard)) for shard in shards}
     for outcome in outcomes.values():
         outcome.wait()
-    done: dict[ServerConnection, _T] = {}
-    unreachable: dict[ServerConnection, Exception] = {}
+    done: dict[Server, _T] = {}
+    unreachable: dict[Server, Exception] = {}
     for shard, outcome in outcomes.items():
         try:
             done[shard] = outcome.result()
@@ -43,7 +41,7 @@ def on_each(
     return done, unreachable
 
 
-def on_all(shards: Sequence[ServerConnection], verb: Callable[[ServerConnection], _T]) -> list[_T]:
+def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
     """Do something on all shards at once; return what came of it, in their order.
 
     Raises:
@@ -57,7 +55,7 @@ def on_all(shards: Sequence[ServerConnection], verb: Callable[[ServerConnection]
     return [done[shard] for shard in shards]
 
 
-def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
     """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
 
     All are asked again until one answers.
@@ -81,7 +79,7 @@ def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[Serv
         time.sleep(_RETRY_S)
 
 
-def first_that_answers(shards: Sequence[ServerConnection], deadline: Deadline) -> ServerConnection:
+def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
     """Return the first server that answers; if none does, or there is one, the first.
 
     Each is given two seconds, or half of the time that is left until `deadline`.
@@ -93,20 +91,20 @@ def first_that_answers(shards: Sequence[ServerConnection], deadline: Deadline) -
     return shards[0]
 
 
-def _answers(shard: ServerConnection, timeout_s: float) -> bool:
+def _answers(shard: Server, timeout_s: float) -> bool:
     try:
         return _try_info(shard, timeout_s) is not None
     except ServerUnavailableError:
         return False
 
 
-def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
+def _try_info(shard: Server, timeout_s: float) -> ServerInfo | None:
     return try_server_info(shard.channel, timeout_s)
 
 
 def store_spec_on_all(
-    shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline
-) -> Collection[ServerConnection]:
+    shards: Sequence[Server], tables: Sequence[str], spec: Any, deadline: Deadline
+) -> Collection[Server]:
     """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it.
 
     Returns:

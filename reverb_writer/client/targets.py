@@ -4,13 +4,23 @@ A target is a list of shards at one moment. Sources tell the newest: a fixed lis
 such as one that asks Ray.
 
     source -> look_up() -> Target(epoch, shards) -> kept by each client, which goes on with it while the source is gone
+
+An actor's shard is chosen by rendezvous hashing: each pair of actor and shard has a score, a hash of both names, and the
+shard of the highest score is chosen. So every process computes the same without asking anyone. A shard that is added
+takes those actors for which its score is the highest, about 1 of n; one that is removed gives away its own. No other
+actor moves.
+
+Source: Thaler and Ravishankar 1998, Using name-based mappings to increase hit rates.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import pathlib
-from collections.abc import Hashable, Sequence
+import socket
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -21,6 +31,8 @@ ShardState = Literal["up", "draining", "lost"]
 
 _STATES = ("up", "draining", "lost")
 _FILE = "file:"
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -163,6 +175,42 @@ def source_of(address: Any) -> TargetSource:
     raise SpecError(f"`address` must be `host:port`, several of them, a Target or a source of one, got {address!r}.")
 
 
+def rank_shards(actor_id: str, names: Iterable[str]) -> list[str]:
+    """Return the shards in the order in which an actor chooses them: where it goes if those before are lost.
+
+    >>> rank_shards("actor-7", ["a", "b", "c"]), rank_shards("actor-7", ["c", "a"])
+    (['a', 'c', 'b'], ['a', 'c'])
+    """
+    return sorted(names, key=lambda name: (_score(actor_id, name), name), reverse=True)
+
+
+def choose_shard(actor_id: str, names: Iterable[str]) -> str:
+    """Return the shard that an actor writes to.
+
+    It depends on nothing but the arguments, not even on the order of the names. Of n shards each gets about 1/n of many
+    actors. A shard that is added moves about 1/n of them, all to itself; one that is removed moves only its own.
+
+    Args:
+        actor_id: a name that no other actor has, and that stays when the actor starts again.
+        names: of the shards, all different, at least one; a server of a list of addresses is named by its address.
+
+    Raises:
+        SpecError: there is no shard.
+
+    >>> [choose_shard(f"actor-{number}", ["a", "b", "c"]) for number in range(6)]
+    ['c', 'c', 'a', 'c', 'a', 'a']
+    """
+    ranked = rank_shards(actor_id, names)
+    if not ranked:
+        raise SpecError("`names` must be the names of one shard or more, got none.")
+    return ranked[0]
+
+
+def default_actor_id() -> str:
+    """Return an id that no other writer has: this machine, this process, and how many had one before in it."""
+    return f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}"
+
+
 def _shards_of(text: str, path: str) -> list[Shard]:
     shards = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -183,3 +231,9 @@ def _shard_of(name: str, address: str | None = None, state: Any = "up", *more: s
             f"a shard is `address`, `name address` or `name address state`, got {more[0]!r} after {state!r}."
         )
     return Shard(name, name if address is None else address, state)
+
+
+def _score(actor_id: str, name: str) -> int:
+    # The length of the id keeps "a" + "bc" and "ab" + "c" apart.
+    pair = f"{len(actor_id)}:{actor_id}{name}".encode()
+    return int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest(), "big")

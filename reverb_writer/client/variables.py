@@ -23,10 +23,9 @@ import tree
 from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.background import Flag, Outcome, in_background
 from reverb_writer.client.on_shards import answering, first_that_answers, on_each
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_choice import rank_shards
+from reverb_writer.client.server import Server
 from reverb_writer.client.shared_clients import as_client
-from reverb_writer.client.targets import ShardState
+from reverb_writer.client.targets import ShardState, rank_shards
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
@@ -217,7 +216,7 @@ class Variables(ClosedAtExit):
             self._news = None  # its answer may be older
         return newest.nest
 
-    def _published(self, deadline: Deadline, answered: Flag) -> tuple[list[ServerConnection], dict[str, _Count]]:
+    def _published(self, deadline: Deadline, answered: Flag) -> tuple[list[Server], dict[str, _Count]]:
         """Return the servers that have a version, as soon as one of several has; and their counts.
 
         `answered` is set while the newest question has an answer.
@@ -286,26 +285,26 @@ class Variables(ClosedAtExit):
         newest = max(read.values(), key=lambda one: one.version, default=None)
         return _News(seen, newest if newest is not None and newest.version > version else None)
 
-    def _shards(self, *states: ShardState) -> Sequence[ServerConnection]:
+    def _shards(self, *states: ShardState) -> Sequence[Server]:
         self._client.check_usable()
         return self._client.in_state(*(states or ("up", "draining")))
 
-    def _infos(self, timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+    def _infos(self, timeout_s: float) -> dict[Server, ServerInfo]:
         """Return what the servers that answer tell; all of them must have the table."""
         return self._checked(answering(self._shards(), timeout_s))
 
-    def _checked(self, infos: dict[ServerConnection, ServerInfo]) -> dict[ServerConnection, ServerInfo]:
+    def _checked(self, infos: dict[Server, ServerInfo]) -> dict[Server, ServerInfo]:
         for shard, info in infos.items():
             check_tables_exist([self._table], info, shard.address)
         return infos
 
-    def _counts(self, infos: Mapping[ServerConnection, ServerInfo]) -> dict[str, _Count]:
+    def _counts(self, infos: Mapping[Server, ServerInfo]) -> dict[str, _Count]:
         return {
             shard.name: (info.state_id, info.tables[self._table].rate_limiter.num_inserts)
             for shard, info in infos.items()
         }
 
-    def _read(self, shard: ServerConnection, deadline: Deadline) -> _Read:
+    def _read(self, shard: Server, deadline: Deadline) -> _Read:
         """Return the version that a server has."""
         (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
         structure, *leaves = tree.flatten(sample.data)

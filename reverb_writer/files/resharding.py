@@ -23,7 +23,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server import Server
 from reverb_writer.client.shared_clients import as_client
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, IncompleteError, SpecError
@@ -85,7 +85,7 @@ class Resharded(NamedTuple):
 class _Server:
     """A server that gets items."""
 
-    shard: ServerConnection  # its connection
+    shard: Server  # its connection
     stream: InsertStream  # to it
     tables: Mapping[str, TableInfo]  # as they were before
     # of each table, how many more items it gets

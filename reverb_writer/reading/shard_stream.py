@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.background import Flag, start_thread
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_weights import mean_weight
+from reverb_writer.client.server import Server
+from reverb_writer.client.weights import mean_weight
 from reverb_writer.errors import (
     ClosedError,
     ReverbWriterError,
@@ -45,7 +45,7 @@ class ShardStream:
 
     def __init__(
         self,
-        server: ServerConnection,
+        server: Server,
         info: ServerInfo | None,
         table: TableInfo,
         max_samples: int,

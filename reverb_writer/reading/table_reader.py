@@ -16,7 +16,7 @@ from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.on_shards import on_each
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server import Server
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer
@@ -102,7 +102,7 @@ class TableReader:
         return self._round_robin.latest.address
 
     @property
-    def _latest_server(self) -> ServerConnection:
+    def _latest_server(self) -> Server:
         return self._round_robin.latest.server
 
     def _lost_servers(self) -> set[str]:
@@ -196,13 +196,13 @@ class TableReader:
         finally:
             self.pack = self.pack or packer(None)
 
-    def _find_pack(self, server: ServerConnection, timeout_s: float) -> None:
+    def _find_pack(self, server: Server, timeout_s: float) -> None:
         """Ask for the table's structure unless it is known. Only a table with items is sure to have it stored."""
         if self.pack is None:
             with unchained():
                 self.pack = packer(self._spec_of(server, timeout_s))
 
-    def _spec_of(self, server: ServerConnection, timeout_s: float) -> Any:
+    def _spec_of(self, server: Server, timeout_s: float) -> Any:
         """Ask a server for the structure of the table, and the others while it does not answer."""
         others = [shard for shard in self._client.in_state("up", "draining") if shard is not server]
         deadline = time.monotonic() + timeout_s

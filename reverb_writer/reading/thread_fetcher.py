@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.background import Flag, start_thread, uninterrupted
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server import Server
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (
@@ -53,14 +53,14 @@ class ThreadFetcher:
 
     def __init__(
         self,
-        server: ServerConnection,
+        server: Server,
         info: ServerInfo | None,
         table: TableInfo,
         batch_size: int,
         options: ReadOptions,
         *,
         wake: Callable[[], None],
-        prepare: Callable[[ServerConnection, float], object] | None = None,
+        prepare: Callable[[Server, float], object] | None = None,
         finish: Callable[[str, BatchAssembler], Sequence[Part]] | None = None,
         make_sampler: Callable[..., GlobalSampler] | None = None,
     ) -> None:
@@ -149,7 +149,7 @@ class ThreadFetcher:
         return item
 
     @property
-    def server(self) -> ServerConnection:
+    def server(self) -> Server:
         """The server that the last samples came from."""
         return self._server if self._sampler is None else self._sampler.latest
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import Client
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_choice import rank_shards
+from reverb_writer.client.server import Server
+from reverb_writer.client.targets import rank_shards
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.errors import ReverbWriterError, ServerUnavailableError
 from reverb_writer.rate_limits import inserts_progress
@@ -35,12 +35,12 @@ class ShardChangedError(Exception):
 class ShardFound(NamedTuple):
     """A shard that an actor can go to."""
 
-    shard: ServerConnection  # its connection
+    shard: Server  # its connection
     info: ServerInfo  # its tables
     is_rescue: bool  # whether the actor leaves a lost shard, with what is unconfirmed there
 
 
-def log_change(actor_id: str, left: ServerConnection, found: ShardFound, num_left: int, *, resend: bool) -> None:
+def log_change(actor_id: str, left: Server, found: ShardFound, num_left: int, *, resend: bool) -> None:
     """Say that an actor has left a shard for the one that it has found, and what becomes of unconfirmed items."""
     reason = "is lost" if found.is_rescue else "is not the first choice any more"
     text = f"Actor {actor_id} goes to shard {found.shard.address}; {left.address} {reason}."
@@ -57,8 +57,8 @@ class ActorShard:
         """Begin with the actor's own shard; nothing is asked yet."""
         self.actor_id = actor_id  # what tells its order of the shards
         self._client, self._patience_s, self._tables = client, patience_s, tables
-        self._shards: Sequence[ServerConnection] = ()
-        self._ranked: list[ServerConnection] = []
+        self._shards: Sequence[Server] = ()
+        self._ranked: list[Server] = []
         self._ask_at = 0.0
         self._search: Outcome[ShardFound | None] | None = None
         self.current = self._order()[0]  # the shard that it writes to
@@ -132,7 +132,7 @@ class ActorShard:
     def _is_lost(self, stalled_s: float) -> bool:
         return stalled_s >= self._patience_s or self.current.shard.state == "lost"
 
-    def _order(self) -> list[ServerConnection]:
+    def _order(self) -> list[Server]:
         """Return the shards that may be written to, in the actor's order."""
         shards = self._client.shards
         if shards is not self._shards:
@@ -162,7 +162,7 @@ class ActorShard:
                 raise ServerUnavailableError(f"none of the shards answers: {names}. {last or ''}".rstrip())
             time.sleep(_RETRY_S)
 
-    def _first_that_takes_inserts(self, shards: Sequence[ServerConnection], *, is_rescue: bool) -> ShardFound | None:
+    def _first_that_takes_inserts(self, shards: Sequence[Server], *, is_rescue: bool) -> ShardFound | None:
         for shard in shards:
             try:
                 info = try_server_info(shard.channel, _ANSWER_WITHIN_S)

@@ -17,9 +17,9 @@ from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
 from reverb_writer.client.client import Client
 from reverb_writer.client.item_limits import item_limits
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_choice import default_actor_id
+from reverb_writer.client.server import Server
 from reverb_writer.client.shared_clients import as_client
+from reverb_writer.client.targets import default_actor_id
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import check_signature
@@ -131,7 +131,7 @@ class WriteSession(Generic[AnyWriter]):
         due_windows.add(self)
         return True
 
-    def _start_stream(self, shard: ServerConnection) -> InsertStream:
+    def _start_stream(self, shard: Server) -> InsertStream:
         stream = InsertStream(
             shard.channel,
             max_in_flight_items=self.options.max_in_flight_items,

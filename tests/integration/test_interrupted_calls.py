@@ -16,7 +16,7 @@ from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server import Server
 from reverb_writer.client.shared_clients import as_client
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
@@ -58,7 +58,7 @@ def test_client_goes_on_after_an_interrupt_at_any_moment_of_a_call(
     call(client)
 
 
-def is_closed(shard: ServerConnection) -> bool:
+def is_closed(shard: Server) -> bool:
     try:
         shard.channel.check_usable()
     except rw.ClosedError:

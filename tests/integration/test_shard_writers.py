@@ -17,7 +17,7 @@ from reading import fifo, read_column, spec
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.client.shard_choice import rank_shards
+from reverb_writer.client.targets import rank_shards
 from reverb_writer.writing import actor_shard
 
 StartServer = Callable[..., HostedServer]

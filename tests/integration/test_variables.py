@@ -16,7 +16,7 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.client import waiting_log
-from reverb_writer.client.shard_choice import rank_shards
+from reverb_writer.client.targets import rank_shards
 
 StartServer = Callable[..., HostedServer]
 

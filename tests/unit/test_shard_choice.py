@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reverb_writer.client.shard_choice import choose_shard, default_actor_id, rank_shards
+from reverb_writer.client.targets import choose_shard, default_actor_id, rank_shards
 from reverb_writer.errors import SpecError
 
 ACTORS = [f"actor-{number}" for number in range(3000)]

@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     info: SampleInfo
 
 
-class ServerConnection:
+class Server:
     """One of the servers of a `Client`, which documents the verbs. Thread-safe."""
 
     def __init__(self, shard: Shard, channel: Channel, timeout_s: float) -> None:

@@ -1,6 +1,6 @@
 """The connections of a client, which follow its target.
 
-source -> look_up(), now and then and when a shard is unreachable -> Target -> a ServerConnection for each shard
+source -> look_up(), now and then and when a shard is unreachable -> Target -> a Server for each shard
 
 While the source cannot tell anything, or what it tells cannot be followed, the last target stays. A shard that has
 another address keeps its connection's object, so streams that it carries connect to the new address by themselves.
@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 
 from reverb_writer.background import Flag, start_thread
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server import Server
 from reverb_writer.client.targets import Shard, Target, TargetSource
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
@@ -34,7 +34,7 @@ _RETRY_S = 0.1
 _THREAD = "reverb-writer-target"
 
 
-class ShardConnections:
+class ServerSet:
     """A connection for each shard of a target. Thread-safe.
 
     Attributes:
@@ -43,12 +43,12 @@ class ShardConnections:
         shards: the connections, in the order of the target; another tuple when the target changes.
     """
 
-    def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], ServerConnection]) -> None:
+    def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], Server]) -> None:
         """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
         self.source, self.target, self._connect = source, target, connect
         self._lock = threading.Lock()
         # By name; those of earlier targets as long as anything uses them, as a shard may come back.
-        self._known: weakref.WeakValueDictionary[str, ServerConnection] = weakref.WeakValueDictionary()
+        self._known: weakref.WeakValueDictionary[str, Server] = weakref.WeakValueDictionary()
         self._is_closed, self._wanted = Flag(), Flag()
         self._trouble: str | None = None  # why the newest target is not followed
         self.shards = self._connections_of(target)
@@ -94,7 +94,7 @@ class ShardConnections:
         if self._is_closed.is_set():  # meanwhile
             self._close_all()
 
-    def _connections_of(self, target: Target) -> tuple[ServerConnection, ...]:
+    def _connections_of(self, target: Target) -> tuple[Server, ...]:
         connections = []
         for shard in target.shards:
             connection = self._known.get(shard.name)
@@ -134,7 +134,7 @@ def _look_up(source: TargetSource, timeout_s: float) -> Target:
     return target
 
 
-def _follow(ref: weakref.ref[ShardConnections], is_closed: Flag, wanted: Flag) -> None:
+def _follow(ref: weakref.ref[ServerSet], is_closed: Flag, wanted: Flag) -> None:
     while not is_closed.wait(_NOT_BEFORE_S):
         wanted.wait(_REFRESH_S)
         wanted.clear()
