@@ -5,7 +5,7 @@ from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
 from reverb_writer import slices as slices
 from reverb_writer.client.client import Client as Client
-from reverb_writer.client.server import Sample as Sample
+from reverb_writer.client.server_calls import Sample as Sample
 from reverb_writer.client.targets import Shard as Shard
 from reverb_writer.client.targets import Target as Target
 from reverb_writer.client.targets import TargetFile as TargetFile

@@ -1,7 +1,7 @@
 """The client of a replay server, or of several with the same tables.
 
-Each server is a `Server`. Samples come from the servers in turn, inserts go to one server after the other,
-and every other call goes to all servers at once. Servers that the target says are lost are left out.
+Each server is a `Server`. Samples come from the servers in turn, inserts go to one server after the other, and every
+other call goes to all servers at once. Servers that the target says are lost are left out.
 
 `shared_clients.as_client` reads every `client` argument. Objects that are given the same address and time-out share one
 connection per process; a `Client` that a caller makes is a connection of its own.
@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
 from reverb_writer.client.on_shards import first_that_answers, on_all, store_spec_on_all
-from reverb_writer.client.server import Sample, Server
+from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.shards import ServerSet, first_target
 from reverb_writer.client.targets import (
     Shard,

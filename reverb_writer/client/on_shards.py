@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from reverb_writer.background import in_background
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.table_info import ServerInfo

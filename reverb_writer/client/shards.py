@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 
 from reverb_writer.background import Flag, start_thread
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import Shard, Target, TargetSource
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline

@@ -5,10 +5,10 @@ such as one that asks Ray.
 
     source -> look_up() -> Target(epoch, shards) -> kept by each client, which goes on with it while the source is gone
 
-An actor's shard is chosen by rendezvous hashing: each pair of actor and shard has a score, a hash of both names, and the
-shard of the highest score is chosen. So every process computes the same without asking anyone. A shard that is added
-takes those actors for which its score is the highest, about 1 of n; one that is removed gives away its own. No other
-actor moves.
+An actor's shard is chosen by rendezvous hashing: each pair of actor and shard has a score, a hash of both names, and
+the shard of the highest score is chosen. So every process computes the same without asking anyone. A shard that is
+added takes those actors for which its score is the highest, about 1 of n; one that is removed gives away its own. No
+other actor moves.
 
 Source: Thaler and Ravishankar 1998, Using name-based mappings to increase hit rates.
 """

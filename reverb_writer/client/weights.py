@@ -20,7 +20,7 @@ import numpy as np
 
 from reverb_writer.background import in_background
 from reverb_writer.client.on_shards import answering
-from reverb_writer.client.server import Sample, Server
+from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.table_info import check_tables_exist
 

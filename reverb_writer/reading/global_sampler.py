@@ -27,7 +27,7 @@ import numpy as np
 
 from reverb_writer.background import Flag
 from reverb_writer.client.client import Client
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import shares
 from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.reading.shard_stream import ShardStream

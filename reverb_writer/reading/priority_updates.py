@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from reverb_writer.background import Flag, in_background, start_thread
 from reverb_writer.client.client import Client
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.background import Flag, start_thread
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import mean_weight
 from reverb_writer.errors import (
     ClosedError,

@@ -16,7 +16,7 @@ from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.on_shards import on_each
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.protocol.table_specs import packer

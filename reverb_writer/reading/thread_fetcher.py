@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.background import Flag, start_thread, uninterrupted
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import (

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import Client
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import rank_shards
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.errors import ReverbWriterError, ServerUnavailableError

@@ -17,7 +17,7 @@ from reverb_writer.arguments import check_timeout
 from reverb_writer.client import due_windows
 from reverb_writer.client.client import Client
 from reverb_writer.client.item_limits import item_limits
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.shared_clients import as_client
 from reverb_writer.client.targets import default_actor_id
 from reverb_writer.deadline import Deadline

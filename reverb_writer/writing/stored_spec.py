@@ -7,7 +7,7 @@ from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.on_shards import store_spec_on_all
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.table_info import ServerInfo
 

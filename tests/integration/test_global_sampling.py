@@ -15,7 +15,7 @@ from server_process import HostedServer
 from threads import our_threads
 
 import reverb_writer as rw
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.tables import Selector
 

@@ -16,7 +16,7 @@ from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.client.server import Server
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.shared_clients import as_client
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
