@@ -93,7 +93,7 @@ format: .venv/.made  ## let ruff format and mend what it can
 
 .PHONY: fuzz
 fuzz: .venv/.made  ## a million damaged responses, a million damaged requests, weights of 1 GB, a checkpoint of 2 GB
-	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py
+	REVERB_WRITER_FUZZ=1000000 .venv/bin/pytest -o timeout=3600 tests/properties/test_hostile_{samples,requests}.py tests/properties/test_trajectory_parsing.py
 	REVERB_WRITER_WEIGHTS_BYTES=1000000000 .venv/bin/pytest -o timeout=3600 tests/integration/test_large_data.py
 	REVERB_WRITER_CHECKPOINT_MIB=2000 REVERB_WRITER_CHECKPOINT_ITEMS=1000000 .venv/bin/pytest tests/integration/test_service_faults.py -k long_save
 

@@ -194,7 +194,7 @@ def structured(address: str, workload: Workload) -> Actor:
 def ours_vector(address: str, workload: Workload, num_envs: int) -> Actor:
     """Return an actor with one observer for many environments."""
     length, stride = workload.sequence_length, workload.stride_length
-    observer = rw.VectorObserver(address, TABLE, length, stride, num_envs=num_envs)
+    observer = rw.TrajectoryObserver(address, TABLE, length, stride, num_envs=num_envs)
     num_items = num_envs * workload.num_windows
     return Actor(observer, observer.flush, observer.close, [workload.vector_steps(num_envs)], num_items, num_envs)
 

@@ -14,6 +14,7 @@ from benchmarks.report import Table
 from benchmarks.workloads import Workload, frame_steps, small_steps
 from reverb_writer import Trajectory, WindowSpec
 from reverb_writer.protocol import messages
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 from reverb_writer.writing.window_targets import chunk_length_for
 
@@ -90,8 +91,9 @@ def _sample(server: Server, effort: Effort) -> tuple[float, float, float, float]
     samples = num_bytes = num_steps = 0
     with Channel(server.address) as channel:
         cpu_s, start = time.process_time() + server.cpu_s(), time.perf_counter()
-        call = channel.stream(messages.SAMPLE_STREAM, iter([request]))
-        for reply in call:
+        stream = ByteStream(channel, messages.SAMPLE_STREAM)
+        stream.send(request)
+        for reply in stream:
             num_bytes += len(reply)
             for entry in messages.SampleStreamResponse.FromString(reply).entries:
                 samples += entry.end_of_sequence
@@ -100,5 +102,5 @@ def _sample(server: Server, effort: Effort) -> tuple[float, float, float, float]
                 break
         wall_s = time.perf_counter() - start
         cpu_s = time.process_time() + server.cpu_s() - cpu_s
-        call.cancel()
+        stream.cancel()
     return samples / wall_s, 1e6 * cpu_s / samples, num_bytes / samples, num_steps / samples

@@ -1,4 +1,4 @@
-"""One of two shards is killed: how long until reads go on, the writer is elsewhere, and the shard is back.
+"""One of two shards is killed: how long until reads go on, the writer is done with it, and the shard is back.
 
 Its supervisor is the one of shards on Ray, without Ray: what Ray adds is the start of an actor, where that is lost too.
 """
@@ -24,6 +24,7 @@ from benchmarks.comparison import Effort, progress
 from benchmarks.processes import TABLE
 from benchmarks.report import Table
 from reverb_writer.ray.server_child import ServerChild
+from reverb_writer.writing.stream_options import StreamKeywords
 
 _SIZES = [int(float(size) * 1e9) for size in os.environ.get("REVERB_WRITER_FAILOVER_GB", "0.01,1").split(",")]
 _ITEM_BYTES = 1_000_000
@@ -43,13 +44,13 @@ def failover(effort: Effort) -> Table:
         [
             "in the shard",
             "until the next batch",
-            "until the writer's items are confirmed elsewhere",
+            "until all items of the writer go to the other one",
             "until it serves again",
         ],
         rows,
-        f"Two shards on this machine; the writer's `patience_s` is {_PATIENCE_S:g}. It is elsewhere when another one "
-        "has confirmed its items. What is in the shard does not compress. It serves again when its items are restored "
-        "and can be sampled.",
+        f"Two shards on this machine; the writer's `patience_s` is {_PATIENCE_S:g}. It is done when it has given "
+        "the shard up and the other one has confirmed its items. What is in the shard does not compress. It serves "
+        "again when its items are restored and can be sampled.",
     )
 
 
@@ -71,7 +72,7 @@ def _kills(size: int, rounds: int) -> Iterator[tuple[float, float, float]]:
 
 
 def _kill(shard: ServerChild, addresses: list[str]) -> tuple[float, float, float]:
-    """Kill the first shard while one thread reads and one writes to it."""
+    """Kill the first shard while one thread reads and one writes."""
     batches: list[float] = []
     moved: list[float] = []
     stop = threading.Event()
@@ -83,14 +84,13 @@ def _kill(shard: ServerChild, addresses: list[str]) -> tuple[float, float, float
                 batches.append(time.monotonic())
 
     def write() -> None:
-        actor = next(name for name in map(str, range(100)) if rw.choose_shard(name, addresses) == addresses[0])
-        options = {"actor_id": actor, "patience_s": _PATIENCE_S, "timeout_s": _LONGEST_S}
-        with rw.TrajectoryObserver(addresses, "written", 2, **options) as observer:  # type: ignore[arg-type]  # one dict of several types
+        options: StreamKeywords = {"patience_s": _PATIENCE_S, "timeout_s": _LONGEST_S}
+        with rw.TrajectoryObserver(addresses, "written", 2, **options) as observer:
             while not moved:
                 for step in range(4):
                     observer({"n": np.int64(step)}, end_of_episode=step == 3)
                 time.sleep(0.01)
-                if observer.stats().shard_changes:
+                if observer.stats().lost_shards:
                     observer.flush()
                     moved.append(time.monotonic())
 

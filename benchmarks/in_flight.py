@@ -7,7 +7,7 @@ from benchmarks.comparison import Comparison, Effort
 from benchmarks.report import Table
 from benchmarks.workloads import Workload, small_steps
 
-_BOUNDS = (1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
+_BOUNDS = (400, 1_024, 2_048, 4_096, 8_192, 16_384, 32_768)
 
 
 def in_flight(effort: Effort) -> Table:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 import reverb_writer as rw
 from benchmarks.processes import TABLE
 from reverb_writer.protocol import messages
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 
 _SAMPLES_A_CALL = 2000
@@ -132,25 +132,23 @@ def raw(address: str, batch_size: int) -> Learner:
     """Return a reader of bytes that asks for two batches ahead, as ours does, and only counts what comes."""
     channel = Channel(address)
     request = messages.SampleStreamRequest(table=TABLE, num_samples=batch_size).SerializeToString()
-    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    requests.put(request)
-    requests.put(request)
-    call = channel.stream(messages.SAMPLE_STREAM, iter(requests.get, b""))
+    stream = ByteStream(channel, messages.SAMPLE_STREAM)
+    stream.send(request)
+    stream.send(request)
 
     def counts() -> Iterator[int]:
         missing = 0
-        for message in call:
+        for message in stream:
             entries = messages.SampledResponse.FromString(message).entries
             num_samples = sum(entry.end_of_sequence for entry in entries)
             missing += num_samples
             while missing >= batch_size:
-                requests.put(request)
+                stream.send(request)
                 missing -= batch_size
             yield num_samples
 
     def close() -> None:
-        requests.put(b"")
-        call.cancel()
+        stream.cancel()
         channel.close()
 
     return Learner(counts(), close)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import reverb_writer as rw
@@ -12,6 +11,7 @@ from benchmarks.actors import ours
 from benchmarks.workloads import Workload
 from reverb_writer.protocol.messages import INSERT_STREAM
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.wire import Wire
 
 
 class _Tap(Channel):
@@ -22,19 +22,20 @@ class _Tap(Channel):
         super().__init__(address)
         self.streams: list[list[bytes]] = []
 
-    def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Any:
+    def open(self, method: str, timeout_s: float | None) -> tuple[Wire, Any]:
         """Open a stream; keep the requests of an insert stream before they go out."""
-        if method != INSERT_STREAM:
-            return super().stream(method, requests, timeout_s=timeout_s)
-        kept: list[bytes] = []
-        self.streams.append(kept)
+        wire, call = super().open(method, timeout_s)
+        if method == INSERT_STREAM:
+            kept: list[bytes] = []
+            self.streams.append(kept)
+            write = call.write
 
-        def tapped() -> Iterator[bytes]:
-            for request in requests:
+            async def tapped(request: bytes) -> None:
                 kept.append(request)
-                yield request
+                await write(request)
 
-        return super().stream(method, tapped(), timeout_s=timeout_s)
+            call.write = tapped
+        return wire, call
 
 
 def record(address: str, workload: Workload, num_steps: int, **options: Any) -> list[bytes]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Iterable
-
-import grpc
 
 from benchmarks.actors import Contender, Run, ours
 from benchmarks.comparison import Comparison, Effort
@@ -16,10 +13,12 @@ from benchmarks.processes import Server
 from benchmarks.recording import record
 from benchmarks.report import Table
 from benchmarks.workloads import EPISODE_LENGTH, Workload, small_steps
+from reverb_writer.errors import ReverbWriterError
 from reverb_writer.protocol import messages
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 
-_MAX_IN_FLIGHT_ITEMS = 16_384  # as our observer by default
+_MAX_IN_FLIGHT_ITEMS = 16_384  # the most that an observer has by default
 _MOST_STEPS_PER_S = 400_000  # that a server here takes
 _REQUIRED = 0.7
 
@@ -40,10 +39,9 @@ class Replay:
         """Open a stream, and begin with the first request again."""
         self._requests = iter(self._messages)
         self._sent = self._confirmed = 0
-        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._channel = Channel(address)
-        call = self._channel.stream(messages.INSERT_STREAM, iter(self._outgoing.get, None))
-        threading.Thread(target=self._count, args=(call,), daemon=True).start()
+        self._stream = ByteStream(self._channel, messages.INSERT_STREAM)
+        threading.Thread(target=self._count, args=(self._stream,), daemon=True).start()
 
     def write(self, seconds: float) -> Run:
         """Send for `seconds`, or all that is left, and wait for the confirmations."""
@@ -54,7 +52,7 @@ class Replay:
             with self._changed:
                 self._changed.wait_for(lambda: self._sent - self._confirmed < _MAX_IN_FLIGHT_ITEMS)
             self._sent += num_items
-            self._outgoing.put(message)
+            self._stream.send(message)
         with self._changed:
             self._changed.wait_for(lambda: self._confirmed == self._sent)
         end, cpu_s = time.perf_counter(), time.process_time() - cpu_s
@@ -63,11 +61,10 @@ class Replay:
 
     def close(self) -> None:
         """End the stream."""
-        self._outgoing.put(None)
         self._channel.close()
 
     def _count(self, replies: Iterable[bytes]) -> None:
-        with contextlib.suppress(grpc.RpcError):  # the channel was closed
+        with contextlib.suppress(ReverbWriterError):  # the channel was closed
             for reply in replies:
                 with self._changed:
                     self._confirmed += len(messages.InsertStreamResponse.FromString(reply).keys)

@@ -14,7 +14,7 @@ def write_vector(effort: Effort) -> Table:
     """64 environments of six small leaves, a window at every step."""
     workload = Workload(small_steps())
     with Comparison() as comparison:
-        comparison.add("one VectorObserver", Contender, ours_vector, workload, num_envs=_NUM_ENVS)
+        comparison.add("one observer", Contender, ours_vector, workload, num_envs=_NUM_ENVS)
         comparison.add("64 TF-Agents observers", Contender, tf_agents_vector, workload, num_envs=_NUM_ENVS)
         runs = comparison.rounds(effort)
     one, many = runs.values()

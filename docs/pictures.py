@@ -51,9 +51,9 @@ RUN_S, PHASE_S, LOOK_S = 6.0, 1.5, 0.02
 STEP = (
     ("env.step", "a step: a nest of arrays"),
     ("Observer", "checked against the first step"),
-    ("SequenceWriter", "copied into the columns of a chunk"),
-    ("RequestWriter", "chunks compressed; windows encoded as items"),
-    ("InsertStream", "sent; kept until it is acknowledged"),
+    ("StepRing", "copied into a row: the call is over"),
+    ("Sender", "chunks compressed; windows encoded as items"),
+    ("Delivery", "sent; kept until it is acknowledged"),
     ("Reverb server", "a table's item refers to ranges of chunks"),
 )
 SAMPLE = (

@@ -39,19 +39,27 @@ def act(source: Any, number: int, num_actors: int) -> None:
     rng = np.random.default_rng(number)
     epsilon = 0.4 ** (1 + 7 * number / max(1, num_actors - 1))
     network = QNetwork(rng)
+    newest: dict[str, Any] = {}
     with (
         rw.Variables(source, "variables") as variables,
         rw.TrajectoryObserver(
-            source, "replay", N_STEP + 1, end_of_episode="tile", priority="max", actor_id=f"actor-{number}"
+            source,
+            "replay",
+            N_STEP + 1,
+            end_of_episode="tile",
+            # A new window gets the learner's largest priority: it is sampled soon, and the learner corrects it.
+            priority=lambda _: float(newest["priority"]),
+            actor_id=f"actor-{number}",
         ) as observer,
     ):
-        network.weights = variables.latest()
+        newest.update(variables.latest())
         env = rw.environments.record(gymnasium.make("CartPole-v1"), observer)
         for episode in range(1_000_000):
             observation, _ = env.reset(seed=number if episode == 0 else None)
             is_over = False
             while not is_over:
-                network.weights = variables.poll(network.weights)
+                newest.update(variables.poll({}))
+                network.weights = newest["weights"]
                 greedy = rng.random() >= epsilon
                 action = int(network(observation).argmax()) if greedy else int(rng.integers(2))
                 observation, _, terminated, truncated, _ = env.step(action)
@@ -64,7 +72,8 @@ def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, 
     target = copy.deepcopy(online)
     optimizer = Adam(online.weights, LEARNING_RATE)
     with rw.Variables(source, "variables") as variables, rw.ReplayDataset(source, "replay", BATCH_SIZE) as batches:
-        variables.publish(online.weights)
+        largest = 1.0
+        variables.publish({"weights": online.weights, "priority": np.array(largest)})
         for update in range(1, num_updates + 1):
             batch = next(batches)
             found = rw.n_step(rw.to_transitions(batch), N_STEP, GAMMA)
@@ -76,11 +85,13 @@ def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, 
             real = first["mask"]
             gradients = online.gradient(first["observation"][real], first["action"][real], targets[real])
             optimizer.descend(online.weights, gradients)
-            batches.update_priorities(batch, np.abs(errors) * real + 1e-3)
+            priorities = np.abs(errors) * real + 1e-3
+            largest = max(largest, float(priorities.max()))
+            batches.update_priorities(batch, priorities)
             for slow, fast in zip(target.weights, online.weights, strict=True):
                 slow[:] += TARGET_RATE * (fast - slow)
             if update % PUBLISH_EVERY == 0:
-                variables.publish(online.weights)
+                variables.publish({"weights": online.weights, "priority": np.array(largest)})
             if update % EVALUATE_EVERY == 0:
                 yield update, evaluate(online)
 

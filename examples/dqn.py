@@ -13,6 +13,7 @@ from collections.abc import Generator
 from typing import Any
 
 import gymnasium
+import numpy as np
 import torch
 from command_line import run
 from torch import nn
@@ -50,8 +51,6 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
     network = q_network()
     target = copy.deepcopy(network)
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
-    epsilon = rw.LinearSchedule(1.0, 0.02, EXPLORE_STEPS)
-    beta = rw.LinearSchedule(0.4, 1.0, num_steps)
     lengths: collections.deque[int] = collections.deque(maxlen=20)
     with (
         # "tile": every step of an episode begins a window, those near its end with padding.
@@ -63,7 +62,7 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
         observation, _ = env.reset(seed=seed)
         length = 0
         for step in range(1, num_steps + 1):
-            if rng.random() < epsilon(step):
+            if rng.random() < np.interp(step, (0, EXPLORE_STEPS), (1.0, 0.02)):
                 action = rng.randrange(2)
             else:
                 with torch.no_grad():
@@ -77,9 +76,10 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
             if step >= WARM_UP and step % UPDATE_EVERY == 0:
                 batch = next(batches)
                 errors = td_errors(network, target, batch)
+                beta = np.interp(step, (0, num_steps), (0.4, 1.0))
                 loss = nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
                 optimizer.zero_grad()
-                (batch.info.importance_weights(beta(step)) * loss).mean().backward()
+                (batch.info.importance_weights(beta) * loss).mean().backward()
                 optimizer.step()
                 dataset.update_priorities(batch, errors.abs() + 1e-3)
             if step % TARGET_EVERY == 0:

@@ -87,7 +87,7 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
     lengths: collections.deque[int] = collections.deque([0], maxlen=40)
     length = np.zeros(NUM_ENVS, np.int64)
     with (
-        rw.VectorSequenceObserver(address, "rollouts", NUM_STEPS + 1, NUM_STEPS, num_envs=NUM_ENVS) as observer,
+        rw.SequenceObserver(address, "rollouts", NUM_STEPS + 1, NUM_STEPS, num_envs=NUM_ENVS) as observer,
         rw.ReplayDataset(address, "rollouts", NUM_ENVS, max_in_flight_batches=1) as dataset,
     ):
         envs = rw.environments.record(

@@ -90,8 +90,6 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
     network = RecurrentQ()
     target = copy.deepcopy(network)
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
-    epsilon = rw.LinearSchedule(1.0, 0.02, EXPLORE_STEPS)
-    beta = rw.LinearSchedule(0.4, 1.0, num_steps)
     lengths: collections.deque[int] = collections.deque(maxlen=20)
     length, state = 0, torch.zeros(1, HIDDEN)
     with (
@@ -109,7 +107,8 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
             before_action = state
             with torch.no_grad():
                 values, state = network(torch.as_tensor(observation)[None, None], state)
-            action = rng.randrange(2) if rng.random() < epsilon(step) else int(values.argmax())
+            epsilon = np.interp(step, (0, EXPLORE_STEPS), (1.0, 0.02))
+            action = rng.randrange(2) if rng.random() < epsilon else int(values.argmax())
             observation, _, terminated, truncated, _ = env.step(action)
             length += 1
             if terminated or truncated:
@@ -119,10 +118,11 @@ def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, f
             if step >= WARM_UP and step % UPDATE_EVERY == 0:
                 batch = next(batches)
                 errors, mask = td_errors(network, target, batch)
+                beta = np.interp(step, (0, num_steps), (0.4, 1.0))
                 loss = nn.functional.huber_loss(errors, torch.zeros_like(errors), reduction="none")
                 per_window = loss.sum(1) / mask.sum(1).clamp(min=1)
                 optimizer.zero_grad()
-                (batch.info.importance_weights(beta(step)) * per_window).mean().backward()
+                (batch.info.importance_weights(beta) * per_window).mean().backward()
                 nn.utils.clip_grad_norm_(network.parameters(), 10.0)
                 optimizer.step()
                 dataset.update_priorities(batch, sequence_priorities(errors.detach(), mask) + 1e-3)

@@ -4,12 +4,11 @@ from reverb_writer import environments as environments
 from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
 from reverb_writer import slices as slices
+from reverb_writer.accumulator.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
 from reverb_writer.client.client import Client as Client
-from reverb_writer.client.server_connection import Sample as Sample
-from reverb_writer.client.shard_choice import choose_shard as choose_shard
+from reverb_writer.client.server_calls import Sample as Sample
 from reverb_writer.client.targets import Shard as Shard
 from reverb_writer.client.targets import Target as Target
-from reverb_writer.client.targets import TargetDns as TargetDns
 from reverb_writer.client.targets import TargetFile as TargetFile
 from reverb_writer.client.targets import TargetSource as TargetSource
 from reverb_writer.client.variables import Variables as Variables
@@ -37,15 +36,14 @@ from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
 from reverb_writer.reading.slice_dataset import ContiguousDataset as ContiguousDataset
 from reverb_writer.reading.transforms import burn_in as burn_in
 from reverb_writer.reading.transforms import frame_stack as frame_stack
-from reverb_writer.schedules import LinearSchedule as LinearSchedule
 from reverb_writer.steps import Trajectory as Trajectory
-from reverb_writer.table_shares import share_of as share_of
 from reverb_writer.tables import MinSize as MinSize
 from reverb_writer.tables import Prioritized as Prioritized
 from reverb_writer.tables import Queue as Queue
 from reverb_writer.tables import SampleToInsertRatio as SampleToInsertRatio
 from reverb_writer.tables import Stack as Stack
 from reverb_writer.tables import TableConfig as TableConfig
+from reverb_writer.tables.shares import share_of as share_of
 from reverb_writer.transitions import NStepTransitions as NStepTransitions
 from reverb_writer.transitions import Transitions as Transitions
 from reverb_writer.transitions import n_step as n_step
@@ -53,14 +51,10 @@ from reverb_writer.transitions import to_transitions as to_transitions
 from reverb_writer.transport.channel import TLS as TLS
 from reverb_writer.windows import EndOfEpisode as EndOfEpisode
 from reverb_writer.windows import WindowSpec as WindowSpec
-from reverb_writer.writing.accumulator import TrajectoryAccumulator as TrajectoryAccumulator
 from reverb_writer.writing.observer_stats import ObserverStats as ObserverStats
 from reverb_writer.writing.observers import EpisodeObserver as EpisodeObserver
 from reverb_writer.writing.observers import SequenceObserver as SequenceObserver
 from reverb_writer.writing.observers import TrajectoryObserver as TrajectoryObserver
-from reverb_writer.writing.sequence_writer import SequenceWriter as SequenceWriter
-from reverb_writer.writing.vector import VectorObserver as VectorObserver
-from reverb_writer.writing.vector import VectorSequenceObserver as VectorSequenceObserver
 from reverb_writer.writing.window_targets import WindowTarget as WindowTarget
 
 __version__: str

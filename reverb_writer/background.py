@@ -2,40 +2,26 @@
 
 `KeyboardInterrupt`, and whatever else a handler of a signal raises, comes at any moment of the main thread: also in
 `threading.Condition.__enter__`, when the lock has just been taken and no one is there yet to give it back. All who need
-that lock later hang for ever. Other threads get no signals. So what takes locks of Python's, such as gRPC, starts of
-threads and `concurrent.futures.Future`, is kept out of the main thread:
+that lock later hang for ever. Other threads get no signals. So work that takes locks of Python's, such as starting a
+thread, is kept out of the main thread:
 
-    in_background(work) -> a thread that is idle, or a new one -> Outcome, which has no lock
+    in_background(work) -> a new thread -> Outcome, which has no lock
     uninterrupted(work)    in the main thread, the same, and wait for the result; elsewhere, do it here
 
-A thread that has had nothing to do for a second ends.
+Calls to a server need none of this: they run on the loop, see `transport/loop.py`.
 """
 
 from __future__ import annotations
 
 import _thread
 import collections
-import os
 import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, TypeAlias, TypeVar
-
-from reverb_writer.errors import ReplayTimeoutError
-
-_IDLE_S = 1.0
-
-SHORT_S = 30.0
-"""How long to wait for what gRPC does without waiting for a server, and for its word after a deadline of its own.
-
-Both take milliseconds, unless the machine has no time for this process: then an error would be wrong.
-"""
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
-_Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None]]"
-
-_idle: collections.deque[_Jobs] = collections.deque()  # of the threads that wait for work
 
 
 class Flag:
@@ -133,33 +119,18 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
         outcome.settle(work)
         return outcome
     try:
-        jobs = _idle.pop()
-    except IndexError:
-        jobs = queue.SimpleQueue()
-        try:
-            _thread.start_new_thread(_begin, (jobs,))  # `threading.Thread.start` takes locks of Python's
-        except RuntimeError:
-            outcome.settle(work)
-            return outcome
-    jobs.put(lambda: outcome.settle(work))
+        _thread.start_new_thread(_begin, (lambda: outcome.settle(work),))  # `Thread.start` takes locks of Python's
+    except RuntimeError:
+        outcome.settle(work)
     return outcome
 
 
-def uninterrupted(work: Callable[[], _T], timeout_s: float | None = SHORT_S) -> _T:
+def uninterrupted(work: Callable[[], _T]) -> _T:
     """Do something and return its result; in the main thread, have another thread do it.
 
-    Who is interrupted meanwhile does not get the result: the work goes on to its end.
-
-    Raises:
-        ReplayTimeoutError: it does not come to an end in time.
-        BaseException: whatever the work raises.
+    If the caller is interrupted, the work still finishes; its result is discarded.
     """
-    if not may_be_interrupted():
-        return work()
-    outcome = in_background(work)
-    if not outcome.wait(timeout_s):
-        raise ReplayTimeoutError(f"gRPC did not answer within {timeout_s:.1f} s; it should have by itself.")
-    return outcome.result()
+    return in_background(work).result() if may_be_interrupted() else work()
 
 
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
@@ -180,9 +151,14 @@ class LateThread:
         self._target, self._name = target, name
         self._has_begun = threading.Lock()  # taken by the thread, and never released
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it runs, or has run."""
+        return self._has_begun.locked()
+
     def start(self) -> None:
         """Start it, if it does not run yet; an interrupt of this may be followed by another call."""
-        if not self._has_begun.locked():
+        if not self.has_begun:
             start_thread(self._run, self._name)
 
     def _run(self) -> None:
@@ -190,33 +166,9 @@ class LateThread:
             self._target()
 
 
-def _begin(jobs: _Jobs) -> None:
-    """Serve in a thread that `threading` has started: it keeps a record for good of others that gRPC runs in."""
+def _begin(work: Callable[[], None]) -> None:
+    """Work in a thread that `threading` has started: it keeps a record for good of others that gRPC runs in."""
     try:
-        threading.Thread(target=_serve, args=(jobs,), name="reverb-writer_calls", daemon=True).start()
+        threading.Thread(target=work, name="reverb-writer_calls", daemon=True).start()
     except RuntimeError:  # the interpreter ends
-        _serve(jobs)
-
-
-def _serve(jobs: _Jobs) -> None:
-    while True:
-        try:
-            job = jobs.get(timeout=_IDLE_S)
-        except queue.Empty:
-            job = None
-        try:
-            _idle.remove(jobs)
-        except ValueError:  # chosen for work, which has come, or comes; or an interrupt has come in between
-            was_idle = False
-        else:
-            was_idle = True
-        if job is not None:
-            job()
-            del job
-        elif was_idle:
-            return
-        _idle.append(jobs)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)
+        work()

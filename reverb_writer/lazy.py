@@ -1,4 +1,4 @@
-"""Packages whose public names load when they are first used (PEP 562). Imports nothing heavy.
+"""What loads only when it is used: public names of packages (PEP 562) and optional packages. Imports nothing heavy.
 
 The public names of a package stand in its stub, `__init__.pyi`: type checkers read them there, and so does the package.
 """
@@ -6,11 +6,14 @@ The public names of a package stand in its stub, `__init__.pyi`: type checkers r
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from reverb_writer.errors import MissingExtraError
 
 
 def module_of_names(stub: Path) -> dict[str, str]:
@@ -48,3 +51,19 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
         return sorted({*module_of, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
     return load, names, sorted(module_of)
+
+
+@contextlib.contextmanager
+def needs(what: str, install: str) -> Iterator[None]:
+    """Turn a failed import in the block into an error that says what to install.
+
+    `what` is the feature that needs it, `install` the argument of `pip install`, such as "reverb-writer[torch]".
+    """
+    try:
+        yield
+    except MissingExtraError:
+        raise
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"{what} needs `{error.name}`, which is not installed: pip install '{install}'", name=error.name
+        ) from error

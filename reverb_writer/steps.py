@@ -129,6 +129,11 @@ class StepStructure:
             return int(leaves[index]) == last
         return np.asarray(leaves[index]) == last
 
+    @property
+    def marks_ends(self) -> bool:
+        """Whether steps have a leaf that marks the end of an episode."""
+        return self._boundary is not None
+
     def padding_step(self) -> list[Any]:
         """Return the leaves of a padding step: zeros; in a trajectory, `step_type` LAST and `next_step_type` FIRST.
 

@@ -7,8 +7,8 @@
         server = replay_server()                               # with one table, `replay`
         my_actor(server.address)
 
-The plugin comes with the package, and is off unless that line, or `pytest --reverb-writer-server`, asks for it. Instead
-of either, a conftest.py may say `pytest_plugins = ["reverb_writer.testing"]`.
+pytest loads this module in every suite, by an entry point. So it loads nothing heavy, and a suite has the fixture only
+if that line, or `pytest --reverb-writer-server`, asks for it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,37 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from reverb_writer.local import LocalServer
-from reverb_writer.tables import TableConfig
+import reverb_writer as rw
 
 __all__ = ["replay_server"]
 
+_HELP = "give tests the fixture `replay_server`, a reverb_writer.LocalServer"
 
-@pytest.fixture
-def replay_server() -> Iterator[Callable[..., LocalServer]]:
+
+def replay_server() -> Iterator[Callable[..., rw.LocalServer]]:
     """Start a `LocalServer` by `replay_server(*tables)`, by default with one table `replay`; it ends with the test."""
     with contextlib.ExitStack() as servers:
 
-        def start(*tables: TableConfig, max_bytes: int | None = None) -> LocalServer:
-            return servers.enter_context(LocalServer(tables or (TableConfig("replay"),), max_bytes=max_bytes))
+        def start(*tables: rw.TableConfig, max_bytes: int | None = None) -> rw.LocalServer:
+            chosen = tables or (rw.TableConfig("replay"),)
+            return servers.enter_context(rw.LocalServer(chosen, max_bytes=max_bytes))
 
         yield start
+
+
+class _Fixtures:
+    """A plugin of its own, because pytest takes all fixtures of a module that it loads."""
+
+    replay_server = staticmethod(pytest.fixture(replay_server))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--reverb-writer-server` and the setting `reverb_writer_server`."""
+    parser.getgroup("reverb-writer").addoption("--reverb-writer-server", action="store_true", help=_HELP)
+    parser.addini("reverb_writer_server", _HELP, type="bool", default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the fixture if either asks for it."""
+    if config.getoption("--reverb-writer-server") or config.getini("reverb_writer_server"):
+        config.pluginmanager.register(_Fixtures(), "reverb_writer.testing.fixtures")

@@ -23,12 +23,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from reverb_writer.client.client import Client
 from reverb_writer.client.shared_clients import as_client
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
 from reverb_writer.windows import EndOfEpisode
-from reverb_writer.writing.observer_base import SingleObserver, TooFewStepsError
+from reverb_writer.writing.observer import Observer, TooFewStepsError
 from reverb_writer.writing.observers import EpisodeObserver, SequenceObserver, TrajectoryObserver, WindowObserver
 from reverb_writer.writing.priorities import Priority
 
@@ -49,7 +48,7 @@ class FlattenedTrajectoryError(StructureError, TypeError):
     """A trajectory came as a flat list of leaves, and nothing tells which leaf is what."""
 
 
-class _ReverbObserver(SingleObserver):
+class _ReverbObserver(Observer):
     """What TF-Agents' observers have in common and ours do not; comes before one of ours among the bases."""
 
     @property
@@ -66,10 +65,11 @@ class _ReverbObserver(SingleObserver):
         Raises:
             ReplayTimeoutError, ServerUnavailableError: no answer in time. A `reverb.Client` has errors of its own.
         """
-        if isinstance(self.py_client, str):
-            with Client(self.py_client) as client:
-                return self._signature(client)
-        return self._signature(self.py_client)
+        if hasattr(self.py_client, "server_info"):
+            return self._signature(self.py_client)
+        client, _ = as_client(self.py_client)
+        with client:
+            return self._signature(client)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all windows that are complete are confirmed by the server.
@@ -83,14 +83,15 @@ class _ReverbObserver(SingleObserver):
         except ClosedError as error:
             raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
 
-    def __call__(self, trajectory: Any, *, end_of_episode: bool | None = None) -> None:
+    def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None) -> None:
         """Write a step.
 
         Args:
-            trajectory: a `Trajectory` of TF-Agents or of ours, without batch dimension. A list or tuple is a flattened
+            step: a `Trajectory` of TF-Agents or of ours, without batch dimension. A list or tuple is a flattened
                 one: its leaves, in the order of `tree.flatten`, to be put into the structure of the first step, or of
                 the table's signature.
             end_of_episode: whether it is the last of its episode; None to read `step_type`.
+            env_mask: as for `TrajectoryObserver`, with `num_envs`.
 
         Raises:
             NoWriterError: the observer is closed.
@@ -98,26 +99,29 @@ class _ReverbObserver(SingleObserver):
             StructureError: a leaf differs from the first step's; named by path.
             ReplayTimeoutError: no room in flight, and nothing moved for the time-out.
         """
-        if type(trajectory) in (list, tuple):
-            trajectory = self._unflatten(trajectory)
+        if type(step) in (list, tuple):
+            step = self._unflatten(step)
         try:
-            super().__call__(trajectory, end_of_episode=end_of_episode)
+            super().__call__(step, end_of_episode, env_mask)
         except ClosedError as error:
             raise NoWriterError(f"Could not obtain writer from py_client. {error}") from error
 
-    def reset(self, write_cached_steps: bool = True, *, discard: bool = False) -> None:
+    def reset(
+        self, write_cached_steps: bool = True, *, discard: bool = False, env_ids: Sequence[int] | None = None
+    ) -> None:
         """End the episode here; open the observer if it is closed.
 
         Args:
             write_cached_steps: whether to write the steps that no window holds yet.
             discard: the opposite, as our observers have it.
+            env_ids: as for `TrajectoryObserver`, with `num_envs`.
 
         Raises:
             SpecError: too few steps are cached for a window, without padding. Nothing changed.
         """
         self.open()
         try:
-            super().reset(discard=discard or not write_cached_steps)
+            super().reset(discard=discard or not write_cached_steps, env_ids=env_ids)
         except TooFewStepsError as error:
             raise SpecError(
                 "write_cached_steps is True, but not enough steps remain in the cache to write an item with "
@@ -126,11 +130,11 @@ class _ReverbObserver(SingleObserver):
 
     def _signature(self, client: Any) -> Any:
         # The time-out is the first argument of both clients' methods, by different names; dm-reverb's wants an integer.
-        tables = client.server_info(math.ceil(self._session.timeout_s))
-        return tables[self._session.targets[0].tables[0]].signature
+        tables = client.server_info(math.ceil(self._open_session.timeout_s))
+        return tables[self._targets[0].tables[0]].signature
 
     def _unflatten(self, leaves: Sequence[Any]) -> Any:
-        if self._layout is None:
+        if self._structure is None:
             client, owned = as_client(self.py_client)
             try:
                 example = self._signature(client)
@@ -138,7 +142,7 @@ class _ReverbObserver(SingleObserver):
                 if owned:
                     client.close()
         else:
-            example = self._layout.structure.example
+            example = self._structure.example
         if not hasattr(example, "step_type"):
             raise FlattenedTrajectoryError(
                 f"a flattened trajectory of {len(leaves)} leaves, but which leaf is the step type is not known. Pass a "

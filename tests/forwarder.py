@@ -46,9 +46,19 @@ class Forwarder:
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
+    def is_connected(self) -> bool:
+        """Whether a connection is open."""
+        return any(pair.is_open for pair in self._pairs)
+
+    @property
     def address(self) -> str:
         """Where a client finds it."""
         return f"localhost:{self.port}"
+
+    @property
+    def num_open(self) -> int:
+        """Connections that neither side has ended."""
+        return sum(pair.is_open for pair in self._pairs)
 
     def cut(self) -> None:
         """Close all connections."""
@@ -108,6 +118,7 @@ class _Pair:
         self._ways = {client: server, server: client}
         self._muted = threading.Event()
         self._ended = threading.Event()
+        self.is_open = True
 
     def start(self) -> None:
         threading.Thread(target=self._carry, daemon=True).start()
@@ -130,6 +141,7 @@ class _Pair:
                     pass
             if self._muted.is_set():
                 self._ended.wait()
+        self.is_open = False
 
     def _copy(self) -> bool:
         """Copy what there is; return whether more may come."""

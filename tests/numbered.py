@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
 
 import reverb_writer as rw
 from reverb_writer.client.single_item import one_item
+from reverb_writer.deadline import Deadline
 from reverb_writer.protocol import messages
+from reverb_writer.transport.insert_call import insert_items
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
 
@@ -38,9 +39,7 @@ def insert_variant(client: rw.Client, table: str) -> None:
     message.chunks[0].data.tensors[0].dtype = messages.DataType.DT_VARIANT
     message.chunks[0].data.tensors[0].tensor_content = b""
     request.chunks[key] = message.SerializeToString()
-    with contextlib.closing(client.open_stream()) as stream:
-        stream.write(request)
-        stream.flush(60)
+    insert_items(client.shards[0].channel, [request], Deadline(60))
 
 
 def first_numbers(batch: rw.Batch) -> list[int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 
+from reverb_writer.errors import ReverbWriterError
 from reverb_writer.protocol import messages
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 
 
@@ -50,10 +54,17 @@ class Relay:
 
     def _samples(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         self.num_streams += 1
-        call = self._channel.stream(messages.SAMPLE_STREAM, requests)
-        context.add_callback(call.cancel)
+        stream = ByteStream(self._channel, messages.SAMPLE_STREAM)
+        context.add_callback(stream.cancel)
+
+        def pass_on() -> None:
+            with contextlib.suppress(grpc.RpcError):  # the client has gone
+                for request in requests:
+                    stream.send(request)
+
+        threading.Thread(target=pass_on, daemon=True).start()
         try:
-            for message in call:
+            for message in stream:
                 yield self.change(message)
-        except grpc.RpcError as error:
-            context.abort(error.code(), error.details())
+        except ReverbWriterError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

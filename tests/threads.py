@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import threading
 
+from reverb_writer.transport.loop import THREAD_NAME
+
 
 def our_threads(prefix: str = "reverb-writer") -> list[str]:
-    """Return the names of the package's threads that run now, sorted."""
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(prefix))
+    """Return the names of the package's threads that run now, sorted, but not the loop's, which never ends."""
+    names = sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(prefix))
+    return [name for name in names if name != THREAD_NAME]

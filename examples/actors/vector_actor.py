@@ -29,7 +29,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     envs = gymnasium.make_vec(arguments.env, num_envs=NUM_ENVS, vectorization_mode="async")
-    with rw.VectorObserver(
+    with rw.TrajectoryObserver(
         arguments.server, "replay", sequence_length=16, stride_length=8, end_of_episode="cover", num_envs=NUM_ENVS
     ) as observer:
         with contextlib.closing(rw.environments.record(envs, observer)) as env:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from reverb_writer.errors import ReverbWriterError
-from reverb_writer.tables import Prioritized, SelectorName, TableConfig
+from reverb_writer.tables import Prioritized, TableConfig
+from reverb_writer.tables.table_config import SelectorName
 
 if TYPE_CHECKING:
     from reverb_writer.client.client import Client

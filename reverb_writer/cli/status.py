@@ -6,7 +6,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import click
@@ -18,9 +18,8 @@ from rich.text import Text
 from reverb_writer.cli.server_options import new_client, report_errors, security_options, timeout_option
 from reverb_writer.client.client import Client
 from reverb_writer.client.on_shards import on_each
-from reverb_writer.protocol.table_specs import SPECS_TABLE
-from reverb_writer.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
-from reverb_writer.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, explain_side, figures, rates
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
 
 _HEADINGS = ("table", "size", "fill", "inserts/s", "samples/s", "ratio", "wanted", "may insert", "may sample")
 _ANY_WIDTH = 10_000
@@ -83,7 +82,7 @@ def command(
     """Show the tables of the server at ADDRESS (host:port), and which inserts or samples are blocked.
 
     Of several servers that are one replay each is shown, and those that are blocked or unreachable are named at the
-    end. An ADDRESS may also be a file or a name of them, `file:PATH` or `shards:dns:HOST:PORT`.
+    end. An ADDRESS may also be a file of them, `file:PATH`.
 
     With --watch a missing answer is shown and the server is asked again; the exit code is that of the last state.
 
@@ -119,7 +118,7 @@ def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_St
     while True:
         states: _States = {}
         shards = client.shards  # once: a client that follows its target may have others meanwhile
-        answers, failed = on_each(shards, lambda shard: _tables_of_users(shard.request_info()))
+        answers, failed = on_each(shards, lambda shard: shard.request_info())
         for shard in shards:
             if shard in failed:
                 states[shard.address] = NoAnswer(str(failed[shard]))
@@ -133,11 +132,6 @@ def _states(client: Client, interval_s: float, *, endless: bool) -> Iterator[_St
                 return
         before = {shard.address: info for shard, info in answers.items()} or before
         time.sleep(interval_s)
-
-
-def _tables_of_users(info: ServerInfo) -> ServerInfo:
-    """Return the server's tables without the internal one."""
-    return replace(info, tables={name: table for name, table in info.tables.items() if name != SPECS_TABLE})
 
 
 @contextlib.contextmanager

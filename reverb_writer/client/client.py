@@ -1,7 +1,7 @@
 """The client of a replay server, or of several with the same tables.
 
-Each server is a `ServerConnection`. Samples come from the servers in turn, inserts go to one server after the other,
-and every other call goes to all servers at once. Servers that the target says are lost are left out.
+Each server is a `Server`. Samples come from the servers in turn, inserts go to one server after the other, and every
+other call goes to all servers at once. Servers that the target says are lost are left out.
 
 `shared_clients.as_client` reads every `client` argument. Objects that are given the same address and time-out share one
 connection per process; a `Client` that a caller makes is a connection of its own.
@@ -13,33 +13,39 @@ import html
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from reverb_writer.arguments import check_key, check_priority, check_timeout, integer
 from reverb_writer.client.client_stats import ClientStats, TableStats, tables_html
-from reverb_writer.client.on_shards import answers, on_all, store_spec_on_all
-from reverb_writer.client.server_connection import Sample, ServerConnection
-from reverb_writer.client.shard_choice import choose_shard, default_actor_id
-from reverb_writer.client.shard_connections import ShardConnections, first_target
-from reverb_writer.client.shard_samples import sample_shards
-from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
-from reverb_writer.closing import ClosedAtExit
+from reverb_writer.client.on_shards import first_that_answers, on_all
+from reverb_writer.client.server_calls import Sample, Server
+from reverb_writer.client.shards import ServerSet, first_target
+from reverb_writer.client.targets import (
+    Shard,
+    ShardState,
+    Target,
+    TargetSource,
+    source_of,
+)
+from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
-from reverb_writer.protocol.table_specs import SPECS_TABLE
-from reverb_writer.table_info import ServerInfo, TableInfo, merge_tables
+from reverb_writer.tables.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import TLS, Channel
-from reverb_writer.transport.insert_stream import InsertStream
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
 _LEAST_S = 0.05
 
 
-class Client(ClosedAtExit):
+class Client:
     """A connection to a replay server, or one to each of several.
 
-    Thread-safe. Not usable in a forked child: make one there. A context manager.
+    Thread-safe. A context manager. Not usable in a forked child, where no other client can be made either if the
+    parent had a client or a `LocalServer` before the fork: start children with `spawn`.
 
     Attributes:
         connections: to the servers; shared by clients that `as_client` makes.
@@ -67,8 +73,8 @@ class Client(ClosedAtExit):
 
         Args:
             address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables. Servers
-                that come and go: a `Target`, `file:PATH` as `TargetFile`, `shards:dns:HOST:PORT` as `TargetDns`, or any
-                `TargetSource`, which is waited for.
+                that come and go: a `Target`, `file:PATH` as `TargetFile`, or any `TargetSource`, which is waited
+                for.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
             timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.
@@ -94,14 +100,14 @@ class Client(ClosedAtExit):
     def _connect(self, arguments: tuple[Any, ...], target: Target) -> None:
         (source, tls, token, timeout_s, use_proxy, _) = arguments
 
-        def connect(shard: Shard) -> ServerConnection:
+        def connect(shard: Shard) -> Server:
             channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
-            return ServerConnection(shard, channel, timeout_s)
+            return Server(shard, channel, timeout_s)
 
-        self._use(ShardConnections(source, target, connect), arguments)
+        self._use(ServerSet(source, target, connect), arguments)
 
     def _use(
-        self, connections: ShardConnections, arguments: tuple[Any, ...], release: Callable[[], None] | None = None
+        self, connections: ServerSet, arguments: tuple[Any, ...], release: Callable[[], None] | None = None
     ) -> None:
         self.connections = connections
         self.timeout_s = arguments[3]
@@ -121,7 +127,7 @@ class Client(ClosedAtExit):
         return len(self.shards) > 1 or not isinstance(self.connections.source, Target)
 
     @property
-    def shards(self) -> tuple[ServerConnection, ...]:
+    def shards(self) -> tuple[Server, ...]:
         """The connections to the servers of the target, in its order."""
         return self.connections.shards
 
@@ -142,7 +148,7 @@ class Client(ClosedAtExit):
         for shard in self.shards:
             client = object.__new__(Client)
             alone = Target(0, (shard.shard,))
-            connections = ShardConnections(alone, alone, lambda _, shard=shard: shard)  # type: ignore[misc]
+            connections = ServerSet(alone, alone, lambda _, shard=shard: shard)  # type: ignore[misc]
             client._use(connections, (alone, *self._arguments[1:]))
             clients.append(client)
         return clients
@@ -179,8 +185,7 @@ class Client(ClosedAtExit):
             ReplayTimeoutError: the server is there but does not answer.
         """
         infos = self._all(lambda shard, deadline: shard.request_info(deadline.timeout_s), timeout_s)
-        tables = merge_tables([info.tables for info in infos])
-        return {name: table for name, table in tables.items() if name != SPECS_TABLE}
+        return merge_tables([info.tables for info in infos])
 
     def stats(self, timeout_s: float | None = None) -> ClientStats:
         """Return the counters of all tables; raises as `server_info`.
@@ -223,23 +228,23 @@ class Client(ClosedAtExit):
             priorities: the tables that get the item, and its priority in each, finite and >= 0.
             timeout_s: in seconds; None for the client's.
             squeeze: nest of booleans like `data`: leaves that are one value, [...] without time; None for none.
-            spec: nest of `ArraySpec` like `data`, stored as by `store_spec`, so that samples are nests; None for none.
+            spec: nest of `ArraySpec` like `data`, of one step, which the item carries, so that samples are nests; None
+                for tuples of columns where the table has no signature.
 
         Raises:
             SpecError: `priorities` is empty, or a priority is invalid.
-            StructureError: an unknown table, no leaf, a leaf without steps, one that does not match a table's
-                signature, a table that was first written with another spec, or an item larger than its
-                `max_item_bytes`. Nothing changed.
+            StructureError: an unknown table, no leaf, a leaf without steps, or one that does not match a table's
+                signature. Nothing changed.
             ReplayTimeoutError: not confirmed in time; says why. It is not sent again, but if the server has taken it,
                 it may still be inserted.
             ServerUnavailableError: not confirmed in time, because there is no connection to the server.
             ClosedError: another thread has closed the client.
         """
         deadline = self._deadline(timeout_s)
-        self._next().insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
+        self._next(deadline).insert(data, priorities, deadline, squeeze=squeeze, spec=spec)
 
     def sample(self, table: str, num_samples: int = 1, timeout_s: float | None = None) -> Iterator[Sample]:
-        """Sample items one after the other.
+        """Sample items one after the other, each as the nest of the table's signature, else of the item's own spec.
 
         Several servers are sampled as if one had all items, if the table is uniform or prioritized; other tables in
         turns. From a prioritized table with `max_times_sampled` in proportion to sizes. Servers that do not answer
@@ -249,12 +254,15 @@ class Client(ClosedAtExit):
         Args:
             table: its name.
             num_samples: how many, >= 1.
-            timeout_s: for all of them together, in seconds; None for the client's.
+            timeout_s: for all waits for the server together, in seconds; None for the client's. The time that the
+                caller takes between two samples does not count.
 
-        Yields:
-            Samples.
+        Returns:
+            The samples, as an iterator. It raises all errors below but the first two.
 
         Raises:
+            SpecError: an argument is invalid.
+            ClosedError: the client is closed.
             ReplayTimeoutError: not all came in time; says why.
             UnsafeDataError, FormatError: a sample must not or cannot be decoded.
         """
@@ -263,38 +271,10 @@ class Client(ClosedAtExit):
         self.check_usable()
         (first, *others) = shards = self.in_state("up", "draining")
         if others:
-            yield from sample_shards(shards, next(self._turns), table, num_samples, deadline)
+            samples = sample_shards(shards, next(self._turns), table, num_samples, deadline)
         else:
-            yield from first.sample(table, num_samples, deadline)
-
-    def spec_of(self, table: str, timeout_s: float | None = None) -> Any:
-        """Return the nest of `ArraySpec` that the items of `table` have; None if it is not known.
-
-        It is the table's signature, with the time dimension, or what its first observer has stored, without it. Of
-        several servers the first that answers tells it.
-        """
-        self.check_usable()
-        deadline = self._deadline(timeout_s)
-        shard = _first_that_answers(self.in_state("up", "draining"))
-        return shard.spec_of(table, deadline.left_s())
-
-    def store_spec(self, table: str | Sequence[str], spec: Any, timeout_s: float | None = None) -> None:
-        """Store the step spec of a table that is going to be written; a spec that is stored already must be the same.
-
-        It stays until `reset`. Nothing is stored on a server without a table for specs, nor a nest that Reverb cannot
-        describe. Of several servers all get it; one that is down gets it when a writer first writes to it.
-
-        Args:
-            table: its name, or several; all are compared before any is stored.
-            spec: nest of `ArraySpec`, without the time dimension.
-            timeout_s: in seconds; None for the client's.
-
-        Raises:
-            StructureError: the table was first written with another structure; names the leaf.
-        """
-        self.check_usable()
-        tables, shards = [table] if isinstance(table, str) else table, self.in_state("up", "draining")
-        store_spec_on_all(shards, tables, spec, self._deadline(timeout_s))
+            samples = first.sample(table, num_samples, deadline)
+        return _without_callers_time(samples, deadline, time.monotonic())
 
     def mutate_priorities(
         self,
@@ -320,27 +300,12 @@ class Client(ClosedAtExit):
         self._all(lambda shard, deadline: shard.mutate_priorities(table, checked, keys, deadline=deadline), timeout_s)
 
     def reset(self, table: str, timeout_s: float | None = None) -> None:
-        """Remove all items of `table`, set its rate limiter to zero, and let its next items have any structure."""
+        """Remove all items of `table`, and set its rate limiter to zero."""
         self._all(lambda shard, deadline: shard.reset(table, deadline), timeout_s)
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
         """Have the server write a checkpoint; return its path on the server's machine, one a line of several."""
         return "\n".join(self._all(lambda shard, deadline: shard.checkpoint(deadline), timeout_s))
-
-    def open_stream(self, *, actor_id: str | None = None, **options: Any) -> InsertStream:
-        """Open an insert stream of your own, for `SequenceWriter`s; close it before the client.
-
-        It goes to one server for good. Observers go to another one when theirs is lost; a program that writes by
-        streams opens another stream, between episodes.
-
-        Args:
-            actor_id: of several servers, tells which one, see `choose_shard`; None for an id that no other writer has.
-            **options: bounds and policies, see `InsertStream`.
-        """
-        self.check_usable()
-        shards = {shard.name: shard for shard in self.in_state("up")}
-        chosen = shards[choose_shard(actor_id or default_actor_id(), shards)]
-        return InsertStream(chosen.channel, **options)
 
     def close(self) -> None:
         """Close the connections. Idempotent, also after an interrupt; does nothing in a forked child.
@@ -350,7 +315,13 @@ class Client(ClosedAtExit):
         self._is_closed = True
         self._release()
 
-    def _all(self, verb: Callable[[ServerConnection, Deadline], _T], timeout_s: float | None) -> list[_T]:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _all(self, verb: Callable[[Server, Deadline], _T], timeout_s: float | None) -> list[_T]:
         """Ask all servers at once and return the answers in their order; raises as `on_all`."""
         self.check_usable()
         deadline = self._deadline(timeout_s)
@@ -359,26 +330,30 @@ class Client(ClosedAtExit):
     def _deadline(self, timeout_s: float | None) -> Deadline:
         return Deadline(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
 
-    def _next(self) -> ServerConnection:
+    def _next(self, deadline: Deadline) -> Server:
         """Return the server whose turn it is, or the first after it that answers; if none does, that one."""
         self.check_usable()
         shards, turn = self.in_state("up"), next(self._turns)
-        return _first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))])
+        return first_that_answers([shards[(turn + step) % len(shards)] for step in range(len(shards))], deadline)
 
-    def in_state(self, *states: ShardState) -> Sequence[ServerConnection]:
+    def in_state(self, *states: ShardState) -> Sequence[Server]:
         """Return the servers in one of these states; all if none is."""
         return [shard for shard in self.shards if shard.shard.state in states] or self.shards
 
-    def _only(self) -> ServerConnection:
+    def _only(self) -> Server:
         self.check_usable()
         if len(self.shards) > 1:
             raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
         return self.shards[0]
 
 
-def _first_that_answers(shards: Sequence[ServerConnection]) -> ServerConnection:
-    """Return the first server that answers, each within two seconds; if none does, or there is one, the first."""
-    return shards[0] if len(shards) == 1 else next((one for one in shards if answers(one)), shards[0])
+def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:
+    """Yield the samples; the deadline moves by the time that the caller takes, from `left_at` on."""
+    deadline.extend(time.monotonic() - left_at)
+    for sample in samples:
+        left_at = time.monotonic()
+        yield sample
+        deadline.extend(time.monotonic() - left_at)
 
 
 def _remade(arguments: tuple[Any, ...], target: Target) -> Client:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from reverb_writer.scalars import Scalars
-from reverb_writer.table_info import TableInfo
+from reverb_writer.tables.table_info import TableInfo
 
 _COLUMNS = ("table", "items", "max_size", "inserts", "samples", "sampler", "remover")
 

@@ -1,30 +1,26 @@
-"""What is kept on all shards: asked and stored at once, and shards that do not answer are left out."""
+"""Questions to all shards at once; shards that do not answer are left out."""
 
 from __future__ import annotations
 
 import functools
-import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from reverb_writer.background import in_background
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.table_info import ServerInfo
+from reverb_writer.tables.table_info import ServerInfo
 from reverb_writer.transport.server_info import try_server_info
 
-_LOG = logging.getLogger(__package__)
 _T = TypeVar("_T")
 
 _ANSWER_WITHIN_S = 2.0
 _RETRY_S = 0.1
 
 
-def on_each(
-    shards: Sequence[ServerConnection], verb: Callable[[ServerConnection], _T]
-) -> tuple[dict[ServerConnection, _T], dict[ServerConnection, Exception]]:
+def on_each(shards: Sequence[Server], verb: Callable[[Server], _T]) -> tuple[dict[Server, _T], dict[Server, Exception]]:
     """Do something on all shards at once; return what came of it, and which of them are unreachable, and why.
 
     Raises:
@@ -33,8 +29,8 @@ def on_each(
     outcomes = {shard: in_background(functools.partial(verb, shard)) for shard in shards}
     for outcome in outcomes.values():
         outcome.wait()
-    done: dict[ServerConnection, _T] = {}
-    unreachable: dict[ServerConnection, Exception] = {}
+    done: dict[Server, _T] = {}
+    unreachable: dict[Server, Exception] = {}
     for shard, outcome in outcomes.items():
         try:
             done[shard] = outcome.result()
@@ -43,7 +39,7 @@ def on_each(
     return done, unreachable
 
 
-def on_all(shards: Sequence[ServerConnection], verb: Callable[[ServerConnection], _T]) -> list[_T]:
+def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
     """Do something on all shards at once; return what came of it, in their order.
 
     Raises:
@@ -57,7 +53,7 @@ def on_all(shards: Sequence[ServerConnection], verb: Callable[[ServerConnection]
     return [done[shard] for shard in shards]
 
 
-def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
     """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
 
     All are asked again until one answers.
@@ -81,35 +77,24 @@ def answering(shards: Sequence[ServerConnection], timeout_s: float) -> dict[Serv
         time.sleep(_RETRY_S)
 
 
-def answers(shard: ServerConnection) -> bool:
-    """Return whether a server answers within two seconds."""
+def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
+    """Return the first server that answers; if none does, or there is one, the first.
+
+    Each is given two seconds, or half of the time that is left until `deadline`.
+    """
+    for shard in shards if len(shards) > 1 else ():
+        left_s = deadline.timeout_s - deadline.spent_s
+        if left_s > 0 and _answers(shard, min(left_s / 2, _ANSWER_WITHIN_S)):
+            return shard
+    return shards[0]
+
+
+def _answers(shard: Server, timeout_s: float) -> bool:
     try:
-        return _try_info(shard, _ANSWER_WITHIN_S) is not None
+        return _try_info(shard, timeout_s) is not None
     except ServerUnavailableError:
         return False
 
 
-def _try_info(shard: ServerConnection, timeout_s: float) -> ServerInfo | None:
+def _try_info(shard: Server, timeout_s: float) -> ServerInfo | None:
     return try_server_info(shard.channel, timeout_s)
-
-
-def store_spec_on_all(
-    shards: Sequence[ServerConnection], tables: Sequence[str], spec: Any, deadline: Deadline
-) -> Collection[ServerConnection]:
-    """Keep the step spec of some tables on all shards that answer; it is compared on all before any stores it.
-
-    Returns:
-        The shards that have it now, at least one.
-
-    Raises:
-        StructureError: a shard has another spec.
-        ServerUnavailableError, ReplayTimeoutError: no shard has taken it in time.
-    """
-    found = answering(shards, deadline.left_s())
-    missing, silent = on_each([*found], lambda shard: shard.missing_specs(found[shard], tables, spec, deadline))
-    stored, failed = on_each([*missing], lambda shard: shard.keep_specs(found[shard], missing[shard], spec, deadline))
-    if not stored:
-        raise next(iter((failed | silent).values()))
-    if left_out := [shard.name for shard in shards if shard not in stored]:
-        _LOG.info("The spec of %s is not on %s, which gets it when it is written.", tables, ", ".join(left_out))
-    return stored.keys()

@@ -25,15 +25,20 @@ def column(path: str, leaf: Any) -> Any:
 
 
 def one_item(
-    columns: Sequence[Any], is_scalar: Sequence[bool], priorities: Mapping[str, float], key: int | None = None
+    columns: Sequence[Any],
+    is_scalar: Sequence[bool],
+    priorities: Mapping[str, float],
+    spec: bytes = b"",
+    key: int | None = None,
 ) -> InsertRequest:
     """Encode one item a table over one chunk, the columns of which may differ in length; scalar ones have one row.
 
-    Columns are [T_i, ...]. `key` is of the item in the first table, the others have those that follow; None to draw it.
+    Columns are [T_i, ...]. `spec` is a `specs.spec_tensor`, or empty. `key` is of the item in the first table, the
+    others have those that follow; None to draw it.
     """
     chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
     first_key = first_key if key is None else key
-    chunk = encode_chunk(chunk_key, episode_id, 0, columns)
+    chunk = encode_chunk(chunk_key, episode_id, 0, columns, spec=spec)
     slices = messages.FlatTrajectory(
         columns=[
             messages.FlatTrajectory.Column(

@@ -1,28 +1,38 @@
 """Which servers are one replay: targets, and the sources that tell them.
 
-A target is a list of shards at one moment. Sources tell the newest: a fixed list, a file, a name in the DNS, or an
-object of your own, such as one that asks Ray.
+A target is a list of shards at one moment. Sources tell the newest: a fixed list, a file, or an object of your own,
+such as one that asks Ray.
 
     source -> look_up() -> Target(epoch, shards) -> kept by each client, which goes on with it while the source is gone
+
+The shard of an episode, or of a version of weights, is chosen by rendezvous hashing: each pair of a writer's name and a
+shard has a score, a hash of both, and the shard of the highest score is chosen. So every process computes the same
+without asking anyone. A shard that is added takes those writers for which its score is the highest, about 1 of n; one
+that is removed gives away its own. No other moves.
+
+Source: Thaler and Ravishankar 1998, Using name-based mappings to increase hit rates.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import os
 import pathlib
 import socket
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from reverb_writer.arguments import check_address, integer
-from reverb_writer.background import in_background
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.errors import ServerUnavailableError, SpecError
 
 ShardState = Literal["up", "draining", "lost"]
 
 _STATES = ("up", "draining", "lost")
-_FILE, _DNS = "file:", "shards:dns:"
+_FILE = "file:"
+
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Shard:
         state: "up"; "draining" to be read, but not written any more; "lost" for neither.
 
     Raises:
-        SpecError: an attribute cannot be what it is to be.
+        SpecError: an attribute is invalid.
     """
 
     name: str
@@ -119,7 +129,7 @@ class TargetFile:
     path: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))  # noqa: PTH100  # of `~` and the like nothing is to be made
+        object.__setattr__(self, "path", os.path.abspath(os.fspath(self.path)))  # noqa: PTH100  # `~` is deliberately not expanded
 
     def look_up(self, timeout_s: float) -> Target:  # noqa: ARG002  # of the protocol; a file answers at once
         """Return what the file says now, within any `timeout_s` seconds.
@@ -137,69 +147,23 @@ class TargetFile:
         return Target(0, tuple(_shards_of(text, self.path)))
 
 
-@dataclass(frozen=True)
-class TargetDns:
-    """A name in the DNS of which each A and AAAA record is a shard, as of a headless service of Kubernetes.
-
-    A server that comes back under another IP address is another shard: a record has no name. Where names matter, give
-    the list of the servers' own names, such as "replay-0.replay-headless:8000".
-
-    Attributes:
-        host: the name.
-        port: of all servers.
-    """
-
-    host: str
-    port: int
-
-    def __post_init__(self) -> None:
-        """Check the attributes.
-
-        Raises:
-            SpecError: the port cannot be one, or there is no name.
-        """
-        object.__setattr__(self, "port", integer("port", self.port, minimum=1, maximum=65535))
-        check_address(f"{self.host}:{self.port}")
-
-    def look_up(self, timeout_s: float) -> Target:
-        """Return a shard for each address that the name has now, in the order of the addresses.
-
-        Raises:
-            ServerUnavailableError: the name has no address, or no name server answers.
-            ReplayTimeoutError: not within `timeout_s` seconds.
-        """
-        asked = in_background(lambda: socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
-        if not asked.wait(timeout_s):
-            raise ReplayTimeoutError(f"the DNS did not tell the addresses of {self.host} within {timeout_s:.1f} s.")
-        try:
-            found = asked.result()
-        except OSError as error:
-            raise ServerUnavailableError(f"{self.host} has no address in the DNS ({error.strerror}).") from None
-        hosts = sorted({str(sockaddr[0]) for *_, sockaddr in found})
-        return Target.of([f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}" for host in hosts])
-
-
 def source_of(address: Any) -> TargetSource:
     """Return the source that a `client` argument stands for.
 
     Args:
-        address: an address or several; `file:PATH`, as `TargetFile`; `shards:dns:HOST:PORT`, as `TargetDns`; or a
-            `Target` or another source.
+        address: an address or several; `file:PATH`, as `TargetFile`; or a `Target` or another source.
 
     Raises:
         SpecError: it cannot be one.
 
-    >>> source_of("shards:dns:replay-headless:8000"), source_of("file:/etc/replay/shards")
-    (TargetDns(host='replay-headless', port=8000), TargetFile(path='/etc/replay/shards'))
+    >>> source_of("file:/etc/replay/shards")
+    TargetFile(path='/etc/replay/shards')
     """
     if isinstance(address, list | tuple):
         return Target.of(address)
     if isinstance(address, str):
         if address.startswith(_FILE):
             return TargetFile(address.removeprefix(_FILE))
-        if address.startswith(_DNS):
-            host, _, port = address.removeprefix(_DNS).rpartition(":")
-            return TargetDns(host, integer("port", int(port) if port.isdecimal() else port, minimum=1))
         return Target.of([address])
     if isinstance(address, TargetSource):
         if not isinstance(address, Hashable):
@@ -209,6 +173,22 @@ def source_of(address: Any) -> TargetSource:
             )
         return address
     raise SpecError(f"`address` must be `host:port`, several of them, a Target or a source of one, got {address!r}.")
+
+
+def rank_shards(writer: str, names: Iterable[str]) -> list[str]:
+    """Return the shards in the order in which a writer chooses them: the next one if those before are lost or full.
+
+    The order depends on nothing but the arguments, not even on the order of the names.
+
+    >>> rank_shards("actor-7", ["a", "b", "c"]), rank_shards("actor-7", ["c", "a"])
+    (['a', 'c', 'b'], ['a', 'c'])
+    """
+    return sorted(names, key=lambda name: (_score(writer, name), name), reverse=True)
+
+
+def default_actor_id() -> str:
+    """Return an id that no other writer has: this machine, this process, and how many had one before in it."""
+    return f"{socket.gethostname()}:{os.getpid()}:{next(_numbers)}"
 
 
 def _shards_of(text: str, path: str) -> list[Shard]:
@@ -231,3 +211,9 @@ def _shard_of(name: str, address: str | None = None, state: Any = "up", *more: s
             f"a shard is `address`, `name address` or `name address state`, got {more[0]!r} after {state!r}."
         )
     return Shard(name, name if address is None else address, state)
+
+
+def _score(writer: str, name: str) -> int:
+    # The length of the first name keeps "a" + "bc" and "ab" + "c" apart.
+    pair = f"{len(writer)}:{writer}{name}".encode()
+    return int.from_bytes(hashlib.blake2b(pair, digest_size=8).digest(), "big")

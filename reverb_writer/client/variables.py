@@ -3,6 +3,9 @@
     learner: publish(nest) -> the table's only item -> actors: poll() at every step, latest() to wait
 
 The first column of an item holds the nest's structure, so an actor needs no configuration, and the version's number.
+
+Of several servers one gets each version: the first in the rendezvous order of the table's name that answers. Readers
+compare each server's count of inserts with the count at which they have read it, and read only what has changed.
 """
 
 from __future__ import annotations
@@ -19,19 +22,17 @@ import tree
 
 from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.background import Flag, Outcome, in_background
-from reverb_writer.client.on_shards import answering, on_each
-from reverb_writer.client.publications import Publications
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_choice import default_actor_id, rank_shards
+from reverb_writer.client.on_shards import answering, first_that_answers, on_each
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.shared_clients import as_client
+from reverb_writer.client.targets import ShardState, rank_shards
 from reverb_writer.client.waiting_log import logged
-from reverb_writer.closing import ClosedAtExit
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.table_specs import decode_spec, encode_spec
-from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.protocol.specs import decode_spec, encode_spec
+from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.server_info import try_server_info
 
 _LOG = logging.getLogger(__package__)
@@ -51,23 +52,31 @@ class _Read(NamedTuple):
 
 
 class _News(NamedTuple):
-    """What a question has told."""
+    """The answer to a question of `poll`."""
 
-    known: Publications
-    read: _Read | None  # if it is newer
+    seen: Mapping[str, _Count]
+    read: _Read | None  # the newest version, if it is newer than the known one
 
 
-class Variables(ClosedAtExit):
+_Count = tuple[int, int]
+"""A server's state id and its number of inserts: it differs after each publication, and after a restart."""
+
+
+class Variables:
     """The newest version of a nest of arrays, kept in a table of one item. Thread-safe; a context manager.
 
     The table must have `max_size` 1, and its items may be sampled any number of times: `TableConfig(name, max_size=1)`.
 
-    Of several servers all get each version; one that does not answer is left out, which is logged once, and gets the
-    next. A reader takes the version of the largest number, from whichever server has it: numbers must grow, then.
+    A version is a number that grows with each publication, also when the learner or a server starts again: the first
+    number of a publisher is the time in milliseconds since 1970, and each further number is larger by one. Readers take
+    only a version with a larger number than the one that they have. So a table must have one publisher at a time.
+
+    Of several servers one gets each version: the first, in an order that depends on the table's name alone, that is up
+    and answers. Readers look at all servers.
 
     Attributes:
         version: number of the version that `publish`, `latest` or `poll` has last written or returned; 0 before the
-            first. An actor records it beside its actions, and a dataset makes the age of samples of it.
+            first. An actor records it beside its actions, from which a dataset computes how old a sample's policy is.
 
     Example:
         learner = rw.Variables("localhost:8000", "weights")
@@ -115,16 +124,14 @@ class Variables(ClosedAtExit):
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
         self._news: Outcome[_News] | None = None  # the request of `poll` that is in flight
-        self._known = Publications({})
-        self._reader = default_actor_id()  # readers spread over the servers
-        self._left_out: set[str] = set()
+        self._seen: Mapping[str, _Count] = {}  # by server: the count at which its version was read
+        self._publishes_to: str | None = None
+        self._last_number = 0  # the largest that `publish` has given out by itself
         self.version = 0
         self._lock = threading.Lock()
         try:
-            tables = self._tables(connect_timeout_s or self._timeout_s)
-            for found in tables.values():
-                _check_table(found)
-            self._last_number = max(found.rate_limiter.num_inserts for found in tables.values())
+            for info in self._infos(connect_timeout_s or self._timeout_s).values():
+                _check_table(info.tables[self._table])
         except BaseException:
             self.close()
             raise
@@ -135,20 +142,21 @@ class Variables(ClosedAtExit):
         Args:
             nest: of arrays, in dicts with keys of type `str`, lists, tuples and named tuples; 1 GB at most. Tensors may
                 have gradients and be on any device.
-            version: its number, >= 1, such as the number of updates so far; None for one more than the last, counted
-                from the table's first publication on. Give it always or never. The number of a call that fails is not
-                used again: a server may have got that version.
+            version: its number, larger than all before it, such as the number of updates so far; None for one more than
+                the last, or for the first the time in milliseconds. Give it always or never. With None the number of a
+                call that fails is not used again: a server may have got that version.
 
         Returns:
             The version's number.
 
         Raises:
-            SpecError: `version` is none. Nothing changed.
+            SpecError: `version` is no integer >= 1, or not larger than `Variables.version`. Nothing changed.
             StructureError: Reverb cannot store the nest, or it is too large. Nothing changed.
             ReplayTimeoutError: not confirmed in time.
         """
         if version is not None:
-            version = integer("version", version, minimum=1)
+            hint = "Readers take only larger numbers than the one that they have."
+            version = integer("version", version, minimum=self.version + 1, hint=hint)
         leaves = [host_array(leaf) for leaf in tree.flatten(nest)]
         num_bytes = sum(leaf.nbytes for leaf in leaves)
         if num_bytes > MAX_BYTES:
@@ -157,26 +165,23 @@ class Variables(ClosedAtExit):
         encoded = encode_spec(spec)
         with self._lock:  # taken for good, also if this fails: a server may have the version all the same
             if version is None:
-                version = max(self._last_number, self.version) + 1
-            self._last_number = max(self._last_number, version)
+                first = 0 if self._last_number else time.time_ns() // 1_000_000
+                version = self._last_number = max(self._last_number + 1, self.version + 1, first)
         structure = np.array([encoded, str(version).encode()], object)
         self._insert([structure, *(leaf[None] for leaf in leaves)])
-        self.version = version
+        with self._lock:
+            self.version = max(self.version, version)
         return version
 
     def _insert(self, data: list[Any]) -> None:
-        """Insert an item on all servers that answer; raise if none has taken it."""
+        """Insert an item on the first server that answers, in the order of the table's name."""
         deadline = Deadline(self._timeout_s)
-        shards = self._shards()
-        there = [*answering(shards, deadline.left_s())] if len(shards) > 1 else shards
-        done, failed = on_each(there, lambda shard: shard.insert(data, {self._table: 1.0}, deadline))
-        if not done:
-            raise next(iter(failed.values()))
-        left_out = {shard.name for shard in shards if shard not in done}
-        if new := left_out - self._left_out:
-            text = "Weights do not reach %s. Readers take them from the other servers; these get the next version."
-            _LOG.warning(text, ", ".join(sorted(new)))
-        self._left_out = left_out
+        shards = {shard.name: shard for shard in self._shards("up")}
+        chosen = first_that_answers([shards[name] for name in rank_shards(self._table, shards)], deadline)
+        if self._publishes_to not in (None, chosen.name):
+            _LOG.warning("table `%s`: publications now go to %s.", self._table, chosen.name)
+        self._publishes_to = chosen.name
+        chosen.insert(data, {self._table: 1.0}, deadline)
 
     def latest(self, timeout_s: float | None = None) -> Any:
         """Return the newest version; wait for the first one.
@@ -199,21 +204,19 @@ class Variables(ClosedAtExit):
             return f"table `{self._table}`: {why} at {self._client.address}"
 
         with logged(waiting):
-            shards, tables = self._published(deadline, answered)
+            shards, counts = self._published(deadline, answered)
             read, failed = on_each(shards, lambda shard: self._read(shard, deadline))
         if not read:
             raise next(iter(failed.values()))
         newest = max(read.values(), key=lambda one: one.version)
         with self._lock:
-            self._known = self._known.updated(tables).passed(*(shard.name for shard in read if shard.name in tables))
+            self._seen = {shard.name: counts[shard.name] for shard in read}
             self.version = newest.version
             self._news = None  # its answer may be older
         return newest.nest
 
-    def _published(
-        self, deadline: Deadline, answered: Flag
-    ) -> tuple[list[ServerConnection], dict[str, tuple[int, int]]]:
-        """Return the servers that have a version, as soon as one of several has; and what they count.
+    def _published(self, deadline: Deadline, answered: Flag) -> tuple[list[Server], dict[str, _Count]]:
+        """Return the servers that have a version, as soon as one of several has; and their counts.
 
         `answered` is set while the newest question has an answer.
         """
@@ -222,7 +225,7 @@ class Variables(ClosedAtExit):
             infos = self._infos(deadline.left_s())
             answered.set()
             shards = [shard for shard, info in infos.items() if info.tables[self._table].current_size]
-            if shards or len(self._shards()) == 1:
+            if shards or len(infos) == len(self._shards()) == 1:
                 return shards or [*infos], self._counts(infos)
             try:
                 time.sleep(min(_RETRY_S, deadline.left_s()))
@@ -232,7 +235,7 @@ class Variables(ClosedAtExit):
                 raise ReplayTimeoutError(f"{text} {_REMEDY}") from None
 
     def poll(self, default: Any = None) -> Any:
-        """Return the newest version if it is newer than what `latest` or `poll` has returned, else `default`.
+        """Return the newest version if its number is larger than that of `version`, else `default`.
 
         Never waits for the server, so it may be called at every step: it has a thread ask every `interval_s` seconds,
         and fetch a new version, for one of the next calls. Without a connection it returns `default`.
@@ -247,13 +250,13 @@ class Variables(ClosedAtExit):
                 if now >= self._ask_at:
                     self._client.check_usable()
                     self._ask_at = now + self._interval_s
-                    self._news = in_background(functools.partial(self._newer, self._known, self.version))
+                    self._news = in_background(functools.partial(self._newer, self._seen, self.version))
                 return default
             if not self._news.done():
                 return default
             news, self._news = self._news, None
             try:
-                self._known, read = news.result()
+                self._seen, read = news.result()
             except (ReplayTimeoutError, ServerUnavailableError):
                 return default
             if read is None:
@@ -261,45 +264,46 @@ class Variables(ClosedAtExit):
             self.version = read.version
             return read.nest
 
-    def _newer(self, known: Publications, version: int) -> _News:
-        """Return what the servers tell now, and a version that is newer than what was read, if there is one."""
-        shards = {shard.name: shard for shard in self._shards()}
+    def _newer(self, seen: Mapping[str, _Count], version: int) -> _News:
+        """Read the servers whose counts have changed; return what was seen, and the newest version if it is newer."""
+        shards = self._shards()
         timeout_s = self._timeout_s if len(shards) == 1 else min(self._timeout_s, _ANSWER_WITHIN_S)
-        infos, _ = on_each([*shards.values()], lambda shard: try_server_info(shard.channel, timeout_s))
+        infos, _ = on_each(shards, lambda shard: try_server_info(shard.channel, timeout_s))
         there = self._checked({shard: info for shard, info in infos.items() if info is not None})
-        known = known.updated(self._counts(there))
-        name = known.newest(rank_shards(self._reader, [shard.name for shard in there]))
-        if name is None:
-            return _News(known, None)
-        read = self._read(shards[name], Deadline(self._timeout_s))
-        if len(shards) == 1 or read.version > version:
-            return _News(known.taken(name), read)
-        return _News(known.passed(name), None)
+        counts = self._counts(there)
+        changed = [
+            shard
+            for shard, info in there.items()
+            if info.tables[self._table].current_size and counts[shard.name] != seen.get(shard.name)
+        ]
+        deadline = Deadline(self._timeout_s)
+        read, failed = on_each(changed, lambda shard: self._read(shard, deadline))
+        if failed and not read:
+            raise next(iter(failed.values()))
+        seen = {**seen, **{shard.name: counts[shard.name] for shard in read}}
+        newest = max(read.values(), key=lambda one: one.version, default=None)
+        return _News(seen, newest if newest is not None and newest.version > version else None)
 
-    def _shards(self) -> Sequence[ServerConnection]:
+    def _shards(self, *states: ShardState) -> Sequence[Server]:
         self._client.check_usable()
-        return self._client.in_state("up", "draining")
+        return self._client.in_state(*(states or ("up", "draining")))
 
-    def _infos(self, timeout_s: float) -> dict[ServerConnection, ServerInfo]:
+    def _infos(self, timeout_s: float) -> dict[Server, ServerInfo]:
         """Return what the servers that answer tell; all of them must have the table."""
         return self._checked(answering(self._shards(), timeout_s))
 
-    def _checked(self, infos: dict[ServerConnection, ServerInfo]) -> dict[ServerConnection, ServerInfo]:
+    def _checked(self, infos: dict[Server, ServerInfo]) -> dict[Server, ServerInfo]:
         for shard, info in infos.items():
             check_tables_exist([self._table], info, shard.address)
         return infos
 
-    def _tables(self, timeout_s: float) -> dict[str, TableInfo]:
-        return {shard.name: info.tables[self._table] for shard, info in self._infos(timeout_s).items()}
-
-    def _counts(self, infos: Mapping[ServerConnection, ServerInfo]) -> dict[str, tuple[int, int]]:
-        """Return by server what changes with every `publish`, and with its restart."""
+    def _counts(self, infos: Mapping[Server, ServerInfo]) -> dict[str, _Count]:
         return {
             shard.name: (info.state_id, info.tables[self._table].rate_limiter.num_inserts)
             for shard, info in infos.items()
         }
 
-    def _read(self, shard: ServerConnection, deadline: Deadline) -> _Read:
+    def _read(self, shard: Server, deadline: Deadline) -> _Read:
         """Return the version that a server has."""
         (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
         structure, *leaves = tree.flatten(sample.data)
@@ -321,10 +325,16 @@ class Variables(ClosedAtExit):
         if self._owns_client:
             self._client.close()
 
+    def __enter__(self) -> Variables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 def _check_table(table: TableInfo) -> None:
     if table.max_size != 1 or table.max_times_sampled > 0:
         raise StructureError(
             f"table `{table.name}`: max_size {table.max_size}, max_times_sampled {table.max_times_sampled}, expected 1 "
-            "and 0, for it keeps the newest version and hands it out to many."
+            "and 0 because it holds one version, which many actors read."
         )

@@ -24,6 +24,7 @@ from reverb_writer.decoding.encoded_chunk import MAX_LAYOUT_BYTES, ChunkLayoutCa
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.sample_rows import JoinedRanges, SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
+from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import FormatError, ReverbWriterError, UnsafeDataError
 from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_trajectory
 
@@ -40,7 +41,13 @@ _SMALL_SHARE, _SMALL_ROWS = 1 / 128, 16
 
 
 class BatchAssembler:
-    """Assembles samples to batches. Not thread-safe, except for `num_decoded_chunks` and `cache_bytes`."""
+    """Assembles samples to batches. Not thread-safe, except for the counters and `cache_bytes`.
+
+    Attributes:
+        num_decoded_chunks: chunks decoded so far. A chunk whose columns are in several partitions counts for each.
+        num_foreign: samples that were left out because their spec is not the table's.
+        held_back: samples that the last `add` has not added, from the first one of another spec than the batch's on.
+    """
 
     def __init__(
         self,
@@ -49,6 +56,7 @@ class BatchAssembler:
         *,
         batch_size: int = 1,
         num_buffers: int = 0,
+        structure: TableStructure | None = None,
     ) -> None:
         """Create an assembler without samples.
 
@@ -59,14 +67,16 @@ class BatchAssembler:
             max_sample_bytes: limit of the decoded size of one sample, and of the chunks that it needs.
             batch_size: how many samples are probably taken together.
             num_buffers: how many batches later a batch may reuse the arrays of a batch; 0 for new arrays each time.
+            structure: says which specs are the table's, others are left out; None to have batches of any one spec.
         """
         self._batch_size, self._num_buffers = batch_size, num_buffers
         self._used: collections.deque[list[ColumnBuilder]] = collections.deque()  # of the last batches
-        # chunks decoded so far. A chunk whose columns are in several partitions counts for each
-        self.num_decoded_chunks = 0
+        self.num_decoded_chunks = self.num_foreign = 0
+        self.held_back: list[Any] = []
+        self._structure = structure
         self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
-        self._caches: dict[ItemLayout, ItemCache] = {}
+        self._caches: dict[tuple[ItemLayout, bytes], ItemCache] = {}  # by layout and spec
         self._layouts = ChunkLayoutCache(min(max_cache_bytes // _LAYOUTS_SHARE, MAX_LAYOUT_BYTES))
         self._current: ItemCache | None = None  # of the last sample
         self._known: Mapping[bytes, RowRanges] = {}  # its items
@@ -76,6 +86,11 @@ class BatchAssembler:
     def num_samples(self) -> int:
         """Return how many samples were added since the last `take`."""
         return len(self._infos)
+
+    @property
+    def spec(self) -> bytes:
+        """Return the encoded spec of the last sample; empty if it has none."""
+        return self._current.spec if self._current else b""
 
     @property
     def cache_bytes(self) -> int:
@@ -91,7 +106,9 @@ class BatchAssembler:
         if not self._infos:
             self._received_at = time.monotonic()
         errors: list[ReverbWriterError] = []
-        for sample in samples:
+        self.held_back = []
+        remaining = iter(samples)
+        for sample in remaining:
             info = sample.info
             item = info.item
             trajectory = item.flat_trajectory
@@ -101,6 +118,12 @@ class BatchAssembler:
                     ranges = self._find_or_load(trajectory, sample.data)
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
+                    continue
+                if ranges is None:
+                    if self._structure is None:
+                        self.held_back = [sample, *remaining]
+                        break
+                    self.num_foreign += 1
                     continue
             self._ranges.append(ranges)
             self._trajectories.append(trajectory)
@@ -189,35 +212,55 @@ class BatchAssembler:
                 self._builders[column].append_rows(source, rows, joined.lengths, self._batch_size)
             self._num_copied[number] = len(self._ranges)
 
-    def _find_or_load(self, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges:
-        """Return the row ranges of an item that is not in the current cache, and make its cache the current one."""
+    def _find_or_load(self, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges | None:
+        """Return the row ranges of an item that is not in the current cache, and make its cache the current one.
+
+        None if the item's spec is not the table's, or that of the batch.
+        """
         layout, slices_of = parse_trajectory(trajectory)
+        chunks = EncodedChunks(encoded_chunks, self._max_sample_bytes, self._layouts)
+        spec = self._spec_of(slices_of[0][0][0], chunks)
+        if not (self._structure.admits(spec) if self._structure else not self._infos or spec == self.spec):
+            return None
         if self._current and self._infos and layout.is_scalar != self._current.layout.is_scalar:
             raise FormatError(
                 f"an item of {len(layout.is_scalar)} columns in a batch whose first item has "
                 f"{len(self._current.layout.is_scalar)}, or the two differ in which columns have no time dimension. "
                 "The actors of the table do not agree."
             )
-        cache = self._caches.get(layout)
+        cache = self._caches.get((layout, spec))
         ranges = cache.items.get(trajectory) if cache and cache is not self._current else None
         if cache and ranges:
             self._make_current(cache)
             return ranges
-        ranges = self._load(
-            cache, layout, slices_of, EncodedChunks(encoded_chunks, self._max_sample_bytes, self._layouts)
-        )
-        self._caches[layout].add_item(trajectory, ranges)
+        ranges = self._load(cache, layout, spec, slices_of, chunks)
+        if self._structure and not self._structure.settle(spec):  # another thread has read the first item meanwhile
+            return None
+        self._caches[layout, spec].add_item(trajectory, ranges)
         return ranges
 
+    def _spec_of(self, key: int, chunks: EncodedChunks) -> bytes:
+        """Return the spec of an item by its first chunk, which is read only if it is in no ring."""
+        for cache in self._caches.values():
+            for partition in cache.partitions:
+                if key in partition.ring.rows_of:
+                    return cache.spec
+        return chunks.spec(key)
+
     def _load(
-        self, cache: ItemCache | None, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
+        self,
+        cache: ItemCache | None,
+        layout: ItemLayout,
+        spec: bytes,
+        slices_of: Sequence[Sequence[Slice]],
+        chunks: EncodedChunks,
     ) -> RowRanges:
         """Decode the chunks of an item that are not in the cache of its layout, and return its row ranges."""
         # A bad sample changes nothing: dtypes, shapes and sizes are checked before a chunk is decoded, and a chunk that
         # turns out to be damaged is not added to a ring.
         missing = cache.missing_chunks(slices_of, chunks) if cache else None
         if cache is None or missing is None:
-            cache = self._new_cache(layout, slices_of, chunks)
+            cache = self._new_cache(layout, spec, slices_of, chunks)
             missing = cache.missing_chunks(slices_of, chunks)
         for partition in cache.partitions:
             if sum([length for _, _, length in slices_of[partition.group]]) > partition.max_rows:
@@ -267,13 +310,15 @@ class BatchAssembler:
         self._current, self._known, self._num_copied = cache, cache.items, [0] * len(cache.partitions)
         if not self._infos:
             self.begin_next()
-        if self._caches.get(cache.layout) is not cache:
-            self._caches.pop(cache.layout, None)
+        if self._caches.get((cache.layout, cache.spec)) is not cache:
+            self._caches.pop((cache.layout, cache.spec), None)
             while len(self._caches) >= _MAX_ITEM_CACHES:
                 del self._caches[next(iter(self._caches))]
-            self._caches[cache.layout] = cache
+            self._caches[cache.layout, cache.spec] = cache
 
-    def _new_cache(self, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks) -> ItemCache:
+    def _new_cache(
+        self, layout: ItemLayout, spec: bytes, slices_of: Sequence[Sequence[Slice]], chunks: EncodedChunks
+    ) -> ItemCache:
         """Divide the memory limit among partitions: all hold equally many rows, but those of small columns more."""
         planned = []
         for number, (group, slices) in enumerate(zip(layout.groups, slices_of, strict=True)):
@@ -295,7 +340,7 @@ class BatchAssembler:
             Partition(number, columns, tensors, ChunkRing(types, self._max_cache_bytes * weight // total), max_rows)
             for number, columns, tensors, types, weight, max_rows in planned
         ]
-        return ItemCache(layout, partitions, self._max_cache_bytes // _ITEMS_SHARE)
+        return ItemCache(layout, spec, partitions, self._max_cache_bytes // _ITEMS_SHARE)
 
 
 def _small_columns(dtypes_and_shapes: DtypesAndShapes) -> npt.NDArray[np.bool_]:

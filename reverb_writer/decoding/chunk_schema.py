@@ -27,7 +27,7 @@ class ChunkSchema:
 
     def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
         """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
-        self._encoded_headers = encoded_headers
+        self.encoded_headers = encoded_headers  # of each column's tensor
         self._selections: dict[Sequence[int], ChunkSchema] = {}
         self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # of each column's tensor
         if not all(header.shape and header.shape[0] for header in self.headers):
@@ -52,7 +52,7 @@ class ChunkSchema:
         if found is None:
             if sum(map(len, self._selections)) + len(indices) > _MAX_SELECTED_COLUMNS:
                 self._selections.clear()
-            found = self._selections[indices] = schema_of(tuple([self._encoded_headers[index] for index in indices]))
+            found = self._selections[indices] = schema_of(tuple([self.encoded_headers[index] for index in indices]))
         return found
 
     def expected_tensors(self) -> list[ExpectedTensor]:
@@ -60,7 +60,7 @@ class ChunkSchema:
         max_bytes = _MAX_PREFIX_BYTES // len(self.headers)
         return [
             ExpectedTensor(*encoded, header.length_prefix, header.min_block_bytes, max_bytes)
-            for encoded, header in zip(self._encoded_headers, self.headers, strict=True)
+            for encoded, header in zip(self.encoded_headers, self.headers, strict=True)
         ]
 
     def has_usual_sizes(self, contents: Sequence[bytes | memoryview]) -> bool:

@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError
 from reverb_writer.decoding.chunk_schema import ChunkSchema, schema_of
 from reverb_writer.errors import FormatError, UnsafeDataError
 from reverb_writer.protocol import messages
-from reverb_writer.protocol.chunk_layout import ExpectedTensor, find_contents, find_tensors_field
+from reverb_writer.protocol.chunk_layout import ExpectedTensor, TensorsField, find_contents, find_tensors_field
+from reverb_writer.protocol.specs import read_spec
 from reverb_writer.protocol.tensors import EncodedTensor, decompress_into, varint
 
 ChunkTensors = tuple[int, Sequence[int]]
@@ -175,6 +176,16 @@ class EncodedChunk:
         return map(EncodedTensor, self.schema.headers, map(bytes, self._contents), strings)
 
 
+class _Located(NamedTuple):
+    """Where a chunk of a sample is."""
+
+    prefix: bytes  # the first bytes of its message
+    candidates: Sequence[bytes]  # the messages that it may be
+    field: TensorsField | None  # where its tensors are, if there is one candidate of the usual form
+    schema: Any  # of all its tensors, if `contents` are known
+    contents: Sequence[tuple[int, int]] | None  # offsets at which the content of each tensor begins and ends
+
+
 class EncodedChunks:
     """The chunks of a sample, by key. Not thread-safe."""
 
@@ -185,6 +196,7 @@ class EncodedChunks:
         """
         self._encoded_field = encoded
         self._parsed: dict[int, Any] = {}
+        self._located: dict[int, _Located] = {}
         self._chunks: dict[ChunkTensors, EncodedChunk] = {}
         self._max_bytes = max_bytes
         self._layouts = layouts or ChunkLayoutCache()
@@ -231,44 +243,63 @@ class EncodedChunks:
                     return EncodedChunk(layout.schema, _views(encoded, layout.contents))
         return None
 
+    def spec(self, key: int) -> bytes:
+        """Return the encoded spec of a chunk's steps; empty if it carries none. Errors as of `get`."""
+        found = self._locate(key)
+        if found.contents is not None:
+            (start, stop), header = found.contents[-1], found.schema.encoded_headers[-1]
+            return read_spec(*header, found.candidates[0][start:stop])
+        tensors = self._parse(key, found.candidates).data.tensors
+        return read_spec(tensors[-1].dtype, tensors[-1].tensor_shape, tensors[-1].tensor_content) if tensors else b""
+
     def _find(self, of: ChunkTensors) -> EncodedChunk:
         """Return the tensors of a chunk that is new; without parsing it if its schema has been seen."""
         key, indices = of
-        prefix = _CHUNK_KEY + varint(key)  # with which every server begins a chunk; if none does so, all are parsed
-        candidates = [encoded for encoded in self._encoded if encoded.startswith(prefix)]
-        is_unique = len(candidates) == 1 and key not in self._parsed
-        field = find_tensors_field(candidates[0], len(prefix)) if is_unique else None
-        if field:
-            start, stop, trailer = field
-            schema = self._layouts.schema(trailer)
-            found = schema and find_contents(candidates[0], start, stop, self._layouts.expected_tensors(schema))
-            if schema and found and max(indices) < len(found):
-                contents = tuple([found[index] for index in indices])
-                layout = ChunkLayout(prefix, len(candidates[0]), schema.select(indices), contents)
-                self._layouts.add_layout(of, layout)
-                return EncodedChunk(layout.schema, _views(candidates[0], contents))
-        if key not in self._parsed:
-            self._parse(key, candidates or self._encoded)
-        chunk = self._parsed[key]
+        prefix, candidates, field, known, contents = self._locate(key)
+        if contents is not None and max(indices) < len(contents):
+            chosen = tuple([contents[index] for index in indices])
+            layout = ChunkLayout(prefix, len(candidates[0]), known.select(indices), chosen)
+            self._layouts.add_layout(of, layout)
+            return EncodedChunk(layout.schema, _views(candidates[0], chosen))
+        chunk = self._parse(key, candidates)
         parsed = EncodedChunk.parse(chunk, indices, self._max_bytes)
         if field and parsed.is_raw:
             with contextlib.suppress(FormatError, UnsafeDataError):  # of a tensor that the item does not name
-                whole = EncodedChunk.parse(chunk, range(len(chunk.data.tensors)), self._max_bytes)
-                if whole.is_raw and whole.schema.is_cacheable:
-                    expected = self._layouts.expected_tensors(whole.schema)
-                    if find_contents(candidates[0], start, stop, expected):
-                        self._layouts.add_schema(trailer, whole.schema)
+                whole = EncodedChunk.parse(chunk, range(len(chunk.data.tensors)), self._max_bytes).schema
+                start, stop, trailer = field
+                # A spec has one row, whatever the others have: the tensors that an item names are looked at again.
+                is_usual = not whole.has_strings and whole.is_cacheable
+                if is_usual and find_contents(candidates[0], start, stop, self._layouts.expected_tensors(whole)):
+                    self._layouts.add_schema(trailer, whole)
         return parsed
 
-    def _parse(self, key: int, candidates: Sequence[bytes]) -> None:
-        try:
-            for encoded in candidates:
-                chunk = messages.SampledChunk.FromString(encoded)
-                self._parsed[chunk.chunk_key] = chunk
-        except DecodeError as error:
-            raise FormatError(f"a chunk that cannot be parsed ({error}).") from None
+    def _locate(self, key: int) -> _Located:
+        """Find a chunk among those of the sample, and its tensors if its schema has been seen."""
+        located = self._located.get(key)
+        if located is None:
+            prefix = _CHUNK_KEY + varint(key)  # with which every server begins a chunk; if none does so, all are parsed
+            candidates = [encoded for encoded in self._encoded if encoded.startswith(prefix)]
+            is_unique = len(candidates) == 1 and key not in self._parsed
+            field = find_tensors_field(candidates[0], len(prefix)) if is_unique else None
+            schema = self._layouts.schema(field[2]) if field else None
+            contents = None
+            if field and schema:
+                expected = self._layouts.expected_tensors(schema)
+                contents = find_contents(candidates[0], field[0], field[1], expected)
+            located = self._located[key] = _Located(prefix, candidates or self._encoded, field, schema, contents)
+        return located
+
+    def _parse(self, key: int, candidates: Sequence[bytes]) -> Any:
+        if key not in self._parsed:
+            try:
+                for encoded in candidates:
+                    chunk = messages.SampledChunk.FromString(encoded)
+                    self._parsed[chunk.chunk_key] = chunk
+            except DecodeError as error:
+                raise FormatError(f"a chunk that cannot be parsed ({error}).") from None
         if key not in self._parsed:
             raise FormatError(f"an item names chunk {key}, which did not come with it.")
+        return self._parsed[key]
 
 
 def _views(encoded: bytes, contents: Sequence[tuple[int, int]]) -> list[memoryview]:

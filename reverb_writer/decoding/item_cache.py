@@ -31,13 +31,14 @@ class ItemCache:
 
     Attributes:
         layout: of the items.
+        spec: of the items, encoded; empty if they carry none.
         partitions: every column is in exactly one.
         items: row ranges by encoded trajectory. They are valid until a ring evicts a chunk; then call `clear_items`.
     """
 
-    def __init__(self, layout: ItemLayout, partitions: Sequence[Partition], max_item_bytes: int) -> None:
+    def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
         """Start without items; `max_item_bytes` is the memory limit of `items`."""
-        self.layout, self.partitions = layout, partitions
+        self.layout, self.spec, self.partitions = layout, spec, partitions
         self.items: dict[bytes, RowRanges] = {}
         self._item_bytes, self._max_item_bytes = 0, max_item_bytes
 

@@ -109,7 +109,7 @@ class BatchInfo:
         own largest.
 
         Args:
-            exponent: beta, 0 for none of it to 1 for all. A `LinearSchedule` gives one that grows.
+            exponent: beta, 0 for none of it to 1 for all. `numpy.interp` gives one that grows.
 
         Returns:
             An array; from `as_torch`, a tensor on its device.

@@ -2,8 +2,8 @@
 
     env = rw.environments.record(env, observer)     gymnasium.Env, gymnasium.vector.VectorEnv, dm_env.Environment
 
-An observer is a `TrajectoryObserver` or another observer of this package, for a vector environment a `VectorObserver`;
-or any function of a step. `reverb_writer.environments.recorded_steps` draws what a step holds.
+An observer is one of this package, made with `num_envs` for a vector environment, or any function of a step.
+`reverb_writer.environments.recorded_steps` draws what a step holds.
 
 Neither gymnasium nor dm_env is imported before an environment of theirs is given.
 """

@@ -256,7 +256,7 @@ class NStepTransform:
     `next_observation` and the other fields of the first of the n steps, without markers. Used from one thread at a
     time.
 
-    In front of a `VectorObserver`, steps have leaves [N, ...], and each environment has its own episodes.
+    In front of a `TrajectoryObserver`, steps have leaves [N, ...], and each environment has its own episodes.
 
     Attributes:
         num_envs: N, or None for steps of one environment.

@@ -17,7 +17,7 @@ def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[],
         env: a `gymnasium.Env`, a `gymnasium.vector.VectorEnv` or a `dm_env.Environment`.
         observer: called with each step, a dict (see `reverb_writer.environments.recorded_steps`): a
             `TrajectoryObserver` or another observer, an `NStepTransform`, or any function. For a vector environment: a
-            `VectorObserver` of as many environments, or anything that is called like one. The caller closes it,
+            `TrajectoryObserver` with their number as `num_envs`, or anything called like one. The caller closes it,
             after the environment.
         seeds: whether steps also have `seed`, int64: the seed of the `reset` that began their episode, -1 for none.
             Gymnasium only.
@@ -46,7 +46,7 @@ def record(env: Any, observer: Any, *, seeds: bool = False, extras: Callable[[],
     if isinstance(observer, NStepTransform) and observer.num_envs != (env.num_envs if is_vector else None):
         raise SpecError(
             f"the `NStepTransform` is for {_count(observer.num_envs)}, and `env` has "
-            f"{_count(env.num_envs if is_vector else None)}. Put it in front of a `VectorObserver` of as many "
+            f"{_count(env.num_envs if is_vector else None)}. Put it in front of a `TrajectoryObserver` of as many "
             "environments, or pass it `num_envs`."
         )
     if is_vector:

@@ -13,7 +13,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes.growing_columns import Columns, as_objects, batched
 from reverb_writer.episodes.json_encoding import decoded, encoded
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
-from reverb_writer.extras import needs
+from reverb_writer.lazy import needs
 
 if TYPE_CHECKING:
     from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer

@@ -16,7 +16,7 @@ from reverb_writer.episodes.episode_state import restore, state_of
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 from reverb_writer.episodes.space_structure import check
 from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError, UnknownKeyError
-from reverb_writer.extras import needs
+from reverb_writer.lazy import needs
 from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50

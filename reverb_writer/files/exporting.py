@@ -20,11 +20,11 @@ from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.server_connection import Sample
+from reverb_writer.client.server_calls import Sample
 from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory, list_trajectories
-from reverb_writer.table_info import TableInfo, check_tables_exist
+from reverb_writer.tables.table_info import TableInfo, check_tables_exist
 
 _BATCH = 256
 _RANDOM = ("uniform", "prioritized")

@@ -18,10 +18,10 @@ import numpy as np
 import tree
 
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.extras import needs
 from reverb_writer.files.rollout_writer import RolloutWriter
 from reverb_writer.files.trajectory_folder import StoredTrajectory
 from reverb_writer.files.transition_fields import TransitionFields
+from reverb_writer.lazy import needs
 from reverb_writer.leaves import padded_rows
 from reverb_writer.progress import progress
 

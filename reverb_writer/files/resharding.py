@@ -5,7 +5,7 @@
 
 Items keep key, priority, data and, on each server, their order. How often they were sampled, and the counts of rate
 limiters, begin at zero. An item that several servers have under one key is inserted once. Of a table with `max_size` 1,
-as of weights, every server gets the newest item. The specs of tables go to every server.
+as of weights, every server gets the newest item.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.shared_clients import as_client
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, IncompleteError, SpecError
 from reverb_writer.files.saved_replay import SavedReplay, open_saved
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import as_request
-from reverb_writer.protocol.table_specs import SPECS_TABLE
-from reverb_writer.rate_limits import insert_room
-from reverb_writer.table_info import TableInfo, check_tables_exist
+from reverb_writer.tables.rate_limits import insert_room
+from reverb_writer.tables.table_info import TableInfo, check_tables_exist
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.transport.insert_stream import InsertStream
+from reverb_writer.transport.insert_call import Inserts
 
 Counts: TypeAlias = dict[str, int]
 
+_MAX_PENDING = 1024  # unconfirmed items for each server
 _RUN = 256  # items at most that go to one server before the next one's turn, though they share chunks
 
 
@@ -85,8 +85,8 @@ class Resharded(NamedTuple):
 class _Server:
     """A server that gets items."""
 
-    shard: ServerConnection  # its connection
-    stream: InsertStream  # to it
+    shard: Server  # its connection
+    inserts: Inserts  # items under way to it
     tables: Mapping[str, TableInfo]  # as they were before
     # of each table, how many more items it gets
     left: collections.Counter[str] = field(default_factory=collections.Counter)
@@ -98,7 +98,7 @@ class Resharding:
     """Items of saved servers on their way to others.
 
     Attributes:
-        num_items: how many there are to insert, specs and copies not counted.
+        num_items: how many there are to insert, copies not counted.
         num_twice: items that several saved servers have, which are inserted once.
     """
 
@@ -120,11 +120,10 @@ class Resharding:
         deadline = Deadline(timeout_s)
         infos = {shard: shard.request_info(deadline.left_s()) for shard in client.shards}
         self._newest: dict[str, tuple[tuple[int, int], int]] = {}  # by table: time and key
-        self._spec_priorities: dict[int, float] = {}
         counts = self._count()
         for shard, info in infos.items():
             check_tables_exist(counts, info, shard.address)
-        self._servers = [_Server(shard, InsertStream(shard.channel), info.tables) for shard, info in infos.items()]
+        self._servers = [_Server(shard, Inserts(shard.channel), info.tables) for shard, info in infos.items()]
         self._single = {name for name in counts if all(server.tables[name].max_size == 1 for server in self._servers)}
         for name in counts.keys() - self._single:
             self._share(name, counts[name])
@@ -140,7 +139,7 @@ class Resharding:
         """
         with contextlib.ExitStack() as streams:
             for server in self._servers:
-                streams.enter_context(server.stream)
+                streams.callback(server.inserts.close)
             seen: set[tuple[str, int]] = set()
             for saved in self._saved:
                 chunks = {messages.ChunkData.FromString(record).chunk_key: record for record in saved.chunks()}
@@ -148,7 +147,7 @@ class Resharding:
                 for server in self._servers:
                     self._release(server)
             for server in self._servers:
-                server.stream.flush(self._timeout_s, extend=True)
+                server.inserts.wait(self._timeout_s, extends=True)
             self._check()
 
     def counts(self) -> dict[str, Counts]:
@@ -162,10 +161,6 @@ class Resharding:
         self.num_twice = 0
         for saved in self._saved:
             for item in _items(saved):
-                if item.table == SPECS_TABLE:
-                    known = self._spec_priorities.get(item.key, item.priority)
-                    self._spec_priorities[item.key] = max(known, item.priority)
-                    continue
                 at = (item.inserted_at.seconds, item.inserted_at.nanos)
                 self._newest[item.table] = max(self._newest.get(item.table, (at, item.key)), (at, item.key))
                 if (item.table, item.key) in seen:
@@ -204,10 +199,7 @@ class Resharding:
         server, run, last_chunks = self._servers[0], 0, frozenset[int]()
         for item in _items(saved):
             name = item.table
-            if name == SPECS_TABLE:
-                item.priority = self._spec_priorities[item.key]
-                self._send_everywhere(item, chunks, seen)
-            elif name in self._single:
+            if name in self._single:
                 if self._newest[name][1] == item.key:
                     self._send_everywhere(item, chunks, seen)
             elif (name, item.key) not in seen:
@@ -240,16 +232,15 @@ class Resharding:
         encoded = {key: new[key] if key in new else server.held[key] for key in keys}
         num_bytes = row.nbytes + sum(map(len, new.values()))
         request = InsertRequest(frozenset([item.table]), item.key, [(item.key, row)], encoded, num_bytes)
-        server.stream.wait_for_room(self._timeout_s, extend=True)
-        server.stream.write(request, hold=new)
+        server.inserts.wait(self._timeout_s, max_pending=_MAX_PENDING, extends=True)
+        server.inserts.write(request, hold=new)
         server.held.update(new)
-        if item.table != SPECS_TABLE:  # no table of the user's
-            server.sent[item.table] += 1
+        server.sent[item.table] += 1
 
     def _release(self, server: _Server) -> None:
         """Let the server forget the chunks of a run."""
         if server.held:
-            server.stream.write(None, release=list(server.held))
+            server.inserts.write(None, release=list(server.held))
             server.held.clear()
 
     def _check(self) -> None:

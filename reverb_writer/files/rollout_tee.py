@@ -71,7 +71,7 @@ class RolloutTee:
             end_of_episode: as for the observer.
             terminated: for the trajectory's end flags, as for the writer; ends the observer's episode, too.
             truncated: as `terminated`.
-            env_mask: as for a `VectorObserver`.
+            env_mask: as for a `TrajectoryObserver`.
 
         Raises:
             OSError: the disk failed; the observer has taken the step.

@@ -16,7 +16,6 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.column_encoding import choose_encodings
 from reverb_writer.files.episode_files import EpisodeFiles, Layout, Outcome
@@ -43,7 +42,7 @@ class PlannedStep(NamedTuple):
     is_boundary: bool = False  # whether it is a boundary step itself, though its leaves may not tell
 
 
-class RolloutWriter(ClosedAtExit):
+class RolloutWriter:
     """Write each episode as one trajectory, which readers see as soon as it is complete.
 
     Any number of writers, in any number of processes, may write to one directory. At most `part_length` steps of each
@@ -72,7 +71,7 @@ class RolloutWriter(ClosedAtExit):
 
         Args:
             data_dir: the directory of the trajectories.
-            num_envs: N if steps have leaves [N, ...], one row per environment, as for `VectorObserver`.
+            num_envs: N if steps have leaves [N, ...], one row per environment, as for `TrajectoryObserver`.
             spec: nest of array specs or arrays that steps must look like, without N; None to learn them from the first
                 step.
             encodings: by leaf name, such as `{"observation/depth": "normalized_image"}`: "raw", "deflate", lossless, or
@@ -286,6 +285,12 @@ class RolloutWriter(ClosedAtExit):
         if self._is_open:
             self._is_open = False
             self.end_episode()
+
+    def __enter__(self) -> RolloutWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _new_layout(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, Layout]:
         """Return what all steps have in common with `example`: the first step, or a spec without N."""

@@ -43,7 +43,7 @@ class Incoming:
 
         Raises:
             Refusal: the request is damaged, names a table or chunks that are not there, or exceeds the memory; or an
-                item exceeds the `max_item_bytes` of its table.
+                item exceeds `max_item_bytes`.
         """
         self._room.wait()
         try:
@@ -112,8 +112,8 @@ class Incoming:
             if tensor >= chunk.num_tensors:
                 text = f"item {read.key} names tensor {tensor} of chunk {chunk.key}, which has {chunk.num_tensors}."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
-        if table.config.max_item_bytes:
-            check_item_size(read, self._kept, table.config.max_item_bytes)
+        if self._store.max_item_bytes is not None:
+            check_item_size(read, self._kept, self._store.max_item_bytes)
         return Item(read.key, read.table, read.priority, chunks, read.flat_trajectory)
 
     def _insert(self, items: Sequence[Item]) -> list[int]:

@@ -13,12 +13,12 @@ from reverb_writer.protocol import messages, strings, tensors, trajectory_parsin
 
 
 def check_item_size(item: Any, chunks: Mapping[int, Chunk], max_bytes: int) -> None:
-    """Refuse an item that is larger than its table allows.
+    """Refuse an item that is larger than the server allows.
 
     Args:
         item: a `messages.StoredItem`.
         chunks: those that it names, by key.
-        max_bytes: of its table.
+        max_bytes: of an item.
 
     Raises:
         Refusal: it is larger, or a chunk is damaged.
@@ -39,7 +39,7 @@ def check_item_size(item: Any, chunks: Mapping[int, Chunk], max_bytes: int) -> N
         largest = max(sizes, key=lambda column: sizes[column])
         raise Refusal(
             Status.INVALID_ARGUMENT,
-            f"item {item.key} takes {total} bytes, and table `{item.table}` allows {max_bytes} (`max_item_bytes`); its "
+            f"item {item.key} takes {total} bytes, expected at most {max_bytes}, the server's `max_item_bytes`; its "
             f"largest column, {largest}, takes {sizes[largest]}. Write shorter items, or raise the limit.",
         )
 

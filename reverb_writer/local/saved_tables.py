@@ -75,7 +75,7 @@ def save(store: Store, folder: str | os.PathLike[str]) -> None:
             old.unlink(missing_ok=True)
 
 
-def load(folder: str | os.PathLike[str], max_bytes: int) -> Store:
+def load(folder: str | os.PathLike[str], max_bytes: int, max_item_bytes: int | None = None) -> Store:
     """Return a store with the tables of a folder.
 
     Raises:
@@ -88,7 +88,7 @@ def load(folder: str | os.PathLike[str], max_bytes: int) -> Store:
             raise FormatError(
                 f"{path / LOCAL_MANIFEST}: version {manifest['version']}, expected {_VERSION} of `{LOCAL_FORMAT}`."
             )
-        store = Store([_config_from_json(table) for table in manifest["tables"]], max_bytes)
+        store = Store([_config_from_json(table) for table in manifest["tables"]], max_bytes, max_item_bytes)
         chunks = [read_chunk(data) for data in read_local_records(path, manifest["files"]["chunks"])]
         _fill(store, {chunk.key: chunk for chunk in chunks}, read_local_records(path, manifest["files"]["items"]))
         for saved in manifest["tables"]:
@@ -146,7 +146,6 @@ def _table_to_json(table: Table) -> dict[str, Any]:
         "remover": _selector_to_json(config.remover),
         "rate_limiter": {"kind": type(config.rate_limiter).__name__, **vars(config.rate_limiter)},
         "max_times_sampled": config.max_times_sampled,
-        "max_item_bytes": config.max_item_bytes,
         "signature": None if signature is None else base64.b64encode(signature.SerializeToString()).decode(),
         "counters": {counter: getattr(table, counter) for counter in _COUNTERS},
     }
@@ -167,7 +166,6 @@ def _config_from_json(saved: dict[str, Any]) -> TableConfig:
         None
         if signature is None
         else signatures.decode(messages.StructuredValue.FromString(base64.b64decode(signature))),
-        saved.get("max_item_bytes", 0),  # earlier versions have none
     )
 
 

@@ -19,8 +19,8 @@ from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.machine_memory import machine_bytes
 from reverb_writer.local.store import Store
 from reverb_writer.progress import progress
-from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
+from reverb_writer.transport import process_hooks
 
 _HOST = "127.0.0.1"
 _SHARE = 4  # of the machine's memory, by default
@@ -47,6 +47,8 @@ class LocalServer:
         port: 1 to 65535, or None for a free one.
         max_bytes: Bound on the memory that items and chunks take, in bytes, > 0; None for a quarter of the machine's. A
             write that would exceed it is refused with RESOURCE_EXHAUSTED, and nothing that is stored is lost.
+        max_item_bytes: Bound on an item, all steps and leaves together, uncompressed, in bytes, > 0; None for none. A
+            larger item is refused from any client.
 
     Attributes:
         port: The port that it listens on.
@@ -57,18 +59,31 @@ class LocalServer:
         StructureError: The signature of a table is none that Reverb could store.
         ServerUnavailableError: Another process has the port.
 
-    Thread safety: any thread. In a forked child it is of no use, and `close()` does nothing.
+    Thread safety: any thread. In a forked child it is of no use, and `close()` does nothing. A child that is forked
+    afterwards can use no client of its own either: start it with `spawn`.
     """
 
-    def __init__(self, tables: Sequence[TableConfig], port: int | None = None, *, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        port: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        max_item_bytes: int | None = None,
+    ) -> None:
         """Start to serve; when this returns, clients can connect."""
-        check_tables(tables, SPECS_TABLE)
-        wanted, bound = _checked(port, max_bytes)
-        self._serve(Store([*tables, specs_config(tables)], bound), wanted)
+        check_tables(tables)
+        wanted, bound, item_bound = _checked(port, max_bytes, max_item_bytes)
+        self._serve(Store(tables, bound, item_bound), wanted)
 
     @classmethod
     def restore(
-        cls, folder: str | os.PathLike[str], port: int | None = None, *, max_bytes: int | None = None
+        cls,
+        folder: str | os.PathLike[str],
+        port: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        max_item_bytes: int | None = None,
     ) -> LocalServer:
         """Return a running server with the tables that `save` has written.
 
@@ -79,15 +94,16 @@ class LocalServer:
             folder: That `save` has written.
             port: As for a new server.
             max_bytes: As for a new server, in bytes.
+            max_item_bytes: As for a new server, in bytes; it is for items to come.
 
         Raises:
             FormatError: There is nothing that was saved, it is damaged, or it takes more than `max_bytes`.
             SpecError, ServerUnavailableError: As for a new server.
         """
-        wanted, bound = _checked(port, max_bytes)
+        wanted, bound, item_bound = _checked(port, max_bytes, max_item_bytes)
         server = cls.__new__(cls)
         with progress(f"restoring {folder}"):
-            store = saved_tables.load(folder, bound)
+            store = saved_tables.load(folder, bound, item_bound)
         server._serve(store, wanted)  # noqa: SLF001  # of this class
         return server
 
@@ -104,6 +120,7 @@ class LocalServer:
             saved_tables.save(self._store, folder)
 
     def _serve(self, store: Store, port: int) -> None:
+        process_hooks.claim()
         self._store = store
         self._threads = DaemonThreads()
         executor: Any = self._threads  # any executor will do
@@ -122,7 +139,7 @@ class LocalServer:
 
     def __repr__(self) -> str:
         """Return the address and how many items each table holds."""
-        tables = (f"{table}: {size} items" for table, size in self._store.sizes().items() if table != SPECS_TABLE)
+        tables = (f"{table}: {size} items" for table, size in self._store.sizes().items())
         return f"<LocalServer at {self.address}: {', '.join(tables)}>"
 
     def wait(self, timeout_s: float | None) -> bool:
@@ -149,11 +166,12 @@ class LocalServer:
         self.close()
 
 
-def _checked(port: int | None, max_bytes: int | None) -> tuple[int, int]:
-    """Return both arguments as numbers: port 0 is a free one."""
+def _checked(port: int | None, max_bytes: int | None, max_item_bytes: int | None) -> tuple[int, int, int | None]:
+    """Return the arguments as numbers: port 0 is a free one."""
     return (
         0 if port is None else integer("port", port, minimum=1, maximum=65535),
         machine_bytes() // _SHARE if max_bytes is None else integer("max_bytes", max_bytes, minimum=1),
+        None if max_item_bytes is None else integer("max_item_bytes", max_item_bytes, minimum=1),
     )
 
 

@@ -34,16 +34,17 @@ class Store:
         lock: guards the tables and the chunks.
         chunks: of all tables.
         tables: by name.
+        max_item_bytes: bound on an item of an insert stream, uncompressed; None for none.
     """
 
-    def __init__(self, configs: Sequence[TableConfig], max_bytes: int) -> None:
+    def __init__(self, configs: Sequence[TableConfig], max_bytes: int, max_item_bytes: int | None = None) -> None:
         """Make empty tables.
 
         Raises:
             SpecError, StructureError: a table's signature is none.
         """
         self.lock = threading.RLock()
-        self.chunks = ChunkStore(max_bytes)
+        self.chunks, self.max_item_bytes = ChunkStore(max_bytes), max_item_bytes
         rng = np.random.default_rng()
         self.tables = {config.name: Table(config, self.chunks, rng) for config in configs}
         self._signatures = {config.name: encode_signature(config.signature) for config in configs}

@@ -1,9 +1,9 @@
-"""Reverb's messages, tensors, signatures, items and table specs as bytes. Pure: no I/O.
+"""Reverb's messages, tensors, signatures, items and specs as bytes. Pure: no I/O.
 
 messages               the protocol's message classes
 tensors, strings       arrays to encoded tensors and back
 signatures             table signatures to nests of `ArraySpec` and back
-table_specs            step specs to items of the table `__specs__` and back
+specs                  step specs to tensors of chunks and back
 
 item_encoding          writing: windows and chunks to the bytes of requests
 

@@ -118,6 +118,7 @@ def encode_chunk(
     start: int,
     columns: Sequence[npt.NDArray[Any]],
     encoders: Sequence[tuple[bytes, Callable[[npt.NDArray[Any]], Any]]] | None = None,
+    spec: bytes = b"",
 ) -> bytes:
     """Encode a chunk that holds the same steps of every column.
 
@@ -127,6 +128,7 @@ def encode_chunk(
         start: index of the first step in its episode, < 2**31.
         columns: arrays [length, ...], one for each leaf; not referenced after the call returns.
         encoders: `tensors.encoder` of each column, if the caller keeps them for many chunks; None to look them up.
+        spec: a `specs.spec_tensor`, which becomes the last tensor and is not counted as data; empty for none.
 
     Returns:
         One `chunks` field of an InsertStreamRequest.
@@ -140,12 +142,14 @@ def encode_chunk(
         num_bytes = varint(len(content))
         parts += _DATA_TENSORS, varint(len(header) + len(num_bytes) + len(content)), header, num_bytes, content
         size += column.nbytes
+    if spec:
+        parts += _DATA_TENSORS, varint(len(spec)), spec
     data = b"".join(parts)
     last = start + len(columns[0]) - 1
     steps = b"".join((_RANGE_EPISODE, varint(episode_id), _RANGE_START, varint(start), _RANGE_END, varint(last)))
     encoded_key = varint.__wrapped__(key)  # random keys would evict the lengths from the cache
     head = b"".join((_CHUNK_KEY, encoded_key, _CHUNK_RANGE, varint(len(steps)), steps, _CHUNK_DATA, varint(len(data))))
-    tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
+    tail = b"".join((_CHUNK_NUM_TENSORS, varint(len(columns) + bool(spec)), _CHUNK_UNCOMPRESSED_SIZE, varint(size)))
     return b"".join((_REQUEST_CHUNKS, varint(len(head) + len(data) + len(tail)), head, data, tail))
 
 

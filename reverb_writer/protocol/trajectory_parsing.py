@@ -59,7 +59,7 @@ def _parse_uniform(flat: bytes) -> tuple[ItemLayout, list[list[Slice]]] | None:
     Only the first column is parsed. The bytes that the other columns must have are then computed and compared, which is
     ten times as fast as parsing them.
     """
-    if len(flat) < 4 or flat[0] != 0x0A:  # noqa: PLR2004  # a tag and a length of up to two bytes
+    if len(flat) < 4 or flat[0] != 0x0A or flat[1] & flat[2] > 0x7F:  # noqa: PLR2004  # not a tag and a length of two bytes or fewer
         return None
     size, start = (flat[1], 2) if flat[1] < 0x80 else (flat[1] - 0x80 + flat[2] * 0x80, 3)  # noqa: PLR2004
     stop = start + size
@@ -97,14 +97,17 @@ def _split_column(column: bytes, index_bytes: int) -> tuple[list[Slice], list[by
     try:
         while at < len(column) and column[at] == 0x0A:  # noqa: PLR2004
             length = column[at + 1]
-            body = column[at + 2 : at + 2 + length]
+            stop = at + 2 + length
+            body = column[at + 2 : stop - index_bytes]
+            if length > 0x7F or stop > len(column) or (index_bytes and column[stop - 2 : stop] != _ZERO_INDEX):  # noqa: PLR2004
+                return None
+            # Without the index's bytes these are whole fields, so that protobuf reads the index where it is put.
             read = messages.FlatTrajectory.ChunkSlice.FromString(body)
-            if read.index or read.offset < 0 or read.length < 1 or (index_bytes and body[-2:] != _ZERO_INDEX):
+            if read.index or read.offset < 0 or read.length < 1:
                 return None
             slices.append((read.chunk_key, read.offset, read.length))
-            body = body[: len(body) - index_bytes]
             pieces.append(b"".join((_FIELD, _INDICES[len(body) + 2], body, _INDEX)))
-            at += 2 + length
+            at = stop
     except (IndexError, DecodeError):
         return None
     squeeze = column[at:]

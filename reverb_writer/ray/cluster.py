@@ -19,7 +19,6 @@ from typing import Any
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ServerUnavailableError, SpecError
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.ray.actor_target import ActorTarget, ask_actors, ask_shards
 from reverb_writer.ray.cluster_start import named_shards, start_shards
 from reverb_writer.ray.cluster_stop import stop_shards
@@ -112,7 +111,7 @@ class ReplayCluster:
         """
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise SpecError(f"`name` must be letters, digits, `_`, `.` and `-`, got {name!r}.")
-        check_tables(tables, SPECS_TABLE)
+        check_tables(tables)
         if checkpoints is not None and not str(checkpoints).startswith("/"):
             raise SpecError(f"`checkpoints` must be an absolute path, the same on every node, got {checkpoints!r}.")
         if spread not in ("strict", "best"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reverb_writer.extras import needs
+from reverb_writer.lazy import needs
 
 
 def connect_ray(address: str | None = None) -> None:

@@ -32,7 +32,6 @@ def table_toml(table: TableConfig) -> str:
     >>> print(table_toml(TableConfig("replay", 100, Prioritized(0.5))))
     [tables."replay"]
     max_size = 100
-    max_item_bytes = 0
     sampler = "prioritized"
     sampler_exponent = 0.5
     remover = "fifo"
@@ -42,7 +41,7 @@ def table_toml(table: TableConfig) -> str:
     <BLANKLINE>
     """
     limiter = table.rate_limiter
-    values: dict[str, Any] = {"max_size": table.max_size, "max_item_bytes": table.max_item_bytes}
+    values: dict[str, Any] = {"max_size": table.max_size}
     if isinstance(limiter, Queue):
         values["rate_limiter"] = "stack" if isinstance(limiter, Stack) else "queue"
         if limiter.size != table.max_size:

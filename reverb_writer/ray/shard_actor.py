@@ -16,7 +16,7 @@ from reverb_writer.ray.server_child import ChildView, ServerChild
 from reverb_writer.ray.server_toml import table_toml, values_toml
 from reverb_writer.ray.shard_metrics import ShardMetrics
 from reverb_writer.ray.shard_report import ClusterSpec, ShardReport, TableFigures
-from reverb_writer.table_shares import share_of
+from reverb_writer.tables.shares import share_of
 
 _LOOPBACK, _ALL = "127.0.0.1", "0.0.0.0"  # noqa: S104  # whom the other nodes must reach
 _ADDRESS = "ADDRESS.json"

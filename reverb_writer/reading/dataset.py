@@ -17,7 +17,6 @@ from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.client.client import Client
 from reverb_writer.client.shared_clients import as_client
-from reverb_writer.closing import ClosedAtExit
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.fetchers import MAX_SILENCE_S, stop_fetchers
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
 
 
-class Views(ClosedAtExit):
+class Views:
     """An iterator over batches, and what it is for PyTorch, JAX and TensorFlow."""
 
     _num_open_sizes = 2  # leading dimensions of leaves that may differ from batch to batch: B and T
@@ -74,6 +73,16 @@ class Views(ClosedAtExit):
         from reverb_writer.reading.views.tf import tf_dataset  # noqa: PLC0415  # brings TensorFlow
 
         return tf_dataset(self, self._num_open_sizes)
+
+    def close(self) -> None:
+        """Stop to fetch, and close what was opened for it."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Dataset(Views, abc.ABC):

@@ -10,15 +10,15 @@ from typing import Any
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.on_shards import answering, on_all
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_weights import EXACT
+from reverb_writer.client.server_calls import Server
 from reverb_writer.client.waiting_log import logged
+from reverb_writer.client.weights import EXACT
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.thread_fetcher import ThreadFetcher
 from reverb_writer.reading.waiting import unchained
-from reverb_writer.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 
 _LOG = logging.getLogger(__package__)
 
@@ -103,7 +103,7 @@ class Fetchers:
         options: ReadOptions,
         *,
         wake: Callable[[], None],
-        remember: Callable[[Sequence[int], ServerConnection], object],
+        remember: Callable[[Sequence[int], Server], object],
         **how: Any,
     ) -> None:
         """Make the fetchers; none is started.
@@ -121,7 +121,7 @@ class Fetchers:
         tables = [info.tables[table] for info in infos.values()]
         self._client, self._shards = client, client.shards
 
-        def make(server: ServerConnection, info: ServerInfo | None, **more: Any) -> ThreadFetcher:
+        def make(server: Server, info: ServerInfo | None, **more: Any) -> ThreadFetcher:
             return ThreadFetcher(server, info, tables[0], batch_size, options, wake=wake, **how, **more)
 
         self._make = make

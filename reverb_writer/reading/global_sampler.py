@@ -4,7 +4,7 @@
     ShardStream b  > a shard is drawn for each sample, by its share of the mass -> read()
 
 Each shard's samples are requested ahead, in proportion to its share. So the samples of a batch are independent of each
-other, and an item's probability is that of one server with all items, see `shard_weights`.
+other, and an item's probability is that of one server with all items, see `client.weights`.
 
 A shard's share is left out while it cannot give samples:
 
@@ -27,12 +27,12 @@ import numpy as np
 
 from reverb_writer.background import Flag
 from reverb_writer.client.client import Client
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_weights import shares
+from reverb_writer.client.server_calls import Server
+from reverb_writer.client.weights import shares
 from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.reading.shard_stream import ShardStream
 from reverb_writer.reading.stats import FetchStats
-from reverb_writer.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
 
 _ASK_EVERY_S = 0.5  # for the sizes, while samples are read
 _LOOK_S = 0.05  # whether a shard that is waited for is to be left out
@@ -54,7 +54,7 @@ class GlobalSampler:
         max_samples: int,
         num_held: Callable[[], int],
         pause: Callable[[float | None], object],
-        remember: Callable[[Sequence[int], ServerConnection], object],
+        remember: Callable[[Sequence[int], Server], object],
     ) -> None:
         """Prepare to sample; `start` begins. `infos` are of the shards that have answered, by name.
 
@@ -70,7 +70,7 @@ class GlobalSampler:
         self._num_held, self._pause, self._remember = num_held, pause, remember
         self._changed = Flag()
         self._rng = np.random.default_rng()
-        self._shards: Sequence[ServerConnection] = ()
+        self._shards: Sequence[Server] = ()
         self._streams: dict[str, ShardStream] = {}
         self._ended: list[ShardStream] = []  # of shards that have left the target
         self._rest: list[Any] = []  # their samples, if sampling removes items

@@ -18,13 +18,13 @@ import numpy.typing as npt
 
 from reverb_writer.background import Flag, in_background, start_thread
 from reverb_writer.client.client import Client
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, SpecError
 from reverb_writer.leaves import host_array
 from reverb_writer.reading.batches import Batch
-from reverb_writer.table_info import TableInfo
+from reverb_writer.tables.table_info import TableInfo
 
 _LOG = logging.getLogger(__package__)
 
@@ -63,7 +63,7 @@ class PriorityUpdates:
         """Start to send. After an interrupt of this `close` ends the thread, if it has begun."""
         self._thread = start_thread(self._run, "reverb-writer-priorities")
 
-    def remember_owner(self, keys: Sequence[int], server: ServerConnection) -> None:
+    def remember_owner(self, keys: Sequence[int], server: Server) -> None:
         """Remember which server keys came from, for as many as a learner can have in hand."""
         if self._client.may_have_several:
             with self._lock:
@@ -165,7 +165,7 @@ class PriorityUpdates:
             self.num_failed += len(failed)
             self.num_sent += len(batch) - num_gone - len(failed)
 
-    def _send_to(self, shard: ServerConnection, updates: dict[int, float], timeout_s: float) -> set[int]:
+    def _send_to(self, shard: Server, updates: dict[int, float], timeout_s: float) -> set[int]:
         """Send updates to one server; return the keys that were not set."""
         try:
             shard.mutate_priorities(self._table, updates, deadline=Deadline(timeout_s))

@@ -153,7 +153,9 @@ class ReplayDataset(Dataset):
         made: Any  # columns, or a batch
         made, info = samples
         batch = (
-            made if isinstance(made, Batch) else self._make_batch(made, info, self._reader.pack, self._reader.server)
+            made
+            if isinstance(made, Batch)
+            else self._make_batch(made, info, self._reader.structure.pack, self._reader.server)
         )
         if self._current_version is None or batch.info.policy_versions is None:
             return batch
@@ -219,7 +221,7 @@ class ReplayDataset(Dataset):
         return reverb_dataset(
             shard.address,
             self.table,
-            self._reader.spec(self.timeout_s),
+            self._reader.structure.spec(self.timeout_s),
             has_time=info.signature is not None,
             batch_size=self.batch_size,
             max_in_flight=self.batch_size * self._options.max_in_flight_batches,

@@ -96,11 +96,13 @@ class RoundRobin:
         return None
 
     def _too_late(self, wait: Wait, timeout_s: float) -> ReverbWriterError:
-        num_arrived = sum(fetcher.stats().ready_samples for fetcher in self.fetchers)
+        stats = [fetcher.stats() for fetcher in self.fetchers]
+        num_arrived, num_foreign = sum(one.ready_samples for one in stats), sum(one.foreign_items for one in stats)
+        foreign = f"{num_foreign} of another structure were left out. " if num_foreign else ""
         gone = all(link.disconnected_at is not None and not link.is_silent for link in self._links())
         return (ServerUnavailableError if gone else ReplayTimeoutError)(
             f"table `{self._table}`: no batch within {timeout_s:.1f} s, {num_arrived} of {self._batch_size} samples "
-            f"have come. {wait.why()}"
+            f"have come. {foreign}{wait.why()}"
         )
 
     def _links(self) -> list[ServerLink]:

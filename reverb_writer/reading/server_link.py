@@ -15,10 +15,11 @@ from reverb_writer.errors import (
     ServerUnavailableError,
     UnsafeDataError,
 )
-from reverb_writer.table_info import ServerInfo, check_tables_exist
+from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.connection_loss import ConnectionLoss
 from reverb_writer.transport.server_info import request_server_info
-from reverb_writer.transport.server_probe import ConnectionLoss, ServerProbe
+from reverb_writer.transport.server_probe import ServerProbe
 
 _LOG = logging.getLogger(__package__)
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from reverb_writer.background import Flag, start_thread
-from reverb_writer.client.server_connection import ServerConnection
-from reverb_writer.client.shard_weights import mean_weight
+from reverb_writer.client.server_calls import Server
+from reverb_writer.client.weights import mean_weight
 from reverb_writer.errors import (
     ClosedError,
     ReverbWriterError,
@@ -22,8 +22,8 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink, fetch_until_closed
-from reverb_writer.table_info import ServerInfo, TableInfo
-from reverb_writer.transport.connection import Reply
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.transport.pending_call import PendingCall
 from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import parse_server_info
 
@@ -45,7 +45,7 @@ class ShardStream:
 
     def __init__(
         self,
-        server: ServerConnection,
+        server: Server,
         info: ServerInfo | None,
         table: TableInfo,
         max_samples: int,
@@ -69,7 +69,7 @@ class ShardStream:
         self._waiting: collections.deque[Any] = collections.deque()
         self._room, self._closed = Flag(), Flag()
         self._error: Exception | None = None
-        self._question: Reply | None = None
+        self._question: PendingCall | None = None
         self._asked_at = 0.0
         self._unanswered_since: float | None = None
         self.fetcher = SampleFetcher(
@@ -164,7 +164,7 @@ class ShardStream:
             if self._unanswered_since is None:
                 self._unanswered_since = now
             with contextlib.suppress(ClosedError):
-                self._question = self.server.channel.future(messages.SERVER_INFO, b"", PROBE_TIMEOUT_S)
+                self._question = self.server.channel.start(messages.SERVER_INFO, b"", PROBE_TIMEOUT_S)
 
     def stop(self) -> None:
         """Have the thread end, without waiting for it. Idempotent."""

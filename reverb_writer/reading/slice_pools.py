@@ -232,4 +232,4 @@ class SlicePools:
         """Return functions that make slices; the reader has either made them, or returned whole samples."""
         if isinstance(drawn, DrawnSlices):
             return [(lambda: drawn, info)]
-        return self._drawer.draw(SampleRows.of_columns(drawn, info), self.reader.pack, self.reader.server)
+        return self._drawer.draw(SampleRows.of_columns(drawn, info), self.reader.structure.pack, self.reader.server)

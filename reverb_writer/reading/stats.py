@@ -30,6 +30,8 @@ class FetchStats(Scalars):
         received_bytes: bytes of their messages.
         decoded_chunks: chunks that were decoded; all others were in the cache.
         skipped_samples: samples skipped because of `skip_unsafe`.
+        foreign_items: samples that were left out because their item carries another spec than the dataset's first; the
+            log names both once.
         unasked_samples: samples that a server sent although they were not requested; they are left out.
         dropped_samples: samples of several servers that were dropped unread: for newer ones that tell how much a server
             holds, because their connection was lost, or because their server has left the target.
@@ -48,6 +50,7 @@ class FetchStats(Scalars):
     received_bytes: int = 0
     decoded_chunks: int = 0
     skipped_samples: int = 0
+    foreign_items: int = 0
     unasked_samples: int = 0
     dropped_samples: int = 0
     left_out_servers: int = 0

@@ -9,26 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import operator
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.on_shards import on_each
-from reverb_writer.client.server_connection import ServerConnection
 from reverb_writer.decoding.batch_assembler import BatchAssembler
+from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.protocol.table_specs import packer
-from reverb_writer.reading.fetchers import LEAST_S, Fetchers, check_end, request_infos
+from reverb_writer.reading.fetchers import Fetchers, check_end, request_infos
 from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
 from reverb_writer.reading.round_robin import RoundRobin
-from reverb_writer.reading.server_link import PROBE_TIMEOUT_S
 from reverb_writer.reading.stats import DatasetStats
 from reverb_writer.reading.subsequences import SubsequenceCutter
 from reverb_writer.reading.thread_fetcher import Fetched, Part, ThreadFetcher
-from reverb_writer.reading.waiting import unchained
 
 Pack = Callable[[Sequence[Any]], Any]
 """Makes a table's nest of a list of leaves."""
@@ -43,7 +38,7 @@ class TableReader:
     Attributes:
         table: its name.
         fetchers: one for each server, or one for all.
-        pack: makes the table's nest of a list of leaves; known once `next` has returned samples.
+        structure: of the table's items; known once `next` has returned samples.
         updates: new priorities on their way to the servers.
         is_exhausted: whether an iteration has ended because no more samples will come: after a single pass or when the
             dataset was closed, not after a time-out.
@@ -63,25 +58,23 @@ class TableReader:
         """Find the table and prepare to fetch; `start` begins.
 
         `next` returns `batch_size` samples together, or subsequences of samples with `num_steps`. `finish` is what the
-        threads that fetch make of the samples of a batch; without it, and if the dataset was closed before their
-        structure was known, samples are returned.
+        threads that fetch make of the samples of a batch; without it, samples are returned.
         """
         infos = request_infos(client, table, timeout_s, needs_all=options.has_end)
         check_end(table, options, infos.values())
         self.table = table
-        self.pack: Any = None  # Any: callers that have samples need not check for None
         self.is_exhausted = False
-        self._client, self._batch_size, self._options = client, batch_size, options
+        self._batch_size, self._options = batch_size, options
         self._has_ended = False
         self._cutter = None if num_steps is None else SubsequenceCutter(num_steps)
-        self._unpacked: Fetched | None = None
         self._stopping: list[ThreadFetcher] | None = None  # whose last batch is due, after a time-out
         self._stats = DatasetStats()
-        how: dict[str, Any] = {}
+        first = next(iter(infos.values())).tables[table]
+        self.structure = TableStructure(table, first.signature)
+        how: dict[str, Any] = {"structure": self.structure}
         if finish is not None:
-            how = {"prepare": self._find_pack, "finish": functools.partial(self._finished, finish)}
-        first = next(iter(infos.values()))
-        self.updates = PriorityUpdates(client, first.tables[table], self._lost_servers)
+            how["finish"] = functools.partial(_finished, finish, self.structure.pack)
+        self.updates = PriorityUpdates(client, first, self._lost_servers)
         remember = self.updates.remember_owner
 
         def make(wake: Callable[[], None]) -> Fetchers:
@@ -100,10 +93,6 @@ class TableReader:
     def server(self) -> str:
         """Address of the server that the last samples came from; "" of several."""
         return self._round_robin.latest.address
-
-    @property
-    def _latest_server(self) -> ServerConnection:
-        return self._round_robin.latest.server
 
     def _lost_servers(self) -> set[str]:
         return set().union(*(fetcher.lost_servers for fetcher in self.fetchers))
@@ -148,12 +137,12 @@ class TableReader:
 
     def _arrived(self, start: float, timeout_s: float) -> Fetched | None:
         """Return samples as `take`, not cut."""
-        samples = self._unpacked
+        samples = None
         with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-            if samples is None and timeout_s > 0:
+            if timeout_s > 0:
                 samples = self._round_robin.next(start, timeout_s)
         with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-            return self._ready(samples or self._round_robin.rest(), start + timeout_s)
+            return self._owned(samples or self._round_robin.rest())
         return None
 
     def _counted(self, samples: Fetched, called_at: float) -> Fetched:
@@ -164,10 +153,6 @@ class TableReader:
         self._stats.last_age_s = now - samples[1].received_at
         return samples
 
-    def spec(self, timeout_s: float) -> Any:
-        """Return the nest of `ArraySpec` of the table's items, stored on the server of the last samples."""
-        return self._latest_server.spec_of(self.table, timeout_s)
-
     def stats(self) -> DatasetStats:
         """Return the counters so far."""
         stats = DatasetStats(**vars(self._stats))
@@ -176,8 +161,7 @@ class TableReader:
         stats.priority_updates, stats.failed_priority_updates = self.updates.num_sent, self.updates.num_failed
         stats.gone_priority_updates = self.updates.num_gone
         if self._has_ended:
-            unpacked = len(self._unpacked[1]) if self._unpacked else 0
-            stats.undelivered_samples = stats.ready_samples + unpacked
+            stats.undelivered_samples = stats.ready_samples
             stats.undelivered_samples += self._cutter.num_samples if self._cutter else 0
         return stats
 
@@ -188,54 +172,16 @@ class TableReader:
         """
         self._has_ended = True
         self.updates.close(max(deadline - time.monotonic(), 0.0))
-        left_s = deadline - time.monotonic()
-        try:
-            if left_s > 0 and (self._unpacked or self.stats().ready_samples):
-                with contextlib.suppress(ReplayTimeoutError, ServerUnavailableError):
-                    self._find_pack(self._latest_server, left_s)
-        finally:
-            self.pack = self.pack or packer(None)
-
-    def _find_pack(self, server: ServerConnection, timeout_s: float) -> None:
-        """Ask for the table's structure unless it is known. Only a table with items is sure to have it stored."""
-        if self.pack is None:
-            with unchained():
-                self.pack = packer(self._spec_of(server, timeout_s))
-
-    def _spec_of(self, server: ServerConnection, timeout_s: float) -> Any:
-        """Ask a server for the structure of the table, and the others while it does not answer."""
-        others = [shard for shard in self._client.in_state("up", "draining") if shard is not server]
-        deadline = time.monotonic() + timeout_s
-        while True:
-            left_s = max(deadline - time.monotonic(), LEAST_S)
-            brief_s = min(left_s / 2, PROBE_TIMEOUT_S) if others else left_s
-            try:
-                return server.spec_of(self.table, brief_s)
-            except (ReplayTimeoutError, ServerUnavailableError):
-                specs, _ = on_each(others, operator.methodcaller("spec_of", self.table, brief_s))
-                known = [spec for spec in specs.values() if spec is not None]
-                if known:
-                    return known[0]
-                if time.monotonic() + LEAST_S > deadline:
-                    raise
 
     def _next_samples(self, start: float, timeout_s: float) -> Fetched | None:
-        """Return the next batch of samples, or the last one, as soon as `pack` is known; None at the end."""
-        samples = self._unpacked or self._take(start, timeout_s)
-        return self._ready(samples, start + timeout_s)
+        """Return the next batch of samples, or the last one; None at the end."""
+        return self._owned(self._take(start, timeout_s))
 
-    def _ready(self, samples: Fetched | None, deadline: float) -> Fetched | None:
-        """Return samples once `pack` is known; keep them for the next call if it cannot be found by `deadline`."""
-        if samples is not None:
-            if self._round_robin.latest.address:
-                self.updates.remember_owner(samples[1].keys.tolist(), self._latest_server)
-            self._unpacked = samples
-            self._find_pack(self._latest_server, max(deadline - time.monotonic(), LEAST_S))
-        self._unpacked = None
+    def _owned(self, samples: Fetched | None) -> Fetched | None:
+        """Return samples, whose server is remembered for their priorities."""
+        if samples is not None and self._round_robin.latest.address:
+            self.updates.remember_owner(samples[1].keys.tolist(), self._round_robin.latest.server)
         return samples
-
-    def _finished(self, finish: Finish, address: str, assembler: BatchAssembler) -> Sequence[Part]:
-        return finish(assembler, self.pack, address)
 
     def _take(self, start: float, timeout_s: float) -> Fetched | None:
         """Take the next batch, or the samples left at the end of the iteration; None when it is over."""
@@ -262,3 +208,7 @@ class TableReader:
                 break
             cutter.add(*samples)
         return cutter.take(self._batch_size)
+
+
+def _finished(finish: Finish, pack: Pack, address: str, assembler: BatchAssembler) -> Sequence[Part]:
+    return finish(assembler, pack, address)

@@ -19,21 +19,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from reverb_writer.background import Flag, start_thread, uninterrupted
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server_calls import Server
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.samples import BatchInfo
+from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import (
     ClosedError,
-    ReplayTimeoutError,
     ReverbWriterError,
     ServerUnavailableError,
     UnsafeDataError,
 )
 from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.server_link import PROBE_TIMEOUT_S, RETRY_S, ServerLink, fetch_until_closed
+from reverb_writer.reading.server_link import RETRY_S, ServerLink, fetch_until_closed
 from reverb_writer.reading.stats import FetchStats
-from reverb_writer.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer.transport.sample_fetcher import SampleFetcher
 
 Fetched = tuple[Any, BatchInfo]
@@ -53,14 +53,14 @@ class ThreadFetcher:
 
     def __init__(
         self,
-        server: ServerConnection,
+        server: Server,
         info: ServerInfo | None,
         table: TableInfo,
         batch_size: int,
         options: ReadOptions,
         *,
         wake: Callable[[], None],
-        prepare: Callable[[ServerConnection, float], object] | None = None,
+        structure: TableStructure | None = None,
         finish: Callable[[str, BatchAssembler], Sequence[Part]] | None = None,
         make_sampler: Callable[..., GlobalSampler] | None = None,
     ) -> None:
@@ -73,19 +73,17 @@ class ThreadFetcher:
             batch_size: samples in a batch.
             options: of the dataset.
             wake: called from the thread whenever a batch or an error is ready.
-            prepare: called from the thread before the first samples are assembled, until it raises no time-out; gets
-                the server that they come from, and its time-out in seconds. None if there is nothing to prepare.
+            structure: of the table; samples of another one are left out. None to take all.
             finish: divides a full batch into parts, which are made ready one after the other as they are taken; gets
                 the server's address, "" for several. It must call the assembler's `begin_next`, at the latest when the
-                last part is made. None for one part, the samples; they are one, too, if the end comes before `prepare`
-                has succeeded.
+                last part is made. None for one part, the samples.
             make_sampler: makes what samples the table on several servers together; gets `max_samples`, `num_held` and
                 `pause`. None for one server.
         """
         self._link = ServerLink(server.channel, table.name, info)
         self._server, self._table = server, table.name
         self._batch_size, self._skip_unsafe, self._wake = batch_size, options.skip_unsafe, wake
-        self._prepare, self._finish, self._max_ready = prepare, finish, options.max_in_flight_batches
+        self._finish, self._max_ready = finish, options.max_in_flight_batches
         self._arrived: list[Any] = []  # samples that are not assembled; changed by the thread that holds `_assembling`
         self._parts: collections.deque[Part] = collections.deque()  # of the last batch, that are not made
         self._assembler = BatchAssembler(
@@ -94,6 +92,7 @@ class ThreadFetcher:
             batch_size=batch_size,
             # The reader holds one batch, and all those ahead have arrays, too.
             num_buffers=options.max_in_flight_batches + 1 if options.reuse_buffers else 0,
+            structure=structure,
         )
         limits = [options.max_samples, table.current_size if options.single_pass else None]
         self._changed = Flag()  # there is more room, or the end has come
@@ -137,7 +136,7 @@ class ThreadFetcher:
             Exception: whatever a part's function has raised, or what has ended the thread, such as MemoryError.
         """
         if partial:
-            uninterrupted(self._assemble_rest, None)  # half of it would lose samples, and their room for good
+            uninterrupted(self._assemble_rest)  # half of it would lose samples, and their room for good
         item = None
         with self._lock:
             if self._ready:
@@ -149,7 +148,7 @@ class ThreadFetcher:
         return item
 
     @property
-    def server(self) -> ServerConnection:
+    def server(self) -> Server:
         """The server that the last samples came from."""
         return self._server if self._sampler is None else self._sampler.latest
 
@@ -211,6 +210,7 @@ class ThreadFetcher:
             stats.ready_samples = len(self._arrived) + self._num_assembled() + self._num_ready()[0]
             stats.cache_bytes = self._assembler.cache_bytes
             stats.decoded_chunks = self._assembler.num_decoded_chunks
+            stats.foreign_items = self._assembler.num_foreign
         stats.in_flight_samples = self._fetcher.num_in_flight
         stats.unasked_samples = self._fetcher.num_unasked
         stats.received_bytes = self._fetcher.num_bytes
@@ -285,18 +285,8 @@ class ThreadFetcher:
         samples = self._fetcher.read()
         self._heard_at = time.monotonic()
         self._stats.received_samples += len(samples)
-        self._make_ready()
         with self._assembling:
             self._arrived += samples
-
-    def _make_ready(self) -> None:
-        """Call `prepare` until it succeeds, or until the end."""
-        while self._prepare is not None and not self._closed.is_set():
-            try:
-                self._prepare(self.server, PROBE_TIMEOUT_S)
-                self._prepare = None
-            except (ReplayTimeoutError, ServerUnavailableError):
-                self._closed.wait(RETRY_S)
 
     def _make_parts(self) -> bool:
         """Make all parts of the last batch, as they are taken; until then, no sample is assembled.
@@ -342,7 +332,7 @@ class ThreadFetcher:
         if not self._parts:
             with self._lock:
                 try:
-                    if self._finish is None or self._prepare is not None:
+                    if self._finish is None:
                         self._ready.append(self._assembler.take())
                     else:
                         self._parts.extend(self._finish(self.address, self._assembler))

@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import tree
 
 from reverb_writer.arguments import check_fraction
-from reverb_writer.array_api import (
+from reverb_writer.arrays import (
     Array,
     array_namespace,
     as_array,

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from reverb_writer.arguments import check_fraction, integer
-from reverb_writer.array_api import Array, array_namespace, as_array, as_bool, as_float, with_axes
+from reverb_writer.arrays import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import StructureError
 from reverb_writer.returns.recursion import ReturnInputs, RowKeywords, check_time_axis
 from reverb_writer.transitions import Transitions

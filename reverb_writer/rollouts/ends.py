@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from reverb_writer.array_api import Array, concatenated
+from reverb_writer.arrays import Array, concatenated
 from reverb_writer.errors import SpecError
-from reverb_writer.rollouts.arrays import Arrays
+from reverb_writer.rollouts.array_nests import Arrays
 
 
 def ends_of(

@@ -11,7 +11,7 @@ import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import map_present, write_row
-from reverb_writer.rollouts.arrays import Arrays
+from reverb_writer.rollouts.array_nests import Arrays
 
 _MIN_AXES = 2  # [layers, B]
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.nests import map_present
-from reverb_writer.rollouts.arrays import Arrays, flat_rows
+from reverb_writer.rollouts.array_nests import Arrays, flat_rows
 from reverb_writer.rollouts.storage_records import ContiguousMiniBatch
 from reverb_writer.rollouts.trajectory_padding import pad
 from reverb_writer.slices import Trajectories

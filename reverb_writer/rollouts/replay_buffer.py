@@ -12,7 +12,7 @@ import tree
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError
 from reverb_writer.nests import common_length
-from reverb_writer.rollouts.arrays import Arrays, row_shapes
+from reverb_writer.rollouts.array_nests import Arrays, row_shapes
 
 
 class ReplayBuffer:

@@ -19,7 +19,7 @@ from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.nests import map_present, write_row
 from reverb_writer.returns import gae, normalize
 from reverb_writer.rollouts import hidden_states, replay_windows, storage_records
-from reverb_writer.rollouts.arrays import Arrays
+from reverb_writer.rollouts.array_nests import Arrays
 from reverb_writer.rollouts.ends import ends_of, statistics
 from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectory_padding import find

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.rollouts.arrays import row_shapes
+from reverb_writer.rollouts.array_nests import row_shapes
 
 NEEDED: Final = ("observations", "critic_observations", "actions", "rewards", "dones")
 """Fields that transitions must have."""

@@ -21,7 +21,7 @@ import numpy as np
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.rollouts.arrays import Arrays, flat_rows
+from reverb_writer.rollouts.array_nests import Arrays, flat_rows
 from reverb_writer.slices import Markers, Trajectories, find_trajectories
 from reverb_writer.slices.boundaries import positions
 

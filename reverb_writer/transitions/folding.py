@@ -18,7 +18,7 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_fraction, integer
-from reverb_writer.array_api import Array, array_like, array_namespace, as_float, concatenated, with_axes
+from reverb_writer.arrays import Array, array_like, array_namespace, as_float, concatenated, with_axes
 from reverb_writer.errors import StructureError
 from reverb_writer.transitions.pairing import NStepTransitions, Transitions
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tree
 
-from reverb_writer.array_api import Array, any_true, array_like, as_array, as_bool, as_float, concatenated, with_axes
+from reverb_writer.arrays import Array, any_true, array_like, as_array, as_bool, as_float, concatenated, with_axes
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves
 from reverb_writer.transitions.step_flags import StepFlags, as_rows

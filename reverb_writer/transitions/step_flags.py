@@ -19,7 +19,7 @@ from typing import Any
 
 import tree
 
-from reverb_writer.array_api import Array, any_true, array_like, array_namespace, as_array, as_bool
+from reverb_writer.arrays import Array, any_true, array_like, array_namespace, as_array, as_bool
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
 

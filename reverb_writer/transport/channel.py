@@ -1,33 +1,43 @@
-"""The channel to one Reverb server: address, TLS, token, time-outs. The only module that makes gRPC channels."""
+"""The channel to one Reverb server: address, TLS, token, time-outs, calls, and whether its connection is dead.
+
+gRPC notices only after minutes that a connection is dead. A late call does not prove it: the server may be paused or
+busy. So a connection is given up only after these observations, and only its own calls end then:
+
+    no response -> a probe over it is not answered -> one over a new connection is, one over the old one is not
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
 import pathlib
+import queue
+import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-import grpc
+import grpc.aio
 
 from reverb_writer.arguments import check_address
-from reverb_writer.background import SHORT_S, Flag, uninterrupted
-from reverb_writer.closing import ClosedAtExit
-from reverb_writer.errors import ClosedError, ReplayTimeoutError, ServerUnavailableError, SpecError
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
-from reverb_writer.transport.connection import OPTIONS, Call, Connection, Reply
+from reverb_writer.transport import loop, process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
+from reverb_writer.transport.pending_call import Outcome, PendingCall
+from reverb_writer.transport.wire import OPTIONS, PERMANENT, Wire, WireClosedError
 
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
-_NEVER_MS = 2**31 - 1
 _RECENT_S, _MAX_CONNECT_ERRORS = 10.0, 200  # at the pace of `_PAUSE_S`
-_AFTER_FORK = "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client."
+_ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
+_CLOSE_S = 1.0  # how long `close` waits until the connection is closed
+_NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
 
 
 @dataclass(frozen=True)
@@ -54,13 +64,16 @@ class TLS:
             raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
 
 
-class Channel(ClosedAtExit):
+class Channel:
     """A connection to one server, shared by all that talk to it.
 
-    Thread-safe. Connects on the first call and again by itself after a loss.
-    """
+    Thread-safe. Connects on the first call and again by itself after a loss. Channels of one process to the same
+    address, with the same options, share a connection.
 
-    _first_process: ClassVar[int | None] = None
+    Attributes:
+        address: of the server; `redirect` changes it.
+        last_response_at: `time.monotonic()` when a response came last; at first, when it was made.
+    """
 
     def __init__(
         self,
@@ -83,8 +96,7 @@ class Channel(ClosedAtExit):
 
         Raises:
             SpecError: the address cannot be one, a PEM file cannot be used, or a token would travel in plain text.
-            ClosedError: there was a channel in a parent process before the fork. Both would read from the same
-                sockets, and the parent would crash, too.
+            ClosedError: a parent process used gRPC before the fork. Both would read from the same sockets.
         """
         check_address(address)
         if token is not None and not _TOKEN.fullmatch(token):
@@ -93,55 +105,34 @@ class Channel(ClosedAtExit):
             raise SpecError(
                 f"`token` would travel to {address} in plain text. Give `tls` too, or use a `unix:` address."
             )
+        process_hooks.claim()
         self.address = address
+        self.last_response_at = time.monotonic()
         self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
-        options = [*OPTIONS, ("grpc.enable_http_proxy", int(use_proxy))]
-        if permanent:
-            never = [(f"grpc.{name}_ms", _NEVER_MS) for name in ("keepalive_time", "client_idle_timeout")]
-            options = [*never, *(one for one in options if "keepalive" not in one[0])]
-        self._same = functools.partial(Channel, tls=tls, token=token, use_proxy=use_proxy)
+        self._options = {**OPTIONS, **(PERMANENT if permanent else {}), "grpc.enable_http_proxy": int(use_proxy)}
+        self._dial: Callable[..., grpc.aio.Channel] = grpc.aio.insecure_channel
+        self._advice = "whether it expects `tls`"
         if tls:
             tls = TLS() if tls is True else tls
             if tls.server_name is not None:
-                options.append(("grpc.ssl_target_name_override", tls.server_name))
-            self._dial = functools.partial(grpc.secure_channel, credentials=_credentials(tls), options=options)
+                self._options["grpc.ssl_target_name_override"] = tls.server_name
+            self._dial = functools.partial(grpc.aio.secure_channel, credentials=_credentials(tls))
             self._advice = "the certificates; the server may ask for one of the client, too"
-        else:
-            self._dial = functools.partial(grpc.insecure_channel, options=options)
-            self._advice = "whether it expects `tls`"
         self._pid = os.getpid()
-        if Channel._first_process not in (None, self._pid):
-            raise ClosedError(
-                f"process {Channel._first_process} had a client when it forked this child {self._pid}. {_AFTER_FORK}"
-            )
-        Channel._first_process = self._pid
-        self._lock = threading.Lock()
-        self._connection = self._connect()
         self._connect_errors: list[tuple[str, float]] = []
-        self._own_channels: set[Channel] = set()  # of calls under way that have one
         self._closed = False
-
-    def redirect(self, address: str) -> None:
-        """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.
-
-        Raises:
-            SpecError: the address cannot be one.
-        """
-        check_address(address)
-        with self._lock:
-            self.address = address
-            former = self._connection
-        former.give_up(f"the server has moved to {address}")
-
-    def _connect(self) -> Connection:
-        return Connection(self.address, functools.partial(self._dial, self.address), self._metadata)
+        # The rest belongs to the loop's thread.
+        self._wire: Wire | None = None
+        self._own_wires: set[Wire] = set()  # of `call_once`
+        self._num_given_up = 0
+        self._next_examination_at = 0.0
 
     def check_usable(self) -> None:
-        """Raise if the channel is closed or belongs to a parent process."""
-        if self._pid != os.getpid():
+        """Raise ClosedError if the channel is closed or belongs to a parent process."""
+        if self.is_forked:
             raise ClosedError(
                 f"this client of {self.address} was made in process {self._pid} and is used in its forked child "
-                f"{os.getpid()}. {_AFTER_FORK}"
+                f"{os.getpid()}. {process_hooks.AFTER_FORK}"
             )
         if self._closed:
             raise ClosedError(f"the client of {self.address} is closed. Make a new one.")
@@ -150,6 +141,37 @@ class Channel(ClosedAtExit):
     def is_forked(self) -> bool:
         """Whether this process is a forked child of the one that made the channel."""
         return self._pid != os.getpid()
+
+    def redirect(self, address: str) -> None:
+        """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.
+
+        Raises:
+            SpecError: the address cannot be one.
+        """
+        check_address(address)
+        self.check_usable()
+        self.address = address
+        if loop.has_begun():
+            loop.submit(self._give_up, f"the server has moved to {address}")
+
+    def close(self) -> None:
+        """Close the connection; calls under way end with an error. Idempotent; does nothing in a forked child."""
+        if not self.is_forked:
+            self._closed = True
+            if loop.has_begun():
+                done: queue.SimpleQueue[None] = queue.SimpleQueue()
+                with contextlib.suppress(ClosedError, queue.Empty):  # the interpreter ends, or the machine is busy
+                    loop.submit(lambda: loop.spawn(self._close(done)))
+                    if not loop.is_here():
+                        done.get(timeout=_CLOSE_S)
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --------------------------------------------------------------------------------------------- calls
 
     def call(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a unary call; wait for the server to come up meanwhile.
@@ -163,77 +185,161 @@ class Channel(ClosedAtExit):
             ClosedError: the channel is or was closed, or belongs to a parent process.
             ReverbWriterError: the server refuses; StructureError if it has no such table.
         """
-        abandoned = Flag()  # by an interrupt: no further attempts
-        try:
-            return uninterrupted(lambda: self._call(method, request, timeout_s, abandoned), timeout_s + SHORT_S)
-        finally:
-            abandoned.set()
+
+        async def work(pending: PendingCall) -> bytes:
+            return await self._call(pending, self._connect, method, request, timeout_s)
+
+        return self._wait(work, timeout_s)
 
     def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make a `call` over a connection of its own when the server answers, and never make it again."""
-        self.check_usable()
         deadline = time.monotonic() + timeout_s
-        with self._same(self.address) as own:
-            self._own_channels.add(own)
+
+        async def work(pending: PendingCall) -> bytes:
+            own = self._make_wire({"grpc.use_local_subchannel_pool": 1})
+            self._own_wires.add(own)
             try:
-                own.call(SERVER_INFO, b"", timeout_s)
-                return own.future(method, request, max(deadline - time.monotonic(), 0.0)).result()
-            except ReplayTimeoutError as error:
-                if self._closed:
-                    raise ClosedError(f"the client of {self.address} was closed during a call.") from error
-                raise
+                await self._call(pending, lambda: own, SERVER_INFO, b"", timeout_s)
+                return await self._ask(own, method, request, max(deadline - time.monotonic(), 0.0))
+            except WireClosedError as error:
+                raise self._closed_error() from error
             finally:
-                self._own_channels.discard(own)
+                self._own_wires.discard(own)
+                own.close("the call has ended")
 
-    def _call(self, method: str, request: bytes, timeout_s: float, abandoned: Flag) -> bytes:
-        started = time.monotonic()
-        deadline = started + timeout_s
-        reasons: dict[str, None] = {}
-        # Two kinds of attempts take turns: one that fails at once tells why; a short one that waits keeps gRPC
-        # connecting, which before 1.60 does nothing in the background.
-        waits = False
-        while True:
-            left = max(deadline - time.monotonic(), 0.0)
-            error = None
+        return self._wait(work, timeout_s)
+
+    def start(
+        self,
+        method: str,
+        request: bytes,
+        timeout_s: float,
+        deliver: Callable[[Outcome], object] | None = None,
+    ) -> PendingCall:
+        """Start a unary call, made once; if there is no server, it fails at once.
+
+        `deliver` gets the reply or the error, in the loop's thread; it must not wait.
+        """
+
+        async def work(_: PendingCall) -> bytes:
             try:
-                return self._reply(method, request, min(left, _PAUSE_S) if waits else left, wait_for_ready=waits)
-            except grpc.FutureCancelledError:  # the connection was given up
-                if left > 0 and not abandoned.is_set():
-                    continue
-            except grpc.RpcError as met:
-                error = met
-                if error.code() not in NO_ANSWER:
-                    raise translate_error(error, self.address) from error
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
-                    reason = str(error.details()).rpartition("last error: ")[2]  # one an address of the host
-                    reasons[reason] = None
-                    self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
-            lost = error is not None and error.code() is grpc.StatusCode.UNAVAILABLE
-            if left <= _PAUSE_S or not (lost or waits) or abandoned.is_set():
-                if self._connection.last_response_at < started:
-                    self._connection.examine()
-                raise self._no_answer_error(list(reasons), timeout_s) from error
-            if lost and waits:
-                abandoned.wait(_PAUSE_S)
-            waits = not waits
+                return await self._ask(self._connect(), method, request, timeout_s)
+            except WireClosedError as error:
+                if self._closed:
+                    raise self._closed_error() from error
+                raise ReplayTimeoutError(f"the server at {self.address} did not answer ({error}).") from error
 
-    def _reply(self, method: str, request: bytes, timeout_s: float, *, wait_for_ready: bool) -> bytes:
-        """Make one attempt; raises gRPC's errors as they are."""
-        call = self._start(lambda connection: connection.ask(method, request, timeout_s, wait_for_ready=wait_for_ready))
-        try:
-            reply: bytes = call.result()
-        except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            if self._closed:
-                raise ClosedError(f"the client of {self.address} was closed during a call.") from error
-            raise
-        return reply
+        self.check_usable()
+        return PendingCall(work, self.address, timeout_s, deliver)
 
     def recent_connect_errors(self) -> list[str]:
         """Return the errors of attempts to connect in the last seconds, in gRPC's words."""
         now = time.monotonic()
         return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < _RECENT_S))
 
-    def _no_answer_error(self, reasons: list[str], timeout_s: float) -> Exception:
+    def examine(self) -> None:
+        """Find out in the background whether the connection is dead, and end its calls if it is; never waits.
+
+        A server that is paused or busy answers over no connection: nothing is given up for that.
+        """
+        self.check_usable()
+        loop.submit(self._begin_examination)
+
+    # ------------------------------------------------------------------------------------ the loop's thread
+
+    def open(self, method: str, timeout_s: float | None) -> tuple[Wire, Any]:
+        """Open a bidirectional stream of bytes; for the loop's thread only. Return gRPC's call and what carries it."""
+        wire = self._connect()
+        return wire, wire.open(method, timeout_s)
+
+    def note_response(self) -> None:
+        """Note that something has come from the server."""
+        self.last_response_at = time.monotonic()
+
+    def _connect(self) -> Wire:
+        """Return the wire that carries calls now."""
+        self.check_usable()
+        if self._wire is None:
+            # A channel with the same options would share the connection that was given up.
+            self._wire = self._make_wire({"reverb_writer.num_given_up": self._num_given_up})
+        return self._wire
+
+    def _make_wire(self, options: dict[str, Any]) -> Wire:
+        return Wire(self._dial, self.address, {**self._options, **options}, self._metadata)
+
+    def _give_up(self, fault: str) -> None:
+        """End all calls over the connection; the next one makes a new one."""
+        wire, self._wire = self._wire, None
+        self._num_given_up += 1
+        if wire is not None:
+            wire.close(fault)
+
+    async def _close(self, done: queue.SimpleQueue[None]) -> None:
+        wires = [wire for wire in (self._wire, *self._own_wires) if wire is not None]
+        self._wire = None
+        for wire in wires:
+            wire.close("the client was closed")
+        for wire in wires:
+            await wire.closed()
+        done.put(None)
+
+    def _closed_error(self) -> ClosedError:
+        return ClosedError(f"the client of {self.address} was closed during a call.")
+
+    def _wait(self, work: Callable[[PendingCall], Any], timeout_s: float) -> bytes:
+        self.check_usable()
+        pending = PendingCall(work, self.address, timeout_s)
+        try:
+            return pending.result()
+        except _NoAnswerError as error:
+            raise self._explain(error.reasons, timeout_s) from error.__cause__
+        finally:
+            pending.cancel()
+
+    async def _ask(self, wire: Wire, method: str, request: bytes, timeout_s: float) -> bytes:
+        try:
+            reply = await wire.ask(method, request, timeout_s)
+        except grpc.RpcError as error:
+            if error.code() not in NO_ANSWER:
+                self.note_response()
+            raise translate_error(error, self.address) from error
+        self.note_response()
+        return reply
+
+    async def _call(
+        self, pending: PendingCall, connect: Callable[[], Wire], method: str, request: bytes, timeout_s: float
+    ) -> bytes:
+        """Make attempts that fail at once, and tell why, until one does not; gRPC connects again meanwhile."""
+        started = time.monotonic()
+        deadline = started + timeout_s
+        reasons: dict[str, None] = {}
+        while True:
+            left_s = max(deadline - time.monotonic(), 0.0)
+            error: Exception
+            try:
+                return await self._ask(connect(), method, request, left_s)
+            except WireClosedError as met:
+                if self._closed or loop.is_ending():
+                    raise self._closed_error() from met
+                if left_s > 0 and not pending.is_cancelled:
+                    await asyncio.sleep(0.0)
+                    continue
+                error = met
+            except (ReplayTimeoutError, ServerUnavailableError) as met:
+                error = met
+                cause = met.__cause__
+                if isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNAVAILABLE:
+                    reason = str(cause.details()).rpartition("last error: ")[2]  # one an address of the host
+                    reasons[reason] = None
+                    self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
+                    if left_s > _PAUSE_S:
+                        await asyncio.sleep(_PAUSE_S)
+                        continue
+            if self.last_response_at < started:
+                self._begin_examination()
+            raise _NoAnswerError([*reasons]) from error.__cause__
+
+    def _explain(self, reasons: list[str], timeout_s: float) -> ReverbWriterError:
         """Return the error of a call without an answer: a server that is not there, or one that does not answer."""
         is_silent = not reasons or any(map(is_silence, reasons))
         if is_silent or (all(map(is_refusal, reasons)) and is_listening(self.address)):
@@ -246,48 +352,50 @@ class Channel(ClosedAtExit):
             f"check the address and {self._advice}."
         )
 
-    def future(self, method: str, request: bytes, timeout_s: float) -> Reply:
-        """Start a unary call and return its reply, to come; if there is no server, it fails at once."""
+    def _begin_examination(self) -> None:
+        now = time.monotonic()
+        if self._wire is not None and now >= self._next_examination_at:
+            self._next_examination_at = now + _NOT_BEFORE_S
+            loop.spawn(self._examine(self._wire, now))
 
-        def ask() -> Reply:
-            future = self._start(lambda connection: connection.ask(method, request, timeout_s))
-            return Reply(future, self.address, timeout_s)
-
-        return uninterrupted(ask)
-
-    def stream(self, method: str, requests: Iterator[bytes], *, timeout_s: float | None = None) -> Call:
-        """Open a bidirectional stream of bytes: iterate for responses, `cancel()` to end."""
-        call: Call = uninterrupted(
-            lambda: self._start(lambda connection: connection.stream(method, requests, timeout_s))
-        )
-        return call
-
-    def _start(self, start: Callable[[Connection], Any]) -> Any:
-        """Start a call over the connection, or over a new one in place of one that was given up."""
-        while True:
-            self.check_usable()
-            with self._lock:
-                former = self._connection
-                if former.fault is not None and not self._closed:
-                    self._connection = self._connect()
-                connection = self._connection
-            if former is not connection:
-                former.close()
-            try:
-                return start(connection)
-            except ClosedError:
-                if connection.fault is None:
-                    raise
-
-    def close(self) -> None:
-        """Close the connection; calls under way end with an error. Idempotent; does nothing in a forked child."""
-        if self.is_forked:
+    async def _examine(self, wire: Wire, since: float) -> None:
+        """Give the wire up if it is dead."""
+        if await wire.answers(_ANSWER_WITHIN_S) or self.last_response_at >= since:
+            self._next_examination_at = 0.0
             return
-        with self._lock:
+        other = self._make_wire({"grpc.use_local_subchannel_pool": 1})
+        again = loop.spawn(wire.answers(_AGAIN_WITHIN_S))
+        # The old one gets more time, so that a reply near the deadline is not held against it.
+        is_there = await other.answers(_AGAIN_WITHIN_S * 2 / 3)
+        other.close("the question is answered")
+        if not await again and is_there and self.last_response_at < since and wire is self._wire:
+            silence_s = time.monotonic() - since
+            self._give_up(
+                f"nothing came over the connection for {silence_s:.0f} s, while the server answers over others"
+            )
+
+    def __del__(self) -> None:
+        """Give the connection back."""
+        if not getattr(self, "_closed", True) and not self.is_forked:
             self._closed = True
-        for own in list(self._own_channels):
-            own.close()
-        uninterrupted(self._connection.close)
+            with contextlib.suppress(ClosedError):
+                for wire in (self._wire, *self._own_wires):
+                    if wire is not None:
+                        loop.submit(wire.close, "the client was forgotten")
+
+
+class _NoAnswerError(ReverbWriterError):
+    """A call was not answered; `reasons` are what attempts to connect have met."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+        self.reasons = reasons
+
+
+def backoff_s(failures: int) -> float:
+    """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
+    longest = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 16))
+    return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret
 
 
 def _credentials(tls: TLS) -> grpc.ChannelCredentials:

@@ -8,9 +8,7 @@ The server forgets a chunk unless each request that brings items names it among 
 that names one it does not have. So chunks are reference-counted by requests in the queue and by writers that hold them
 for windows to come. A chunk without references is not kept.
 
-A call that raises has changed nothing. `hold`, `add` and `release` may be cut off anywhere by an exception from
-outside, such as KeyboardInterrupt: made again with the same arguments, they complete what was begun and do nothing
-twice; so does `take_all`. Not thread-safe: the stream holds a lock.
+Not thread-safe: its owner calls it from one thread.
 
 Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 """
@@ -18,7 +16,6 @@ Source: reverb/cc/reverb_service_impl.cc, InsertStream.
 from __future__ import annotations
 
 import collections
-import copy
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.protocol.item_encoding import encode_keep_keys
-from reverb_writer.scalars import Scalars
 
 Keys = npt.NDArray[np.uint64]
 
@@ -48,8 +44,6 @@ class InsertRequest:
         num_bytes: memory that the request adds: its rows, and the chunks that no earlier request had.
         num_items: how many there are.
         num_pending: of them, those that are not acknowledged.
-        is_counted: whether it was added to the counters.
-        is_taken: whether it has left the queue once: sent, or given up.
     """
 
     tables: frozenset[str]
@@ -62,13 +56,6 @@ class InsertRequest:
         """Start with nothing acknowledged."""
         self.num_items = self.num_pending = sum(len(rows) for _, rows in self.rows)
         self._is_pending = np.ones(self.num_items, bool)
-        self.is_counted = self.is_taken = False
-
-    def for_another_stream(self) -> InsertRequest:
-        """Return one that no stream has yet, of what is not acknowledged; this one must not be used any more."""
-        request = copy.copy(self)
-        request.is_counted = request.is_taken = False
-        return request
 
     def acknowledge(self, keys: Keys) -> int:
         """Mark those of these items that belong to the request as acknowledged; return how many were new."""
@@ -86,20 +73,6 @@ class InsertRequest:
             rows[self._is_pending[start : start + len(rows)]].tobytes()
             for start, (_, rows) in zip(starts, self.rows, strict=True)
         ]
-
-
-@dataclass(frozen=True)
-class InsertStats(Scalars):
-    """What an insert stream has done so far; cumulative but for the pending ones."""
-
-    items: int = 0  # items written to the stream
-    acknowledged_items: int = 0  # of them, those that the server has confirmed
-    pending_items: int = 0  # of them, those that it has not, yet
-    pending_bytes: int = 0  # what they and their chunks occupy here
-    dropped_items: int = 0  # of them, those given up under `on_block="drop_oldest"` or by a close that ran out of time
-    blocked_s: float = 0.0  # seconds that callers have waited, for room or for confirmation
-    reconnects: int = 0  # connections made again after a loss
-    server_restarts: int = 0  # of them, those that found the server restarted
 
 
 class InFlight:
@@ -123,7 +96,6 @@ class InFlight:
             int, set[InsertRequest | None]
         ] = {}  # owners of the references to a chunk; None for its writer
         self._on_server: set[int] = set()
-        self._taken: tuple[list[InsertRequest], int] | None = None
 
     @property
     def pending(self) -> int:
@@ -145,19 +117,6 @@ class InFlight:
         """Whether acknowledgements are to come."""
         return bool(self._sent)
 
-    def stats(self, blocked_s: float, reconnects: int, server_restarts: int) -> InsertStats:
-        """Return the counters, with what the stream has counted."""
-        return InsertStats(
-            items=self.items,
-            acknowledged_items=self.acknowledged,
-            pending_items=self.pending,
-            pending_bytes=self.pending_bytes,
-            dropped_items=self.dropped,
-            blocked_s=blocked_s,
-            reconnects=reconnects,
-            server_restarts=server_restarts,
-        )
-
     def tables(self) -> set[str]:
         """Return the tables that pending items go to."""
         return {table for request in (*self._sent, *self._queued) for table in request.tables}
@@ -177,17 +136,12 @@ class InFlight:
 
     def add(self, request: InsertRequest) -> None:
         """Queue a request."""
-        if not request.is_counted:
-            self.hold(request.chunks, request)
-            if not self.pending:
-                self.progress_at = time.monotonic()
-            self.items, self.pending_bytes, request.is_counted = (
-                self.items + request.num_pending,  # some are not if it comes from another stream
-                self.pending_bytes + request.num_bytes,
-                True,
-            )
-        if not request.is_taken:
-            self._queued.append(request)  # perhaps for a second time: `take_message` skips it then
+        self.hold(request.chunks, request)
+        if not self.pending:
+            self.progress_at = time.monotonic()
+        self.items += request.num_items
+        self.pending_bytes += request.num_bytes
+        self._queued.append(request)
 
     def take_message(self, num_bytes: int) -> bytes:
         """Take requests from the queue until they make `num_bytes` or it is empty; return them as one message.
@@ -198,9 +152,6 @@ class InFlight:
         size = 0
         while self._queued and size < num_bytes:
             request = self._queued.popleft()
-            if request.is_taken:
-                continue
-            request.is_taken = True
             for key, chunk in request.chunks.items():
                 if key not in self._on_server:
                     self._on_server.add(key)
@@ -230,48 +181,32 @@ class InFlight:
                 self.pending_bytes -= request.num_bytes
         self._sent = collections.deque(request for request in self._sent if request.num_pending)
 
-    def requeue(self) -> None:
-        """Put all that is sent and not acknowledged back at the head of the queue, in order, for a new connection."""
+    def requeue(self) -> int:
+        """Put all that is sent and not acknowledged back at the head of the queue, in order, for a new connection.
+
+        Returns:
+            The number of items that will be sent again.
+        """
+        num_items = self.sent_items
         for request in reversed(self._sent):
             self.hold(request.chunks, request)
-            request.is_taken = False
             self._queued.appendleft(request)
         self._sent.clear()
         self._on_server.clear()
+        return num_items
 
     def drop_oldest(self) -> bool:
         """Give up the oldest request in the queue, but not the newest; return whether there was one.
 
         What is sent cannot be taken back.
         """
-        while self._queued and self._queued[0].is_taken:
-            self._queued.popleft()
         if len(self._queued) <= 1:
             return False
-        request = self._queued[0]
+        request = self._queued.popleft()
         self.release(request.chunks, request)
-        self.dropped, self.pending_bytes, request.is_taken = (
-            self.dropped + request.num_pending,
-            self.pending_bytes - request.num_bytes,
-            True,
-        )
-        self._queued.popleft()
+        self.dropped += request.num_pending
+        self.pending_bytes -= request.num_bytes
         return True
-
-    def take_all(self) -> tuple[list[InsertRequest], int]:
-        """Give up everything pending; return it for another stream, with its number of items: the same every time."""
-        if self._taken is None:
-            queued = (request for request in self._queued if not request.is_taken)
-            requests = dict.fromkeys([*self._sent, *queued])  # one may be queued twice, see `add`
-            taken = [request.for_another_stream() for request in requests]
-            self.dropped, self.pending_bytes, self._queued, self._sent, self._taken = (
-                self.dropped + self.pending,
-                0,
-                collections.deque(),
-                collections.deque(),
-                (taken, self.pending),
-            )
-        return self._taken
 
     def drop_all(self) -> int:
         """Give up everything pending; return how many items that is."""

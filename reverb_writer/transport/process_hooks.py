@@ -1,65 +1,41 @@
-"""Cleanup of streams and calls that were not closed: when the interpreter ends, and in a forked child."""
+"""What becomes of gRPC when the process forks, and when the interpreter ends.
+
+gRPC does not survive a fork, neither its clients nor its servers: in the child of a process that has used it, no call
+of it may be made, and no object of it may be deleted.
+"""
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import os
-import threading
-import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
 
-if TYPE_CHECKING:
-    from reverb_writer.transport.insert_stream import InsertStream
+from reverb_writer.errors import ClosedError
 
-_Lock = TypeVar("_Lock")
+AFTER_FORK = (
+    "gRPC does not survive a fork: start the child with `spawn`, or fork before you make the first client or server."
+)
 
-_streams: weakref.WeakSet[InsertStream] = weakref.WeakSet()
-_calls: weakref.WeakSet[Any] = weakref.WeakSet()
-_ending = threading.Event()
+_pid: int | None = None  # of the process that uses gRPC
 
 
-def watch(stream: InsertStream) -> None:
-    """Abandon the stream when the interpreter ends, and tell it of forks; holds no reference."""
-    _streams.add(stream)
+def claim() -> None:
+    """Note that this process uses gRPC from now on.
 
-
-def unless_forked(stream: InsertStream, lock: _Lock) -> _Lock:
-    """Return the lock; raise in a forked child, where a thread of the parent may hold it for ever."""
-    if stream.channel.is_forked:
-        stream.check()
-    return lock
-
-
-def watch_call(call: Any) -> None:
-    """Keep a call of gRPC that still exists when the interpreter ends from being deleted; holds no reference before.
-
-    Deleting a call takes its lock. A thread of gRPC that the interpreter has stopped may hold that lock and never
-    release it: the program would not end.
+    Raises:
+        ClosedError: the process that forked this one used it. Both would read from the same sockets.
     """
-    if _ending.is_set():
-        _keep(call)
-    else:
-        _calls.add(call)
+    global _pid  # noqa: PLW0603  # one for each process
+    own = os.getpid()
+    if _pid not in (None, own):
+        raise ClosedError(f"process {_pid} had a client or a server when it forked this child {own}. {AFTER_FORK}")
+    _pid = own
 
 
-def _keep(call: Any) -> None:
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))
+def is_first() -> bool:
+    """Return whether no parent process has used gRPC."""
+    return _pid in (None, os.getpid())
 
 
-@atexit.register
-def _end() -> None:
-    _ending.set()
-    for stream in list(_streams):
-        stream.abandon()
-    for call in list(_calls):
-        _keep(call)
-
-
-def _after_fork() -> None:
-    for stream in list(_streams):
-        stream.after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+def keep_for_ever(thing: object) -> None:
+    """Keep an object, and all that it refers to, from being deleted, also when the interpreter ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

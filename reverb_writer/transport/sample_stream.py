@@ -1,6 +1,6 @@
 """One sample stream of one connection: request samples, read them in the order in which the server chose them.
 
-    request(n) -> gRPC's thread -> server -> messages of a few or many samples -> read(), which waits
+    request(n) -> loop -> server -> messages of a few or many samples -> loop -> read(), which waits
 
 Samples that were requested and have not come are in flight. More samples than that end the stream, because no one has
 room for them; so does a lost connection. The owner opens another stream then.
@@ -13,11 +13,10 @@ Source: Reverb 0.14 (`reverb_service_impl.cc`, WorkerlessSampleReactor; `sampler
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Iterator
 from typing import Any
 
 from reverb_writer.errors import (
+    ClosedError,
     FormatError,
     PermissionDeniedError,
     ReplayTimeoutError,
@@ -27,6 +26,8 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.transport import loop
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 
 
@@ -50,13 +51,8 @@ class SampleStream:
         self.num_bytes = self.num_unasked = 0
         self.num_asked = self._num_sent = self._num_come = 0
         self._table, self._address, self._deadline_s = table, channel.address, deadline_s
-        self._requests: queue.SimpleQueue[int | None] = queue.SimpleQueue()  # `num_asked` of each `send`, or None: end
         self._reassembler = SampleReassembler()
-        try:
-            self._call = channel.stream(messages.SAMPLE_STREAM, self._encoded_requests(), timeout_s=deadline_s)
-        except BaseException:
-            self._requests.put(None)  # the stream may have been opened when the interrupt came
-            raise
+        self._stream = ByteStream(channel, messages.SAMPLE_STREAM, timeout_s=deadline_s)
 
     @property
     def num_in_flight(self) -> int:
@@ -70,7 +66,7 @@ class SampleStream:
         samples would arrive with the last, and the reader would be idle until then.
         """
         if self.num_asked != self._num_sent:
-            self._requests.put(self.num_asked)
+            loop.submit(self._request, self.num_asked)
 
     def read(self) -> list[Any]:
         """Wait for the next message and return the samples that it completes, see `SampleReassembler`; maybe none.
@@ -83,17 +79,15 @@ class SampleStream:
             FormatError: a message is not a response of Reverb's, or has more than was requested. The stream has ended.
         """
         try:
-            message = next(self._call)
-        except StopIteration:
-            raise ServerUnavailableError(
-                f"the server at {self._address} ended the stream of `{self._table}`."
-            ) from None
+            message = self._stream.read()
         except ReplayTimeoutError as error:
+            if self._deadline_s is None:  # it is a gateway's
+                raise ServerUnavailableError(f"the stream of `{self._table}` was ended: {error}") from error
             text = f"{self.num_in_flight} samples did not come within {self._deadline_s:.1f} s."
             raise ReplayTimeoutError(f"table `{self._table}`: {text}") from error
         except StructureError as error:
             raise StructureError(f"table `{self._table}` is not on the server at {self._address}.") from error
-        except (ServerUnavailableError, PermissionDeniedError):
+        except (ServerUnavailableError, PermissionDeniedError, ClosedError):
             raise
         except ReverbWriterError as error:  # a gateway may refuse for a while: who reads tries again
             raise ServerUnavailableError(str(error)) from error
@@ -117,11 +111,10 @@ class SampleStream:
 
     def cancel(self) -> None:
         """End the stream; a `read` that waits raises. Idempotent."""
-        self._requests.put(None)
-        self._call.cancel()
+        self._stream.cancel()
 
-    def _encoded_requests(self) -> Iterator[bytes]:
-        while (num_asked := self._requests.get()) is not None:
-            num_samples, self._num_sent = num_asked - self._num_sent, num_asked
-            if num_samples:
-                yield messages.SampleStreamRequest(table=self._table, num_samples=num_samples).SerializeToString()
+    def _request(self, num_asked: int) -> None:
+        num_samples, self._num_sent = num_asked - self._num_sent, num_asked
+        if num_samples:
+            request = messages.SampleStreamRequest(table=self._table, num_samples=num_samples)
+            self._stream.send(request.SerializeToString())

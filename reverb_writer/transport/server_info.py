@@ -6,16 +6,14 @@ import math
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from reverb_writer.errors import FormatError, ReplayTimeoutError
+from reverb_writer.errors import FormatError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.responses import parse
-from reverb_writer.protocol.table_specs import SPECS_TABLE, item_limits
-from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
+from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.connection import Reply
+from reverb_writer.transport.pending_call import PendingCall
 
 _MAX_TABLES = 10_000
 
@@ -33,13 +31,13 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
 
 
 def try_server_info(
-    channel: Channel, timeout_s: float, *, begun: Callable[[Reply], object] | None = None
+    channel: Channel, timeout_s: float, *, begun: Callable[[PendingCall], object] | None = None
 ) -> ServerInfo | None:
     """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time.
 
     `begun` gets the call under way, which another thread may `cancel()`; that counts as no answer.
     """
-    call = channel.future(messages.SERVER_INFO, b"", timeout_s)
+    call = channel.start(messages.SERVER_INFO, b"", timeout_s)
     if begun is not None:
         begun(call)
     try:
@@ -49,16 +47,29 @@ def try_server_info(
     return parse_server_info(reply, time.monotonic())
 
 
+def start_server_info(
+    channel: Channel, timeout_s: float, deliver: Callable[[ServerInfo | ReverbWriterError], object]
+) -> PendingCall:
+    """Ask the server for its tables once; never waits. `deliver` gets the answer, or the error that came instead.
+
+    It is called in the loop's thread and must not wait. A call that is cancelled or late brings ReplayTimeoutError.
+    """
+
+    def read(outcome: bytes | ReverbWriterError) -> None:
+        try:
+            deliver(outcome if isinstance(outcome, ReverbWriterError) else parse_server_info(outcome, time.monotonic()))
+        except FormatError as error:
+            deliver(error)
+
+    return channel.start(messages.SERVER_INFO, b"", timeout_s, read)
+
+
 def parse_server_info(reply: bytes, at: float) -> ServerInfo:
     """Read a ServerInfoResponse of the moment `at`, a value of `time.monotonic()`."""
     response = parse("ServerInfoResponse", messages.ServerInfoResponse, reply)
     if len(response.table_info) > _MAX_TABLES:
         raise FormatError(f"a ServerInfoResponse of {len(response.table_info)} tables, expected {_MAX_TABLES} at most.")
     tables = {table.name: _table_info(table) for table in response.table_info}
-    if SPECS_TABLE in tables:
-        for name, limit in item_limits(tables[SPECS_TABLE].signature).items():
-            if name in tables:
-                tables[name] = replace(tables[name], max_item_bytes=limit)
     state = response.tables_state_id
     return ServerInfo((state.high << 64) | state.low, tables, at)
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.protocol.specs import spec_tensor
 from reverb_writer.steps import StepStructure
 
 
@@ -20,9 +21,9 @@ class StepLayout:
         structure: of the steps that are given, without the mask.
         mask: whether there is a mask.
         paths, dtypes, shapes: of each column, without time and without the environments.
-        flatten: a function (step, index) that returns the checked columns of a real step; see `StepStructure.flatten`.
         pack: a function that makes the nest of a step, or of a window, from its columns; without the mask.
         spec: nest of array specs of what is written: the step, or a pair of the step and the mask.
+        encoded_spec: the same as a tensor, which each chunk carries.
         padding_step: columns of a padding step.
     """
 
@@ -30,29 +31,21 @@ class StepLayout:
         """Add the mask to a structure, or not."""
         self.structure, self.mask = structure, mask
         self.paths, self.dtypes, self.shapes = structure.paths, structure.dtypes, structure.shapes
-        self.flatten, self.pack, self.padding_step = structure.flatten, structure.pack, structure.padding_step()
+        self.pack, self.padding_step = structure.pack, structure.padding_step()
         self.spec = structure.pack(list(map(ArraySpec, self.shapes, self.dtypes)))
         if mask:
             self.paths, self.dtypes, self.shapes = (
                 (*self.paths, "mask"), (*self.dtypes, np.dtype(bool)), (*self.shapes, ()),
             )  # fmt: skip
-            self.flatten = lambda step, index: self.with_mask(structure.flatten(step, index), structure.batch_size)
             self.pack = lambda leaves: structure.pack(leaves[:-1])
             self.spec = (self.spec, ArraySpec((), np.dtype(bool)))
             self.padding_step = [*self.padding_step, np.False_]
+        self.encoded_spec = spec_tensor(self.spec)
 
-    def with_mask(self, leaves: Sequence[Any], num_steps: int | None) -> Sequence[Any]:
-        """Return the columns [num_steps, ...], or of one step if that is None, of the leaves of real steps."""
-        if not self.mask:
-            return leaves
-        return [*leaves, np.True_ if num_steps is None else np.ones(num_steps, bool)]
 
-    def matches(self, leaves: Sequence[Any], num_steps: int) -> bool:
-        """Return whether arrays [num_steps, ...] have the dtypes and shapes of the steps; False if any are strings."""
-        structure = self.structure
-        if np.dtype(object) in structure.dtypes:
-            return False
-        expected = zip(structure.dtypes, structure.shapes, strict=True)
-        return [(leaf.dtype, leaf.shape) for leaf in leaves] == [
-            (dtype, (num_steps, *shape)) for dtype, shape in expected
-        ]
+def matches(structure: StepStructure, leaves: Sequence[Any], num_steps: int) -> bool:
+    """Return whether arrays [num_steps, ...] have the dtypes and shapes of the steps; False if any are strings."""
+    if np.dtype(object) in structure.dtypes:
+        return False
+    expected = zip(structure.dtypes, structure.shapes, strict=True)
+    return [(leaf.dtype, leaf.shape) for leaf in leaves] == [(dtype, (num_steps, *shape)) for dtype, shape in expected]

@@ -12,7 +12,7 @@ from reverb_writer.errors import StructureError
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.item_encoding import encode_items, encode_slices
 from reverb_writer.transport.in_flight import InsertRequest, ItemRows
-from reverb_writer.writing.chunk_builder import Chunk
+from reverb_writer.writing.chunk_encoder import Chunk
 
 Integers = npt.NDArray[np.int64]
 
@@ -43,7 +43,7 @@ class EpisodeWindows(NamedTuple):
 
 
 class StreamUpdate(NamedTuple):
-    """Arguments of one call of `InsertStream.write`."""
+    """Arguments of one call of `Delivery.write`."""
 
     request: InsertRequest | None
     hold: list[int]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from reverb_writer.arguments import check_priority
 from reverb_writer.errors import SpecError
 from reverb_writer.protocol.item_encoding import MAX_CHUNK_LENGTH
-from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
-from reverb_writer.writing.priorities import EpisodeEnd, Priority
+from reverb_writer.windows import EndOfEpisode, WindowSpec
+from reverb_writer.writing.priorities import Priority
 
 NEVER = 1 << 62
 """A step count that no episode comes to."""
@@ -26,7 +26,8 @@ class WindowTarget:
     Attributes:
         spec: which windows.
         tables: the table or tables that get each of them, in this order; empty for one of the window's own name.
-        priority: of every item; a function of the window; or "max", the largest priority seen so far of the tables.
+        priority: of every item; a function of the window; or "max", the largest priority that this process has set in
+            the tables.
 
     Raises:
         SpecError: a name of a table is empty or stands twice, or the priority is not a finite number >= 0.
@@ -115,54 +116,3 @@ def chunk_length_of(targets: Sequence[WindowTarget], chunk_length: int | None, s
     if not 1 <= chunk_length <= MAX_CHUNK_LENGTH:
         raise SpecError(f"`chunk_length` must be in 1..{MAX_CHUNK_LENGTH}, got {chunk_length}.")
     return chunk_length
-
-
-def episode_end(
-    targets: Sequence[WindowTarget], n: int, *, align: bool = False, discard: str | None = None
-) -> EpisodeEnd:
-    """Return what the end of an episode of `n` steps adds.
-
-    Args:
-        targets: the kinds of windows.
-        n: steps of the episode.
-        align: whether DROP's windows get the last L steps too, if they are in no window yet.
-        discard: the reason under which all steps without a window are counted, if nothing is added; None to add.
-    """
-    end = EpisodeEnd(n, [], [], {})
-    for target in targets:
-        spec = target.spec if discard is None else _without_end(target.spec)
-        closing, reasons = spec.closing_window(n), spec.num_dropped(n)
-        length = spec.sequence_length
-        # By hand, not by ALIGN_END: that mode does not go with S > L, a reset does.
-        if (
-            align
-            and spec.end_of_episode is EndOfEpisode.DROP
-            and length
-            and n >= length
-            and (n - length) % spec.stride_length
-        ):
-            closing = (n - length, n)
-            between = reasons.pop(UNALIGNED_TAIL) - length
-            if between > 0:
-                reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
-        if discard and reasons:
-            reasons = {discard: sum(reasons.values())}
-        end.num_padding.append(spec.num_padding(n))
-        end.closing.append(closing)
-        for reason, count in reasons.items():
-            end.dropped[reason] = end.dropped.get(reason, 0) + count
-    return end
-
-
-def can_align(targets: Sequence[WindowTarget], n: int) -> bool:
-    """Whether a reset after `n` steps has something to write, or nothing that it could lose."""
-    return any(
-        target.spec.end_of_episode is not EndOfEpisode.DROP or n >= (target.spec.sequence_length or 1)
-        for target in targets
-    )
-
-
-def _without_end(spec: WindowSpec) -> WindowSpec:
-    """Return the spec with nothing added at the end; a whole episode keeps nothing."""
-    length = spec.sequence_length
-    return WindowSpec(NEVER) if length is None else WindowSpec(length, spec.stride_length)

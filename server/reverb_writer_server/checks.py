@@ -6,10 +6,8 @@ Only `serve` checks whether ports are free, and whether another server uses the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import reverb_writer as rw
-from reverb_writer.protocol.table_specs import SPECS_TABLE, item_limits, specs_config
 from reverb_writer_server.checkpoints.contents import Checkpoint, TableState, differences, tables_of
 from reverb_writer_server.checkpoints.folder import check_directory, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError
@@ -62,14 +60,7 @@ def tables_to_serve(config: ServerConfig, checkpoint: Checkpoint | None) -> tupl
     tables = tuple(table.config for table in config.tables)
     if checkpoint is None:
         return tables
-    saved = tuple(table for table in tables_of(checkpoint) if table.name != SPECS_TABLE)
-    return _reconcile_tables(config.checkpoints.on_mismatch, checkpoint, saved, tables)
-
-
-def differing_limits(tables: Sequence[rw.TableConfig], checkpoint: Checkpoint) -> bool:
-    """Return whether a checkpoint tells another `max_item_bytes` than the tables to serve have."""
-    saved = next((table.signature for table in tables_of(checkpoint) if table.name == SPECS_TABLE), None)
-    return item_limits(saved) != item_limits(specs_config(tables).signature)
+    return _reconcile_tables(config.checkpoints.on_mismatch, checkpoint, tables_of(checkpoint), tables)
 
 
 def _reconcile_tables(

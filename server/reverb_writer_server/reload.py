@@ -45,5 +45,4 @@ def _tables(before: tuple[ServedTable, ...], after: tuple[ServedTable, ...]) -> 
         for field in dataclasses.fields(old[name]):
             was, wanted = getattr(old[name], field.name), getattr(new[name], field.name)
             if repr(was) != repr(wanted):  # signatures hold arrays' specs, which a comparison may not take
-                why = _RESTART if field.name == "max_item_bytes" else _OF_TABLES
-                yield f"table `{name}`: {field.name} stays {was}, not {wanted}: {why}"
+                yield f"table `{name}`: {field.name} stays {was}, not {wanted}: {_OF_TABLES}"

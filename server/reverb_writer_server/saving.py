@@ -164,7 +164,7 @@ class Saver:
         self._keep_finished()
         self._make_room()
         started = time.monotonic()
-        reply = self._channel.future(messages.CHECKPOINT, b"", _FOR_EVER_S)
+        reply = self._channel.start(messages.CHECKPOINT, b"", _FOR_EVER_S)
         try:
             if not self._wait(reply.done, is_stopping):
                 return True

@@ -13,7 +13,7 @@ import reverb_writer as rw
 from reverb_writer_server.checkpoints.contents import Checkpoint
 from reverb_writer_server.checkpoints.folder import CheckpointFolder, restorable, select_checkpoint
 from reverb_writer_server.checkpoints.owner import CheckpointError
-from reverb_writer_server.checks import RestoreError, differing_limits, tables_to_serve
+from reverb_writer_server.checks import RestoreError, tables_to_serve
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.monitor import Monitor
@@ -141,15 +141,13 @@ def _start_with(
     tables = tables_to_serve(config, restore)
     started_at = time.monotonic()
     process = new_process()
-    fits_tables = config.checkpoints.on_mismatch == "config"
-    needs_copy = restore is not None and (fits_tables or differing_limits(tables, restore))
+    needs_copy = restore is not None and config.checkpoints.on_mismatch == "config"
     request = StartRequest(
         tables,
         config.port or None,
         folder.incoming if folder else None,
         restore.path if restore else None,
         folder.fitted if folder and needs_copy else None,
-        fits_tables,
         config.bind,
         config.memory_max_total_bytes,
     )

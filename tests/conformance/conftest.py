@@ -14,7 +14,6 @@ with warnings.catch_warnings():
     import tf_agents  # noqa: F401  # the tests use it
 
 import reverb_writer as rw
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 
 from .nests import TABLES
 from .serve import Table, serving, serving_locally
@@ -24,11 +23,9 @@ QUEUES = ("ours", "ours_too", "theirs", "theirs_too")
 
 
 def empty(client: Any, tables: Iterable[str]) -> None:
-    """Empty tables, and the one in which our own server keeps the structure of the others; dm-reverb's has none."""
-    known = client.server_info(timeout=60)
-    for table in (*tables, SPECS_TABLE):
-        if table in known:
-            client.reset(table)
+    """Empty tables."""
+    for table in tables:
+        client.reset(table)
 
 
 @pytest.fixture(scope="session", params=SERVERS)

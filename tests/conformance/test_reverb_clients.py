@@ -14,7 +14,6 @@ import reverb
 import tree
 
 import reverb_writer as rw
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 
 from .nests import TABLES, WINDOW, assert_equal, step, window, write_windows
 from .serve import serving
@@ -34,28 +33,6 @@ def test_both_write_to_one_table(theirs: Any, ours: rw.Client) -> None:
         [4, 5, 6],
         [5, 6, 7],
     ]
-
-
-def test_their_client_reads_tables_and_writes_items_where_ours_has_a_limit() -> None:
-    serve = [
-        "import sys, reverb_writer as rw, reverb_writer_server",
-        "server = reverb_writer_server.ReplayServer([rw.TableConfig('limited', max_item_bytes=8)])",
-        "print(server.port, flush=True)",
-        "sys.stdin.read()",
-    ]
-    line = [sys.executable, "-c", "\n".join(serve)]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        address = f"localhost:{process.stdout.readline().strip()}" if process.stdout else ""
-        theirs, ours = reverb.Client(address), rw.Client(address)
-        assert theirs.server_info()["limited"].current_size == 0
-        with theirs.trajectory_writer(num_keep_alive_refs=1) as writer:
-            writer.append([np.zeros(9, np.uint8)])
-            writer.create_item("limited", 1.0, [writer.history[0][-1:]])
-            writer.flush()
-        with pytest.raises(rw.StructureError, match="`max_item_bytes`"):
-            ours.insert([np.zeros(9, np.uint8)], {"limited": 1.0})
-        assert theirs.server_info()["limited"].current_size == 1
-        ours.close()
 
 
 def test_the_highest_priority_is_sampled_first_whoever_changes_it(theirs: Any, ours: rw.Client) -> None:
@@ -94,7 +71,7 @@ def test_both_see_the_same_tables(theirs: Any, ours: rw.Client) -> None:
     write_windows(ours, "kept", 5, 2)
     list(ours.sample("kept", 3))
     mine, other = ours.server_info(), theirs.server_info(timeout=60)
-    assert mine.keys() == other.keys() - {SPECS_TABLE}
+    assert mine.keys() == other.keys()
     for name, info in mine.items():
         for field in ("current_size", "max_size", "max_times_sampled", "num_episodes", "num_deleted_episodes"):
             assert getattr(info, field) == getattr(other[name], field), field

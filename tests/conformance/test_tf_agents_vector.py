@@ -1,4 +1,4 @@
-"""One `VectorObserver` for many environments writes for each what an observer of TF-Agents writes.
+"""One `TrajectoryObserver` for many environments writes for each what an observer of TF-Agents writes.
 
 TF-Agents has no batched observer: users call one observer for each environment (tensorflow/agents#772). The thousands
 of its step numbers tell which environment a window is from; the order within an environment is the order of the table.
@@ -71,7 +71,7 @@ def test_each_env_gives_the_windows_of_an_observer_of_its_own(
 ) -> None:
     envs = streams(lengths)
     expected = expected_items(peer, envs, *numbers, 1.0, *MODES[mode])
-    observer = rw.VectorObserver(
+    observer = rw.TrajectoryObserver(
         peer, "ours", *numbers, num_envs=len(envs), end_of_episode=mode, chunk_length=chunk_length
     )
     with closing(observer):
@@ -82,7 +82,7 @@ def test_each_env_gives_the_windows_of_an_observer_of_its_own(
 
 def test_envs_are_reset_one_by_one(peer: Any) -> None:
     first, second = streams([[9], [9]])
-    observer = rw.VectorObserver(peer, "ours", 3, 2, num_envs=2, end_of_episode="pad")
+    observer = rw.TrajectoryObserver(peer, "ours", 3, 2, num_envs=2, end_of_episode="pad")
     with closing(observer):
         for t, steps in enumerate(zip(first, second, strict=True)):
             if t == 2:
@@ -101,7 +101,7 @@ def test_envs_of_sixty_four_environments_are_the_same(peer: Any) -> None:
     rng = np.random.default_rng(0)
     envs = streams([rng.integers(1, 60, 8).tolist() for _ in range(64)])
     expected = expected_items(peer, envs, 20, 10, 1.0, True, True)
-    with closing(rw.VectorObserver(peer, "ours", 20, 10, num_envs=64, end_of_episode="tile")) as observer:
+    with closing(rw.TrajectoryObserver(peer, "ours", 20, 10, num_envs=64, end_of_episode="tile")) as observer:
         for steps in zip(*envs, strict=True):
             observer(tree.map_structure(lambda *leaves: np.stack(leaves), *steps))
     assert_same_envs(take(peer, "ours"), expected)

@@ -138,7 +138,6 @@ def test_closed_client_says_so(server: HostedServer) -> None:
     calls: list[Callable[[], Any]] = [
         client.server_info,
         client.checkpoint,
-        client.open_stream,
         lambda: client.insert(np.zeros(1), {"a": 1.0}),
         lambda: next(client.sample("a")),
         lambda: client.mutate_priorities("a"),

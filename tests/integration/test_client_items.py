@@ -15,6 +15,8 @@ from reading import Pair, fifo, read, read_column, spec
 
 import reverb_writer as rw
 from reverb_writer.client.single_item import one_item
+from reverb_writer.deadline import Deadline
+from reverb_writer.transport.insert_call import insert_items
 
 # Insert and sample.
 
@@ -55,9 +57,8 @@ def test_bfloat16_comes_back(client: rw.Client) -> None:
 
 def test_server_keeps_an_item_whose_key_it_knows_and_takes_the_new_priority(client: rw.Client) -> None:
     for value, priority in ((1, 0.5), (2, 0.75)):
-        stream = client.open_stream()
-        stream.write(one_item([np.array([value])], [False], {"a": priority}, key=7))
-        stream.close()
+        request = one_item([np.array([value])], [False], {"a": priority}, key=7)
+        insert_items(client.shards[0].channel, [request], Deadline(60))
     (item,) = read(client, "a")
     assert (item.data[0].tolist(), item.info.key, item.info.priority, item.info.table_size) == ([1], 7, 0.75, 1)
 
@@ -269,7 +270,7 @@ def test_samples_that_came_before_the_time_was_up_are_there(client: rw.Client) -
 @pytest.mark.parametrize("num_samples", [0, -1, 1.0, True])
 def test_number_of_samples_that_is_none_is_refused(client: rw.Client, num_samples: Any) -> None:
     with pytest.raises(rw.SpecError, match="`num_samples` must be"):
-        next(client.sample("a", num_samples))
+        client.sample("a", num_samples)
 
 
 def test_samples_may_be_left_unread(client: rw.Client) -> None:

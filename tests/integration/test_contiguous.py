@@ -111,8 +111,8 @@ def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server:
     with rw.Client(server.address) as client:
         for start in (0, 1000):
             rows = start + np.array([5, 6, 100, 101, 102, 200])
-            client.insert({"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}, {"queue": 1.0})
-        client.store_spec("queue", {"row": rw_spec(np.int64), "truncated": rw_spec(bool)})
+            data = {"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}
+            client.insert(data, {"queue": 1.0}, spec={"row": rw_spec(np.int64), "truncated": rw_spec(bool)})
     with rw.ContiguousDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
         (batch,) = dataset
     assert slices_of(batch) == [
@@ -132,8 +132,7 @@ def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_prece
 
     with rw.Client(replay_server(QUEUE).address) as client:
         for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
-            client.insert(each, {"queue": 1.0})
-        client.store_spec("queue", tree.map_structure(lambda leaf: rw_spec(leaf.dtype), each))
+            client.insert(each, {"queue": 1.0}, spec=tree.map_structure(lambda leaf: rw_spec(leaf.dtype), each))
         with rw.ContiguousDataset(client, "queue", 3, 2, seed=0) as dataset:
             batch = next(dataset)
     assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]

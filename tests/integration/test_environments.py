@@ -58,7 +58,7 @@ def test_each_environment_of_a_vector_environment_has_its_own_episodes(
     makers = [counting([(2, "terminated"), (1, "truncated")]), counting([(3, "terminated"), (9, "truncated")], 1000)]
     vector = kind(makers, autoreset_mode=mode)
     priority: Any = (lambda window: float(window["observation"][0, 0])) if prioritized else 1.0
-    with rw.VectorObserver(place.client, "a", sequence_length=2, priority=priority, num_envs=2) as observer:
+    with rw.TrajectoryObserver(place.client, "a", sequence_length=2, priority=priority, num_envs=2) as observer:
         env = rw.environments.record(vector, observer)
         env.reset()
         for _ in range(6):
@@ -82,7 +82,7 @@ def test_environments_that_take_no_step_stay_as_they_are(place: Place) -> None:
     def step(number: int) -> dict[str, Any]:
         return {"n": np.array([number, 10 + number, 20 + number])}
 
-    with rw.VectorObserver(place.client, "a", sequence_length=2, stride_length=2, num_envs=3) as observer:
+    with rw.TrajectoryObserver(place.client, "a", sequence_length=2, stride_length=2, num_envs=3) as observer:
         observer(step(1))
         observer(step(2), env_mask=[True, False, True], end_of_episode=[False, True, True])
         observer(step(3), env_mask=[False, True, False], end_of_episode=[True, True, True])
@@ -114,7 +114,7 @@ def test_n_step_transitions_are_items_of_one_step(place: Place) -> None:
 
 
 def test_n_step_transitions_of_many_environments_are_items_of_one_step(place: Place) -> None:
-    with rw.VectorObserver(place.client, "a", sequence_length=1, num_envs=2) as observer:
+    with rw.TrajectoryObserver(place.client, "a", sequence_length=1, num_envs=2) as observer:
         transform = rw.environments.NStepTransform(observer, 3, 0.5)
         envs = SyncVectorEnv([counting([(4, "terminated")]), counting([(2, "truncated")], offset=1000)])
         env = rw.environments.record(envs, transform)
@@ -146,7 +146,7 @@ def test_text_comes_back_as_it_was_said(place: Place, num_envs: int | None) -> N
     else:
         envs = [Sampling(space, spaces.Discrete(2)) for _ in range(2)]
         vector = SyncVectorEnv([lambda: envs[0], lambda: envs[1]], autoreset_mode=AutoresetMode.SAME_STEP)
-        with rw.VectorObserver(place.client, "a", sequence_length=4, num_envs=2) as observer:
+        with rw.TrajectoryObserver(place.client, "a", sequence_length=4, num_envs=2) as observer:
             env = rw.environments.record(vector, observer)
             env.reset()
             for _ in range(3):

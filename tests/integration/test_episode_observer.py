@@ -106,19 +106,36 @@ def test_part_of_an_episode_is_written_or_dropped_at_a_reset(place: Place) -> No
     assert place.column() == [[1, 2, 3]]
 
 
+def test_too_long_episodes_of_environments_are_dropped_and_the_others_written(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Environment 0 has episodes of 2 and 4 steps, environment 1 one of 4, one of 1 and one of 1."""
+    ends = [[0, 0], [1, 0], [0, 0], [0, 1], [0, 1], [1, 1]]
+    for bypass in (True, False):
+        with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=bypass, num_envs=2) as observer:
+            for t, last in enumerate(ends, 1):
+                # The fourth steps of episodes: of environment 1 at t = 4, of environment 0 at t = 6.
+                refusal = pytest.raises(rw.SpecError, match="longer than max_sequence_length=3")
+                with contextlib.nullcontext() if bypass or t not in (4, 6) else refusal:
+                    observer({"n": np.array([t, 100 + t])}, end_of_episode=np.array(last, bool))
+            observer.flush()
+            stats = observer.stats()
+            assert (stats.steps, stats.episodes, stats.dropped_steps) == (12, 5, {"overflow": 8})
+        assert sorted(place.column()) == [[1, 2], [105], [106]]
+    assert len([record for record in caplog.records if "max_sequence_length=3" in record.message]) == 2
+
+
 def test_priority_of_episodes_can_be_changed(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 5, priority=1) as observer:
         observer.update_priority(2)
         feed(observer, [1])
         observer({"n": np.int64(2)})
         observer.update_priority(3.5)
-        for bad in (-1, float("nan")):
-            with pytest.raises(rw.SpecError, match="`priority`"):
+        for bad in (-1, float("nan"), lambda episode: episode["n"].sum()):
+            with pytest.raises(rw.SpecError, match="`priority` must be a finite number >= 0"):
                 observer.update_priority(bad)
-        with pytest.raises(rw.SpecError, match="between episodes only"):
-            observer.update_priority(lambda episode: episode["n"].sum())
         observer({"n": np.int64(3)}, end_of_episode=True)
-        observer.update_priority(lambda episode: episode["n"].sum())
+        observer.update_priority(9)
         feed(observer, [2], first=4)
         observer.update_priority(7)
         feed(observer, [1], first=6)

@@ -15,7 +15,7 @@ from server_process import HostedServer
 from threads import our_threads
 
 import reverb_writer as rw
-from reverb_writer.client.server_connection import ServerConnection
+from reverb_writer.client.server_calls import Server
 from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.tables import Selector
 
@@ -168,7 +168,7 @@ class ChangingClient(rw.Client):
     then: Callable[[], object] | None = None
 
     @property
-    def shards(self) -> tuple[ServerConnection, ...]:
+    def shards(self) -> tuple[Server, ...]:
         then, self.then = self.then, None
         if then is not None:
             then()

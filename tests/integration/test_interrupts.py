@@ -1,256 +1,451 @@
-"""Ctrl-C at every line of an observer's code: what was taken is written once, and what was not can be given again."""
+"""Ctrl-C at any moment of an observer's call: the step is taken or it is not, and the caller can tell which.
+
+`stats().steps` counts the steps that were taken. A caller that is interrupted gives the other ones again; then each
+window is written once.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import linecache
-import re
+import functools
+import queue
+import random
 import signal
-import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
-from episodes import cut
-from reading import Place
+from episodes import cut, windows_after_reset
+from interrupting import await_end_of_threads, interrupted
+from reading import Place, eventually
+from server_process import HostedServer
 
 import reverb_writer as rw
 
-_OWN_CODE = str(Path(rw.__file__).parent)
+# An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 _NUM_STEPS = 5
-_HOLDS_LOCK = re.compile(r"\s*with .*lock\b.*:$")
+_END_WITHIN_S = 60.0
+
+BLANK = rw.Episode(observations=np.zeros(2, np.int64), actions=np.zeros(1), rewards=np.zeros(1), len_lookback_buffer=0)
+
+Interrupt = Callable[[Callable[[], object]], None]
+"""Makes a call, and interrupts it at some moment, or not."""
 
 
-class Interrupts:
-    """Raise KeyboardInterrupt at the n-th line of this package's code that this thread comes to.
-
-    Not at one line event: after the block of `with lock:` comes one of that line, before `__exit__` gives the lock
-    back. CPython raises nothing there: it looks for signals at the begin of a function, after a call, and where a loop
-    goes back, and none of them lies between the block's last call, which is in the block, and the return of `__exit__`,
-    by when a lock of C's is free. `test_signal_at_any_moment_leaves_no_lock_taken` sees that with signals.
-    """
+class EachMoment:
+    """Interrupts each call at the same moment, counted from its beginning."""
 
     def __init__(self) -> None:
-        self.left = 0
-        self._lines: dict[FrameType, int] = {}
+        """Begin with the first moment."""
+        self.moment, self.was_interrupted = 1, True
 
-    @contextlib.contextmanager
-    def at(self, line: int) -> Iterator[None]:
-        self.left = line
-        sys.settrace(self._trace)
+    def __call__(self, call: Callable[[], object]) -> None:
+        """Make a call."""
+        self.was_interrupted |= not interrupted(call, self.moment)
+
+    def __iter__(self) -> Iterator[int]:
+        """Go on with later moments until no call lasts that long."""
+        while self.was_interrupted:
+            self.was_interrupted = False
+            yield self.moment
+            self.moment += 1 + self.moment // 40
+
+
+class Signals:
+    """Interrupts calls by real signals at random moments."""
+
+    def __init__(self, chance: random.Random, send: Callable[[float], object]) -> None:
+        """Send a signal by `send`, after so many seconds."""
+        self.num_interrupted = 0
+        self._chance, self._send, self._is_inside, self._typical_s = chance, send, False, 1e-4
+
+    def raise_interrupt(self, *_: object) -> None:
+        """Handle the signal."""
+        if self._is_inside:
+            self._is_inside = False
+            raise KeyboardInterrupt
+
+    def __call__(self, call: Callable[[], object]) -> None:
+        """Make a call."""
+        began_at = time.perf_counter()
         try:
-            yield
-        finally:
-            sys.settrace(None)
-            self._lines.clear()
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.startswith(_OWN_CODE):
-            return None
-        if event == "line":
-            number, last = frame.f_lineno, self._lines.get(frame, 0)
-            self._lines[frame] = number
-            if number < last and _HOLDS_LOCK.match(linecache.getline(frame.f_code.co_filename, number)):
-                return self._trace
-            self.left -= 1
-            if not self.left:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return self._trace
+            try:
+                self._is_inside = True
+                self._send(self._chance.uniform(1e-6, 2 * self._typical_s))
+                call()
+            finally:
+                self._is_inside = False
+        except KeyboardInterrupt:
+            self.num_interrupted += 1
+        else:
+            self._typical_s = 0.9 * self._typical_s + 0.1 * (time.perf_counter() - began_at)
 
 
-def test_signal_at_any_moment_leaves_no_lock_taken() -> None:
-    lock = threading.RLock()
-    num_signals = 0
+@pytest.fixture(params=["timer", "thread"])
+def signals(request: pytest.FixtureRequest) -> Iterator[Signals]:
+    """Signals of a timer of the system, or sent by another thread."""
+    wanted: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+    main = threading.get_ident()
 
-    def hold(wanted: int) -> None:
-        while num_signals < wanted:  # for a finalizer that is under way swallows an interrupt
-            with lock:
-                len("a call at the end of the block")
-            with lock:
-                for _ in range(2):
-                    pass
-            with lock:
-                pass
+    def send() -> None:
+        while (seconds := wanted.get()) is not None:
+            time.sleep(seconds)
+            signal.pthread_kill(main, signal.SIGALRM)
 
-    def is_free() -> bool:
-        taken = lock.acquire(blocking=False)  # in a thread that does not hold it
-        if taken:
-            lock.release()
-        return taken
-
-    def interrupt(*_: object) -> None:
-        nonlocal num_signals
-        num_signals += 1
-        raise KeyboardInterrupt
-
-    former = signal.signal(signal.SIGVTALRM, interrupt)
-    try:
-        with ThreadPoolExecutor(1) as other:
-            for number in range(300):
-                with contextlib.suppress(KeyboardInterrupt):
-                    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001 + number * 1e-6)
-                    hold(number + 1)
-                assert other.submit(is_free).result()
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, former)
+    by_timer = functools.partial(signal.setitimer, signal.ITIMER_REAL)
+    made = Signals(random.Random(7), by_timer if request.param == "timer" else wanted.put)  # noqa: S311  # no secrets
+    former = signal.signal(signal.SIGALRM, made.raise_interrupt)
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield made
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    wanted.put(None)
+    thread.join()
+    signal.signal(signal.SIGALRM, former)
 
 
-def interrupted(call: Callable[[], None], line: int) -> int:
-    """Call, interrupted at a line of it; return how many lines were left, 0 if it was interrupted."""
-    interrupts = Interrupts()
-    with contextlib.suppress(KeyboardInterrupt), interrupts.at(line):
-        call()
-    return max(interrupts.left, 0)
-
-
-def write_surely(observer: Any, step: Callable[..., None], line: int) -> int:
-    """Make a call that is interrupted at a line; again, if the step was not taken."""
-    before = observer.stats().steps
-    left = interrupted(step, line) if line else 0
-    if observer.stats().steps == before:
-        step()
-    return left
+def nest(numbers: Any) -> dict[str, Any]:
+    """Return steps as an `Episode` has them, with these numbers."""
+    count = len(numbers)
+    steps = {name: np.repeat(leaf[:1], count) for name, leaf in BLANK.steps().items()}
+    return {**steps, "observation": np.asarray(numbers, np.int64)}
 
 
 def sum_of_window(window: Any) -> float:
-    return float(np.sum(window["n"]))
+    return float(np.sum(window["observation"]))
 
 
-KINDS: dict[str, Callable[[Place], Any]] = {
-    "drop": lambda place: rw.TrajectoryObserver(place.client, "a", 2, max_delay_s=1000, chunk_length=3),
-    "tile": lambda place: rw.TrajectoryObserver(
-        place.client, "a", 2, end_of_episode="tile", max_delay_s=1000, chunk_length=2
-    ),
-    "align_end": lambda place: rw.TrajectoryObserver(
-        place.client, "a", 3, 3, end_of_episode="align_end", max_delay_s=1000
-    ),
-    "function": lambda place: rw.TrajectoryObserver(
-        place.client, "a", 3, 2, sum_of_window, end_of_episode="cover", max_delay_s=1000
-    ),
-    "spanning": lambda place: rw.SequenceObserver(place.client, "a", 2, max_delay_s=1000, chunk_length=3),
-    "episode": lambda place: rw.EpisodeObserver(place.client, "a", 9, max_delay_s=1000, chunk_length=2),
-    "drop_oldest": lambda place: rw.TrajectoryObserver(
-        place.client, "a", 2, max_delay_s=1000, chunk_length=3, on_block="drop_oldest"
-    ),
+KINDS: dict[str, tuple[Callable[..., Any], rw.WindowSpec]] = {
+    "drop": (rw.TrajectoryObserver, rw.WindowSpec(2)),
+    "tile": (functools.partial(rw.TrajectoryObserver, chunk_length=2), rw.WindowSpec(2, 1, "tile")),
+    "align_end": (rw.TrajectoryObserver, rw.WindowSpec(3, 3, "align_end")),
+    "function": (functools.partial(rw.TrajectoryObserver, priority=sum_of_window), rw.WindowSpec(3, 2, "cover")),
+    "drop_oldest": (functools.partial(rw.TrajectoryObserver, on_block="drop_oldest"), rw.WindowSpec(2)),
+    "sized": (functools.partial(rw.TrajectoryObserver, max_item_bytes=1000), rw.WindowSpec(2)),
+    "episode": (rw.EpisodeObserver, rw.WindowSpec.whole_episode()),
 }
-MODES = {"drop": (2, 1), "tile": (2, 1), "align_end": (3, 3), "function": (3, 2), "drop_oldest": (2, 1)}
 
 
-def windows_of(kind: str, first: int) -> list[list[int]]:
-    steps = range(first, first + _NUM_STEPS)
+def observer_of(place: Place, kind: str, **options: Any) -> Any:
+    """Make an observer that writes to table `a`."""
+    make, spec = KINDS[kind]
     if kind == "episode":
-        return [list(steps)]
-    mode = "cover" if kind == "function" else "drop" if kind == "drop_oldest" else kind
-    return cut(steps, rw.WindowSpec(*MODES[kind], mode).windows(_NUM_STEPS))
+        return make(place.client, "a", 20, **options)
+    return make(
+        place.client,
+        "a",
+        spec.sequence_length,
+        spec.stride_length,
+        end_of_episode=spec.end_of_episode,
+        **options,
+    )
+
+
+def first_of(steps: dict[str, Any]) -> dict[str, Any]:
+    return {name: leaf[0] for name, leaf in steps.items()}
+
+
+class Caller:
+    """Gives numbered steps to an observer of one environment, and keeps the windows that it must write."""
+
+    def __init__(self, observer: Any, spec: rw.WindowSpec, interrupt: Interrupt) -> None:
+        """Begin with step 1; `interrupt` makes the calls."""
+        self.observer, self.spec, self.interrupt = observer, spec, interrupt
+        self.windows: list[list[int]] = []
+        self.num_episodes = 0
+        self._next = 1
+        self._missing = 0  # steps of episodes that were interrupted
+        self._open: list[int] = []  # steps of the episode under way
+
+    @property
+    def num_open(self) -> int:
+        """Steps of the episode under way."""
+        return len(self._open)
+
+    def numbers(self, count: int) -> list[int]:
+        """Return the next numbers."""
+        self._next += count
+        return list(range(self._next - count, self._next))
+
+    def surely(self, call: Callable[[], object]) -> int:
+        """Make a call, interrupted; return how many steps it has taken."""
+        before = self.observer.stats().steps
+        self.interrupt(call)
+        taken: int = self.observer.stats().steps - before
+        return taken
+
+    def step(self, *, last: bool = False) -> None:
+        """Give a step, again if it was not taken."""
+        (number,) = self.numbers(1)
+        call = functools.partial(self.observer, first_of(nest([number])), end_of_episode=last)
+        taken = self.surely(call)
+        assert taken in (0, 1)
+        if not taken:
+            call()
+        self._open.append(number)
+        if last:
+            self._end(self.spec.windows(len(self._open)))
+
+    def extend(self, count: int) -> None:
+        """Give several steps in one call, and again those that were not taken."""
+        numbers = self.numbers(count)
+        taken = self.surely(lambda: self.observer.extend(nest(numbers)))
+        assert 0 <= taken <= count
+        self.observer.extend(nest(numbers[taken:]))
+        self._open += numbers
+
+    def write_episode(self, count: int) -> None:
+        """Write a whole episode; if it is interrupted, its windows that were complete stay."""
+        numbers = self.numbers(count)
+        zeros = np.zeros(count - 1)
+        episode = rw.Episode(observations=np.array(numbers), actions=zeros, rewards=zeros, len_lookback_buffer=0)
+        taken = self.surely(lambda: self.observer.write_episode(episode))
+        assert 0 <= taken <= count
+        self._missing += count - taken
+        self._open = numbers[:taken]
+        if taken == count:
+            self._end(self.spec.windows(count))
+        elif taken:
+            self._discard()
+
+    def reset(self, *, discard: bool) -> None:
+        """End the episode, again if it has not ended."""
+        before = self.observer.stats().episodes
+        self.interrupt(lambda: self.observer.reset(discard=discard))
+        ended = self.observer.stats().episodes - before
+        assert ended in (0, bool(self._open))
+        if not ended:
+            self.observer.reset(discard=discard)
+        if not self._open:
+            return
+        if discard:
+            self._discard()
+        else:
+            count, is_whole = len(self._open), self.spec.sequence_length is None
+            self._end(self.spec.windows(count) if is_whole else windows_after_reset(self.spec, count))
+
+    def flush(self) -> None:
+        """Flush; an interrupt does not matter."""
+        self.interrupt(self.observer.flush)
+
+    def reopen(self) -> None:
+        """Close and open again; the episode under way is lost but for its windows that were complete."""
+        self.interrupt(self.observer.close)
+        self.observer.close()
+        stats = self.observer.stats()
+        assert (stats.pending_items, stats.dropped_items) == (0, 0)
+        assert stats.items == stats.acknowledged_items
+        self.interrupt(self.observer.open)
+        self.observer.open()
+        if self._open:
+            self._discard()
+
+    def check(self, place: Place) -> None:
+        """End the episode, flush, and see that each window is there once, in order."""
+        if self._open:
+            self.observer.reset(discard=True)
+            self._discard()
+        self.observer.flush()
+        stats = self.observer.stats()
+        assert (stats.steps, stats.episodes) == (self._next - 1 - self._missing, self.num_episodes)
+        found = {sample.info.key: sample for sample in place.client.sample("a", stats.items)}.values()
+        assert [sample.data["observation"].tolist() for sample in found] == self.windows
+        assert len(found) == stats.items == stats.acknowledged_items
+        if self.observer._targets[0].priority is sum_of_window:
+            assert all(sample.info.priority == sample.data["observation"].sum() for sample in found)
+
+    def _end(self, windows: Any) -> None:
+        self.windows += cut(self._open, windows)
+        self.num_episodes += 1
+        self._open = []
+
+    def _discard(self) -> None:
+        length, stride = self.spec.sequence_length, self.spec.stride_length
+        self._end([] if length is None else rw.WindowSpec(length, stride).windows(len(self._open)))
+
+
+def call_all(caller: Caller) -> None:
+    """Make each kind of call."""
+    caller.step()
+    caller.step()
+    caller.extend(3)
+    caller.step(last=True)
+    caller.write_episode(4)
+    caller.extend(4)
+    caller.reset(discard=True)
+    caller.extend(4)
+    caller.reset(discard=False)
+    caller.flush()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_interrupt_at_any_line_of_an_episode_loses_and_doubles_no_window(place: Place, kind: str) -> None:
-    expected: list[list[int]] = []
-    number, line = 1, 0
-    done = False
-    with KINDS[kind](place) as observer:
-        observer({"n": np.int64(0)}, end_of_episode=True)
-        observer.reset(discard=True)
-        if kind == "tile":
-            expected.append([0, 0])
-        if kind == "episode":
-            expected.append([0])
-        if kind == "function":
-            expected.append([0, 0, 0])
-        begin = number
-        while not done:
-            line += 1
-            left = line
-            if kind != "spanning":
-                expected += windows_of(kind, number)
-            for i in range(_NUM_STEPS):
-                step = {"n": np.int64(number)}
-                last = i == _NUM_STEPS - 1
-                left = write_surely(observer, lambda step=step, last=last: observer(step, end_of_episode=last), left)
-                number += 1
-            done = left > 0
-        observer.flush()
-        stats = observer.stats()
-        assert line > 100
-        assert (stats.steps, stats.episodes) == (number, 1 + line)
-        assert stats.dropped_items == 0
-    if kind == "spanning":
-        expected = cut(range(begin, number), rw.WindowSpec(2).windows(number - begin))
-    if kind == "function":
-        samples = {sample.info.key: sample for sample in place.client.sample("a", len(expected))}
-        assert [sample.data["n"].tolist() for sample in samples.values()] == expected
-        assert all(sample.info.priority == sample.data["n"].sum() for sample in samples.values())
-    else:
-        assert place.column() == expected
+def test_interrupt_at_any_moment_of_a_call_loses_and_doubles_nothing(place: Place, kind: str) -> None:
+    interrupt = EachMoment()
+    with observer_of(place, kind) as observer:
+        caller = Caller(observer, KINDS[kind][1], interrupt)
+        for _ in interrupt:
+            call_all(caller)
+        assert interrupt.moment > 20
+        caller.check(place)
+
+
+@pytest.mark.parametrize("kind", ["drop", "episode"])
+def test_interrupt_at_any_moment_of_a_close_loses_and_doubles_nothing(place: Place, kind: str) -> None:
+    interrupt = EachMoment()
+    with observer_of(place, kind) as observer:
+        caller = Caller(observer, KINDS[kind][1], interrupt)
+        for moment in interrupt:
+            caller.extend(3)
+            caller.step(last=True)
+            caller.extend(moment % 3)
+            caller.reopen()
+        assert interrupt.moment > 20
+        caller.check(place)
+    await_end_of_threads(_END_WITHIN_S)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("priority", [1.0, sum_of_window], ids=["constant", "function"])
-@pytest.mark.parametrize("some", [False, True], ids=["all", "some"])
-def test_interrupt_at_any_line_of_many_environments_loses_and_doubles_no_window(
-    place: Place, priority: Any, some: bool
-) -> None:
-    expected: list[list[int]] = []
-    number, line = 0, 0
-    done = False
-    envs = np.array([True, not some, True])
-    with rw.VectorObserver(place.client, "a", 2, 1, priority, num_envs=3, max_delay_s=1000, chunk_length=3) as observer:
-        observer({"n": np.zeros(3, np.int64)}, end_of_episode=[True] * 3)
-        while not done:
-            line += 1
-            left = line
-            first = number + 1
-            for i in range(_NUM_STEPS):
+@pytest.mark.parametrize("kind", KINDS)
+def test_signals_at_random_moments_lose_and_double_nothing(place: Place, kind: str, signals: Signals) -> None:
+    chance = random.Random(kind)  # noqa: S311  # no secrets
+    with observer_of(place, kind, max_delay_s=0.01) as observer:
+        caller = Caller(observer, KINDS[kind][1], signals)
+        while signals.num_interrupted < 1000:
+            deed = chance.randrange(20)
+            if deed == 0:
+                caller.reset(discard=True)
+            elif deed == 1:
+                caller.flush()
+            elif deed == 2 and not caller.num_open:
+                caller.write_episode(chance.randint(2, 15))
+            elif deed == 3 and chance.random() < 0.1:
+                caller.reopen()
+            elif caller.num_open < 15:
+                if deed < 6:
+                    caller.extend(chance.randint(1, 5))
+                else:
+                    caller.step(last=deed == 19)
+            else:
+                caller.reset(discard=False)
+        caller.check(place)
+    await_end_of_threads(_END_WITHIN_S)
+
+
+def write_some(observer: Any, interrupt: Interrupt, number: int, mask: Any, ends: Any) -> None:
+    """Give steps to some of three environments, again if they were not taken."""
+    before = observer.stats().steps
+    call = functools.partial(observer, {"n": number + np.arange(3) * 1_000_000}, ends, mask)
+    interrupt(call)
+    taken = observer.stats().steps - before
+    assert taken in (0, mask.sum())
+    if not taken:
+        call()
+
+
+def check_three(place: Place, observer: Any, windows: list[list[int]], num_steps: int) -> None:
+    observer.flush()
+    stats = observer.stats()
+    assert stats.steps == num_steps
+    assert stats.items == stats.acknowledged_items == len(windows)
+    assert sorted(place.column()) == sorted(windows)
+
+
+def write_three(place: Place, interrupt: Interrupt, go_on: Iterator[object], **options: Any) -> None:
+    """Write random episodes of three environments, some of which have a step in each call."""
+    chance = np.random.default_rng(1)
+    windows: list[list[int]] = []
+    number = num_steps = 0
+    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=3, **options) as observer:
+        started: list[list[int]] = [[], [], []]
+        for _ in go_on:
+            for _ in range(4):
                 number += 1
-                step, last = {"n": number + np.array([0, 1_000_000, 2_000_000])}, np.full(3, i == _NUM_STEPS - 1)
-                left = write_surely(
-                    observer, lambda step=step, last=last: observer(step, end_of_episode=last, env_mask=envs), left
-                )
-            for env in np.flatnonzero(envs):
-                expected += [[n + env * 1_000_000, n + 1 + env * 1_000_000] for n in range(first, number)]
-            done = left > 0
-        observer.flush()
-        stats = observer.stats()
-        assert line > 100
-        assert (stats.steps, stats.episodes) == (3 + number * envs.sum(), 3 + line * envs.sum())
-    assert sorted(place.column()) == sorted(expected)
+                mask, ends = chance.random(3) < 2 / 3, chance.random(3) < 1 / 4
+                write_some(observer, interrupt, number, mask, ends)
+                num_steps += int(mask.sum())
+                for env in np.flatnonzero(mask):
+                    started[env].append(number + int(env) * 1_000_000)
+                    windows += [started[env][-2:]] * (len(started[env]) > 1)
+                    if ends[env]:
+                        started[env] = []
+            env = int(chance.integers(3))
+            before = observer.stats().episodes
+            reset = functools.partial(observer.reset, discard=True, env_ids=[env])
+            interrupt(reset)
+            if observer.stats().episodes == before:
+                reset()
+            started[env] = []
+        check_three(place, observer, windows, num_steps)
 
 
-@pytest.mark.parametrize("kind", ["drop", "tile", "episode", "spanning"])
-def test_interrupted_close_accounts_for_every_window_and_ends(place: Place, kind: str) -> None:
-    for line in range(1, 80):
-        observer = KINDS[kind](place)
-        for number in range(7):
-            observer({"n": np.int64(number)}, end_of_episode=number == 4)
-        interrupted(observer.close, line)
-        observer.close()
-        stats = observer.stats()
-        assert stats.items == stats.acknowledged_items + stats.dropped_items
-        assert stats.pending_items == 0
-        with pytest.raises(rw.ClosedError):
-            observer({"n": np.int64(0)}, end_of_episode=False)
+@pytest.mark.parametrize("priority", [1.0, lambda window: float(window["n"].sum())], ids=["number", "function"])
+def test_interrupt_at_any_moment_of_a_call_of_many_environments_loses_and_doubles_nothing(
+    place: Place, priority: Any
+) -> None:
+    interrupt = EachMoment()
+    write_three(place, interrupt, iter(interrupt), priority=priority)
+    assert interrupt.moment > 20
 
 
-def test_episode_after_a_long_one_that_was_cut_off_is_written(place: Place) -> None:
-    def episode(num_steps: int) -> rw.Episode:
-        zeros = np.zeros(num_steps)
-        return rw.Episode(observations=np.arange(num_steps + 1), actions=zeros, rewards=zeros, len_lookback_buffer=0)
+@pytest.mark.slow
+def test_signals_at_random_moments_of_many_environments_lose_and_double_nothing(place: Place, signals: Signals) -> None:
+    write_three(place, signals, iter(lambda: signals.num_interrupted < 1000, False), max_delay_s=0.01)
 
-    line, written = 1, 0
-    with rw.EpisodeObserver(place.client, "a", 3, bypass_partial_episodes=True) as observer:
-        observer.write_episode(episode(2))
-        while not interrupted(lambda: observer.write_episode(episode(6)), line):
-            observer.write_episode(episode(1))
-            written += 1
-            line += 7
-        observer.flush()
-        assert written > 50
-        assert observer.stats().items == 1 + written
+
+def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(place: Place) -> None:
+    interrupt = EachMoment()
+    for moment in interrupt:
+        observer = rw.TrajectoryObserver(place.client, "a", 1)
+        write = functools.partial(observer, {"n": np.int64(moment)}, end_of_episode=False)
+        interrupt(write)
+        if not observer.stats().steps:
+            write()
+        if moment % 2:
+            observer.close()
+            assert observer.stats().acknowledged_items == 1
+        else:
+            del observer, write
+        assert eventually(lambda: place.client.server_info()["a"].current_size == 1)
+        assert place.column() == [[moment]]
+    assert interrupt.moment > 50
+    await_end_of_threads(_END_WITHIN_S)
+
+
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_interrupt_at_any_moment_of_a_step_that_waits_takes_it_or_not(
+    replay_server: Callable[..., HostedServer], num_envs: int | None
+) -> None:
+    interrupt, size = EachMoment(), num_envs or 1
+    server = replay_server(rw.TableConfig.queue("replay", 4 * size))
+    with (
+        rw.Client(server.address) as client,
+        rw.TrajectoryObserver(
+            client, "replay", 1, num_envs=num_envs, max_in_flight_items=4 * size, timeout_s=0.02, connect_timeout_s=60
+        ) as observer,
+    ):
+        number = 0
+        found: list[int] = []
+        ends = [True] * size if num_envs else True
+
+        def write() -> None:
+            numbers = number * size + np.arange(size)
+            observer({"n": numbers if num_envs else numbers[0]}, end_of_episode=ends)
+
+        for _ in interrupt:
+            with contextlib.suppress(rw.ReplayTimeoutError):
+                while True:
+                    write()
+                    number += 1
+            with contextlib.suppress(rw.ReplayTimeoutError):
+                interrupt(write)
+            assert observer.stats().steps == number * size
+            found += [int(sample.data["n"][0]) for sample in client.sample("replay", 2 * size)]
+        left = client.sample("replay", number * size - len(found))
+        found += [int(sample.data["n"][0]) for sample in left]
+        assert sorted(found) == list(range(number * size))
+    assert interrupt.moment > 20

@@ -283,7 +283,7 @@ def test_connecting_has_a_time_out_of_its_own() -> None:
         lambda: rw.TrajectoryObserver(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.Variables(address, "a", timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.Client(address, timeout_s=3600, connect_timeout_s=0.3),
-        lambda: rw.VectorObserver(address, "a", 2, num_envs=2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.TrajectoryObserver(address, "a", 2, num_envs=2, timeout_s=3600, connect_timeout_s=0.3),
     ]
     for open_it in openers:  # each would wait for an hour
         with pytest.raises(rw.ServerUnavailableError):
@@ -309,7 +309,7 @@ def test_client_waits_for_its_servers_only_if_told_to(place: Place) -> None:
     ):
         writer = threading.Timer(0.5, write, [place.client, "a", [7]])
         writer.start()
-        assert next(another.sample("a")).data[0].tolist() == [7, 7]
+        assert next(another.sample("a")).data["n"].tolist() == [7, 7]
         assert client.timeout_s == another.timeout_s == 60
         writer.join()
 
@@ -332,10 +332,11 @@ def test_info_stats_and_metrics_have_the_age_of_the_policy(replay_server: StartS
     server = replay_server(fifo("replay"), rw.TableConfig("weights", 1))
     with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
         with rw.TrajectoryObserver(server.address, "replay", 3, 3) as observer:
-            for version in (1, 2):
-                learner.publish({"w": np.zeros(3)})
+            versions = []
+            for _ in range(2):
+                versions.append(learner.publish({"w": np.zeros(3)}))
                 actor.latest()
-                assert actor.version == version
+                assert actor.version == versions[-1]
                 for t in range(3):  # as `record` does: the last step of an episode has no action, and zeros
                     extras = {"policy_version": np.int64(actor.version if t < 2 else 0)}
                     observer({"n": np.int64(t), "extras": extras}, end_of_episode=t == 2)
@@ -348,7 +349,7 @@ def test_info_stats_and_metrics_have_the_age_of_the_policy(replay_server: StartS
             info = next(dataset).info
             assert info.policy_versions is not None
             assert info.policy_ages is not None
-            assert info.policy_versions.tolist() == [1, 2, 0]
+            assert info.policy_versions.tolist() == [*versions, 0]
             assert info.policy_ages.tolist() == [4, 3, -1]
             stats = dataset.stats()
             assert (stats.mean_policy_age, stats.max_policy_age) == (3.5, 4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import queue
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from store_messages import chunk, item
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.server_info import request_server_info
 
@@ -33,8 +33,7 @@ class Ends:
     def __init__(self, address: str, table: str) -> None:
         self._table = table
         self._channel = Channel(address)
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._calls = [self._channel.stream(messages.INSERT_STREAM, iter(self._requests.get, None))]
+        self._streams = [ByteStream(self._channel, messages.INSERT_STREAM)]
         self._keys = itertools.count(1)
         self._has_chunk = False
 
@@ -43,11 +42,12 @@ class Ends:
         if not self._has_chunk:
             self._has_chunk = True
             request.chunks.append(chunk(7))
-        self._requests.put(request.SerializeToString())
+        self._streams[0].send(request.SerializeToString())
 
     def sample(self) -> None:
         request = messages.SampleStreamRequest(table=self._table, num_samples=1).SerializeToString()
-        self._calls.append(self._channel.stream(messages.SAMPLE_STREAM, iter([request])))
+        self._streams.append(ByteStream(self._channel, messages.SAMPLE_STREAM))
+        self._streams[-1].send(request)
 
     def counts(self) -> Counts:
         """Return inserts, samples and size."""
@@ -55,9 +55,8 @@ class Ends:
         return table.rate_limiter.num_inserts, table.rate_limiter.num_samples, table.current_size
 
     def close(self) -> None:
-        for call in self._calls:
-            call.cancel()
-        self._requests.put(None)
+        for stream in self._streams:
+            stream.cancel()
         self._channel.close()
 
 

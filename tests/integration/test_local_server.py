@@ -20,6 +20,7 @@ from ports import free_port
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 
 TABLES = [
@@ -51,22 +52,25 @@ def test_close_ends_streams_that_wait() -> None:
     server = rw.LocalServer([rw.TableConfig("replay")])
     with Channel(server.address) as channel:
         request = messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString()
-        calls = [channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=60) for _ in range(20)]
+        streams = [ByteStream(channel, messages.SAMPLE_STREAM, timeout_s=60) for _ in range(20)]
+        for stream in streams:
+            stream.send(request)
         with rw.Client(server.address) as client:
             assert client.server_info()["replay"].current_size == 0
         server.close()
-        for call in calls:
+        for stream in streams:
             with pytest.raises(rw.ServerUnavailableError):  # and no ReplayTimeoutError
-                next(call)
+                stream.read()
 
 
 def test_a_learner_that_goes_takes_nothing() -> None:
     with rw.LocalServer([rw.TableConfig.queue("queue", 5)]) as server, Channel(server.address) as channel:
         request = messages.SampleStreamRequest(table="queue", num_samples=3).SerializeToString()
-        call = channel.stream(messages.SAMPLE_STREAM, iter([request]), timeout_s=60)
+        stream = ByteStream(channel, messages.SAMPLE_STREAM, timeout_s=60)
+        stream.send(request)
         with rw.Client(server.address) as client:
             time.sleep(0.1)
-            call.cancel()
+            stream.cancel()
             client.insert([np.arange(3)], {"queue": 1.0})
             time.sleep(0.1)
             assert len(list(client.sample("queue", 1))) == 1
@@ -194,7 +198,7 @@ def test_the_fixture_is_there_if_asked_for(tmp_path: Path, asked: list[str]) -> 
                     assert len(list(client.sample("replay", 2))) == 2
         """)
     )
-    arguments = ["-q", "-p", "no:cacheprovider", "-p", "reverb_writer.pytest_plugin", *asked, str(tmp_path)]
+    arguments = ["-q", "-p", "no:cacheprovider", "-p", "reverb_writer.testing", *asked, str(tmp_path)]
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # as if only this plugin were installed
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", "/dev/null", *arguments],

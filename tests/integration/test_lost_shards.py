@@ -13,12 +13,12 @@ from types import FrameType
 import numpy as np
 import numpy.typing as npt
 import pytest
-from reading import eventually, spec
+from reading import eventually
 from server_process import HostedServer
 from threads import our_threads
 
 import reverb_writer as rw
-from reverb_writer.tables import Selector, SelectorName
+from reverb_writer.tables.table_config import SelectorName
 
 StartServer = Callable[..., HostedServer]
 
@@ -97,24 +97,6 @@ def test_priority_of_a_key_that_no_sample_had_is_counted_once(lone_server: Start
         dataset.flush_priorities()
         stats = dataset.stats()
         assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 2)
-
-
-@pytest.mark.parametrize("sampler", [rw.Prioritized(1.0), "fifo"])
-def test_first_batch_does_not_wait_for_the_server_of_its_samples_while_another_knows_their_structure(
-    lone_server: StartServer, sampler: Selector
-) -> None:
-    table = rw.TableConfig("replay", 1000, sampler)
-    servers = [lone_server(table), lone_server(table)]
-    addresses = [server.address for server in servers]
-    for address in addresses:  # one after the other: both together would leave out one that is busy for two seconds
-        with rw.Client(address) as client:
-            client.store_spec("replay", {"n": spec((), np.int64)})
-    with rw.TrajectoryObserver(addresses[0], "replay", 1) as observer:
-        observer({"n": np.int64(7)}, end_of_episode=True)
-    with rw.ReplayDataset(addresses, "replay", 2, max_in_flight_batches=1, timeout_s=60) as dataset:
-        assert eventually(lambda: dataset.stats().ready_samples >= 2)
-        servers[0].process.kill()
-        assert next(dataset).data["n"].tolist() == [[7], [7]]
 
 
 def test_a_server_that_is_paused_is_left_out_until_it_answers(lone_server: StartServer) -> None:

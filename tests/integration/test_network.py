@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import queue
 import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tree
+from call_forwarder import CallForwarder
 from forwarder import Forwarder
-from reading import fifo, read_column
+from reading import eventually, fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages
-from reverb_writer.transport import connection, insert_stream
+from reverb_writer.transport import channel, delivery
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.insert_pipe import InsertPipe
+from reverb_writer.transport.sample_stream import SampleStream
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
 
@@ -81,8 +88,8 @@ def test_connection_that_is_cut_in_mid_stream_loses_and_doubles_nothing(
 def test_connection_that_falls_silent_is_given_up_for_a_new_one(
     server: HostedServer, forwarder: Forwarder, monkeypatch: pytest.MonkeyPatch, max_delay_s: float
 ) -> None:
-    monkeypatch.setattr(insert_stream, "_SILENCE_S", 1.0)
-    monkeypatch.setattr(connection, "_ANSWER_WITHIN_S", 1.0)
+    monkeypatch.setattr(delivery, "_SILENCE_S", 1.0)
+    monkeypatch.setattr(channel, "_ANSWER_WITHIN_S", 1.0)
     with rw.TrajectoryObserver(forwarder.address, "replay", 2, max_delay_s=max_delay_s) as observer:
         write(observer, range(100))
         observer.flush()
@@ -124,7 +131,7 @@ def test_late_call_does_not_end_another_that_is_under_way(lone_server: Callable[
     with rw.Client(server.address) as client:
         client.server_info()
         server.process.pause()
-        slow = client.shards[0].channel.future(messages.SERVER_INFO, b"", 60.0)
+        slow = client.shards[0].channel.start(messages.SERVER_INFO, b"", 60.0)
         for _ in range(4):
             with pytest.raises(rw.ReplayTimeoutError):
                 client.server_info(timeout_s=0.6)
@@ -151,8 +158,8 @@ def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call
 def test_blocked_writer_stays_connected_over_many_heartbeats(
     replay_server: Callable[..., HostedServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insert_stream, "_SILENCE_S", 0.2)
-    monkeypatch.setattr(connection, "_NOT_BEFORE_S", 0.2)
+    monkeypatch.setattr(delivery, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(channel, "_NOT_BEFORE_S", 0.2)
     server = replay_server(rw.TableConfig.queue("replay", 10))
     with (
         rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.1) as observer,
@@ -163,6 +170,42 @@ def test_blocked_writer_stays_connected_over_many_heartbeats(
         assert [int(tree.flatten(sample.data)[0][0]) for sample in c.sample("replay", 20)] == list(range(20))
         observer.flush()
         assert observer.stats().reconnects == 0
+
+
+def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(server: HostedServer) -> None:
+    with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
+        write(observer, range(1))
+    with CallForwarder(server.port) as gateway, Channel(gateway.address) as channel:
+        gateway.lose = gateway.refuse = lambda _: grpc.StatusCode.DEADLINE_EXCEEDED
+        for deadline_s in (None, 60.0):
+            stream = SampleStream(channel, "replay", deadline_s=deadline_s)
+            stream.num_asked += 1
+            stream.send()
+            with pytest.raises(rw.ServerUnavailableError, match="DEADLINE_EXCEEDED"):
+                stream.read()
+        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        InsertPipe(channel, lambda _, event: events.put(event))
+        assert isinstance(events.get(timeout=60.0), rw.ServerUnavailableError)
+
+
+@pytest.mark.parametrize("end", [lambda channel: channel.redirect("localhost:1"), Channel.close])
+def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
+    forwarder: Forwarder, end: Callable[[Channel], None]
+) -> None:
+    kept = []
+    for _ in range(3):
+        kept.append(Channel(forwarder.address))
+        kept[-1].call(messages.SERVER_INFO, b"", 60.0)
+        end(kept[-1])
+    assert eventually(lambda: not forwarder.num_open)
+
+
+def test_channels_to_one_address_share_a_connection(forwarder: Forwarder) -> None:
+    with contextlib.ExitStack() as channels:
+        for _ in range(5):
+            one = channels.enter_context(Channel(forwarder.address))
+            one.call(messages.SERVER_INFO, b"", 60.0)
+        assert forwarder.accepted == 1
 
 
 @pytest.mark.parametrize("form", ["localhost:{}", "127.0.0.1:{}", "dns:localhost:{}", "dns:///localhost:{}"])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from episodes import feed, observed
 from reading import Place, eventually
+from server_process import HostedServer
 
 import reverb_writer as rw
 
@@ -142,3 +145,87 @@ def test_observer_that_waits_for_its_server_says_so_again_and_again(
     told = [record.getMessage() for record in caplog.records]
     assert len(told) >= 2
     assert all("an observer waits for the server at localhost:1 for " in each for each in told)
+
+
+# What cannot be told apart later.
+
+
+@pytest.mark.parametrize("num_envs", [None, 2])
+def test_second_thread_in_mid_episode_is_refused_and_may_go_on_after_it(place: Place, num_envs: int | None) -> None:
+    def step(number: int) -> dict[str, Any]:
+        return {"n": np.int64(number) if num_envs is None else np.full(num_envs, number)}
+
+    refused: list[BaseException] = []
+
+    def call(number: int) -> None:
+        try:
+            observer(step(number))
+        except rw.SpecError as error:
+            refused.append(error)
+
+    def call_in_another_thread(number: int) -> None:
+        thread = threading.Thread(target=call, args=[number])
+        thread.start()
+        thread.join()
+
+    end = True if num_envs is None else [True] * num_envs
+    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=num_envs) as observer:
+        observer(step(1))
+        call_in_another_thread(99)
+        assert "is in the middle of an episode of another thread, at step 1" in str(refused.pop())
+        observer(step(2), end_of_episode=end)
+        call_in_another_thread(3)  # between episodes
+        assert not refused
+        with pytest.raises(rw.SpecError, match="in the middle of an episode of another thread"):
+            observer(step(99))
+        observer.reset(discard=True)
+        observer(step(4))
+        observer(step(5), end_of_episode=end)
+    assert place.column() == [[1, 2]] * (num_envs or 1) + [[4, 5]] * (num_envs or 1)
+
+
+def test_steps_without_any_mark_of_an_end_are_a_warning_once_and_counted(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 20, 20, timeout_s=60) as observer:
+        for number in range(9_000):
+            observer({"n": np.int64(number)})
+        assert observer.stats().unmarked_steps == 0
+        for number in range(9_000, 25_000):
+            observer({"n": np.int64(number)})
+        assert observer.stats().unmarked_steps >= 10_000
+    (said,) = [text for text in caplog.messages if "No end of an episode" in text]
+    assert "`end_of_episode`" in said
+    assert "`reset()`" in said
+
+
+@pytest.mark.parametrize("mark", ["argument", "leaf", "reset", "spanning"])
+def test_steps_with_a_mark_of_ends_are_no_warning(place: Place, caplog: pytest.LogCaptureFixture, mark: str) -> None:
+    kind = rw.SequenceObserver if mark == "spanning" else rw.TrajectoryObserver
+    with kind(place.client, "a", 20, 20, timeout_s=60) as observer:
+        if mark == "reset":
+            observer.reset()
+        for number in range(12_000):
+            step = {"n": np.int64(number), **({"is_last": False} if mark == "leaf" else {})}
+            observer(step, end_of_episode=False if mark == "argument" else None)
+        assert observer.stats().unmarked_steps == 0
+    assert not [text for text in caplog.messages if "No end of an episode" in text]
+
+
+def test_restart_of_a_server_says_how_many_items_are_sent_again_and_promises_no_checkpoint(
+    lone_server: Callable[..., HostedServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rate limiter holds the items back until the restart."""
+    server = lone_server(rw.TableConfig.queue("queue", 4))
+    with rw.TrajectoryObserver(server.address, "queue", 1, timeout_s=60) as observer:
+        feed(observer, [10])
+        assert eventually(lambda: observer.stats().acknowledged_items == 4)
+        server.process.restart()
+        assert eventually(lambda: observer.stats().server_restarts == 1)
+        assert eventually(lambda: observer.stats().acknowledged_items == 8)
+        stats = observer.stats()
+        assert (stats.resent_items, stats.pending_items, stats.reconnects) == (6, 2, 1)
+        with rw.Client(server.address, timeout_s=60) as client:
+            assert [int(sample.data["n"][0]) for sample in client.sample("queue", 6)] == list(range(5, 11))
+    (said,) = [text for text in caplog.messages if "the server was restarted" in text]
+    assert "its tables are as in the checkpoint that it has restored, or empty. 6 unconfirmed items are sent" in said

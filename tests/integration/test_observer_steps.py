@@ -260,18 +260,3 @@ def test_mask_is_part_of_what_the_signature_asks_for(signed: rw.Client) -> None:
         observer((np.int64(1),), end_of_episode=True)
     (item,) = read(signed, "masked")
     assert [column.tolist() for column in item.data] == [[1, 0], [True, False]]
-
-
-def test_observer_that_one_of_its_tables_refuses_leaves_no_structure_in_the_others(
-    replay_server: Callable[..., HostedServer],
-) -> None:
-    server = replay_server(fifo("a"), fifo("b"))
-    with rw.TrajectoryObserver(server.address, "b", 1) as observer:
-        observer({"n": np.int64(1)}, end_of_episode=True)
-    with (
-        rw.TrajectoryObserver(server.address, ["a", "b"], 1) as observer,
-        pytest.raises(rw.StructureError, match="table `b` was first written with"),
-    ):
-        observer({"n": np.float32(1)}, end_of_episode=True)
-    with rw.TrajectoryObserver(server.address, "a", 1) as observer:
-        observer({"other": np.int64(1)}, end_of_episode=True)

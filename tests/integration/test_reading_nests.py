@@ -13,7 +13,6 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.table_specs import SPECS_TABLE, spec_key
 
 StartServer = Callable[..., HostedServer]
 
@@ -112,37 +111,93 @@ def test_trajectory_comes_back_as_ours_and_a_mask_beside_it(replay_server: Start
     assert mask.all()
 
 
-def test_actor_that_differs_is_refused_with_the_leaf(replay_server: StartServer) -> None:
+def test_items_of_another_structure_are_left_out_counted_and_named_once(
+    replay_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
     server = replay_server(rw.TableConfig("replay"))
-    write_steps(server.address, "replay", 8)
-    observer = rw.TrajectoryObserver(server.address, "replay", 4)
-    with pytest.raises(
-        rw.StructureError, match=r"leaf `b`: float64 \(2,\), expected float32 \(2,\) .* table `replay` was"
+    write_steps(server.address, "replay", 8)  # items of 4 steps: 5
+    with rw.ReplayDataset(server.address, "replay", 8, max_in_flight_batches=1) as dataset:
+        assert next(dataset).data.keys() == {"a", "b"}
+        with rw.TrajectoryObserver(server.address, "replay", 4) as observer:
+            for number in range(10):
+                observer({"a": np.int64(number), "b": np.zeros(2)})  # float64, not float32
+        for _ in range(20):
+            batch = next(dataset)
+            assert {name: leaf.dtype for name, leaf in batch.data.items()} == {"a": np.int64, "b": np.float32}
+            assert len(batch.info) == 8
+        foreign, received = dataset.stats().foreign_items, dataset.stats().received_samples
+    assert 20 < foreign < received
+    (warning,) = [record.getMessage() for record in caplog.records if "another structure" in record.getMessage()]
+    assert "The first item has a int64 (), b float32 (2,); the other one has a int64 (), b float64 (2,)." in warning
+
+
+def test_client_samples_each_item_as_the_nest_of_its_own_spec(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    steps: list[Any] = [{"a": np.int64(0)}, [np.float32(1), np.zeros(2)], {"a": np.int64(2)}, {"b": np.int64(3)}]
+    with rw.Client(server.address) as client:
+        for step in steps:
+            with rw.TrajectoryObserver(client, "queue", 1) as observer:
+                observer(step, end_of_episode=True)
+        client.insert([np.array([4])], {"queue": 1.0})
+        found = [sample.data for sample in client.sample("queue", 5)]
+    assert [type(data) for data in found] == [dict, list, dict, dict, tuple]
+    assert [data["a"].tolist() for data in (found[0], found[2])] == [[0], [2]]
+    assert (found[1][0].tolist(), found[3]["b"].tolist(), found[4][0].tolist()) == ([1], [3], [4])
+
+
+def test_items_without_a_spec_are_read_beside_those_that_have_one(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.TrajectoryObserver(server.address, "queue", 1) as observer:
+        observer({"n": np.int64(1)}, end_of_episode=True)
+    insert_numbers(server.address, "queue", [2, 3])
+    with rw.ReplayDataset(server.address, "queue", 3) as dataset:
+        batch = next(dataset)
+        assert dataset.stats().foreign_items == 0
+    assert batch.data["n"].tolist() == [[1], [2], [3]]
+
+
+def test_kinds_of_nodes_do_not_make_a_structure_foreign(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    for step in ({"pair": (np.int64(1), np.int64(2))}, {"pair": [np.int64(1), np.int64(2)]}):
+        with rw.TrajectoryObserver(server.address, "queue", 1) as observer:
+            observer(step, end_of_episode=True)
+    with rw.ReplayDataset(server.address, "queue", 2) as dataset:
+        assert [leaf.tolist() for leaf in next(dataset).data["pair"]] == [[[1], [1]], [[2], [2]]]
+
+
+def test_samples_keep_their_nest_when_the_table_is_reset_under_running_actors(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
+    with (
+        rw.Client(server.address) as client,
+        rw.TrajectoryObserver(server.address, "replay", 2, chunk_length=2) as observer,
+        rw.ReplayDataset(server.address, "replay", 2, max_in_flight_batches=1) as dataset,
     ):
-        observer({"a": np.int64(0), "b": np.zeros(2)})
-    with pytest.raises(rw.StructureError, match="Missing: `b`; unexpected: none"):
-        observer({"a": np.int64(0)})
-    observer.close()
-    with rw.Client(server.address) as client:
-        assert client.server_info()["replay"].current_size == 5
-        client.reset("replay")
-        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
-            observer({"a": np.float32(0)})
-        assert client.spec_of("replay") == {"a": ArraySpec((), np.dtype(np.float32))}
+        for first in range(0, 60, 20):
+            for number in range(first, first + 20):
+                observer({"n": np.int64(number)}, end_of_episode=number % 10 == 9)
+            observer.flush()
+            assert next(dataset).data["n"].shape == (2, 2)
+            assert next(client.sample("replay")).data["n"].shape == (2,)
+            client.reset("replay")
+        observer({"n": np.int64(60)})
+        observer({"n": np.int64(61)})
+        observer.flush()
+        assert next(client.sample("replay")).data["n"].tolist() == [60, 61]
+        with rw.ReplayDataset(server.address, "replay", 1) as another:
+            assert next(another).data["n"].tolist() == [[60, 61]]
 
 
-def test_structures_of_many_tables_are_kept_apart(replay_server: StartServer) -> None:
-    names = [f"t{i}" for i in range(12)]
-    server = replay_server(*map(rw.TableConfig, names))
+def test_time_out_names_items_of_another_structure(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay"))
     with rw.Client(server.address) as client:
-        for i, name in enumerate(names):
-            client.store_spec(name, {f"leaf{i}": ArraySpec((i,), np.dtype(np.int64))})
-        assert [client.spec_of(name) for name in names] == [
-            {f"leaf{i}": ArraySpec((i,), np.dtype(np.int64))} for i in range(len(names))
-        ]
-        assert list(client.server_info()) == names or set(client.server_info()) == set(names)
-        assert len({spec_key(name) for name in names}) == len(names)
-        assert SPECS_TABLE not in client.server_info()
+        client.insert({"n": np.zeros(1)}, {"replay": 1.0}, spec={"n": ArraySpec((), np.dtype(float))})
+        with rw.ReplayDataset(server.address, "replay", 1, max_in_flight_batches=1, timeout_s=3) as dataset:
+            next(dataset)
+            client.reset("replay")
+            client.insert({"m": np.zeros(1)}, {"replay": 1.0}, spec={"m": ArraySpec((), np.dtype(float))})
+            with pytest.raises(rw.ReplayTimeoutError, match="of another structure were left out"):  # noqa: PT012
+                for _ in range(10):  # those that were on their way come first
+                    next(dataset)
 
 
 def test_signature_of_the_table_counts(replay_server: StartServer) -> None:

@@ -83,7 +83,7 @@ def test_trajectories_of_tf_agents_come_again_leaf_by_leaf(place: Place, tmp_pat
 
 
 def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Path) -> None:
-    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
         for t in range(4):
             tee({"n": np.array([t, 10 + t])}, end_of_episode=[t == 2, False])
@@ -94,7 +94,7 @@ def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Pa
 
 
 def test_environments_without_a_step_in_a_call_have_none_on_disk(place: Place, tmp_path: Path) -> None:
-    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2, part_length=2)) as tee:
         tee({"n": np.array([1, 11])}, end_of_episode=[False, False])
         tee({"n": np.array([2, 0])}, env_mask=[True, False], end_of_episode=[False, True])
@@ -112,7 +112,7 @@ def test_episodes_of_a_recorded_vector_environment_come_again(place: Place, tmp_
     gymnasium = pytest.importorskip("gymnasium", minversion="1.1")
     same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
     envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs=same_step)
-    observer = rw.VectorObserver(place.client, "a", 3, num_envs=2)
+    observer = rw.TrajectoryObserver(place.client, "a", 3, num_envs=2)
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
         recorded = rw.environments.record(envs, tee)
         recorded.reset(seed=1)
@@ -252,7 +252,7 @@ def test_episode_that_the_disk_refuses_is_lost_there_alone(place: Place, tmp_pat
 
 
 def test_calls_for_another_number_of_environments_change_nothing(place: Place, tmp_path: Path) -> None:
-    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
         with pytest.raises(rw.SpecError, match="`extend` is for one environment"):
             tee.extend({"n": np.zeros((3, 2))})
@@ -312,7 +312,7 @@ def test_observer_and_writer_of_different_environments_are_refused(place: Place,
     ):
         RolloutTee(single, RolloutWriter(tmp_path, num_envs=2))
     with (
-        rw.VectorObserver(place.client, "a", 2, num_envs=2) as observer,
+        rw.TrajectoryObserver(place.client, "a", 2, num_envs=2) as observer,
         pytest.raises(rw.SpecError, match="`num_envs` 2, but the writer has None"),
     ):
         RolloutTee(observer, RolloutWriter(tmp_path))
@@ -397,7 +397,7 @@ def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: 
 
 
 def test_outcome_of_an_episode_ends_it_on_both_sides(place: Place, tmp_path: Path) -> None:
-    observer = rw.VectorObserver(place.client, "a", 2, num_envs=2)
+    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
     with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
         for t in range(3):
             tee({"n": np.array([t, 10 + t])}, terminated=[t == 1, False], truncated=[False, t == 2])

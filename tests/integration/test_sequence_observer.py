@@ -73,7 +73,7 @@ def test_each_environment_of_a_vector_has_a_spanning_stream_of_its_own(place: Pl
     """Environment 0 has episodes of 2, 1 and 4 steps, environment 1 one of 3 and one that goes on."""
     ends = np.array([[0, 0], [1, 0], [1, 1], [0, 0], [0, 0], [0, 0], [1, 0]], bool)
     for length, stride in ((3, 1), (3, 2), (2, 3)):
-        with rw.VectorSequenceObserver(place.client, "a", length, stride, num_envs=2) as observer:
+        with rw.SequenceObserver(place.client, "a", length, stride, num_envs=2) as observer:
             for t, last in enumerate(ends):
                 observer({"n": np.array([t, 100 + t])}, end_of_episode=last)
             observer.flush()

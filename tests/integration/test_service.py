@@ -59,24 +59,6 @@ def test_stopped_server_comes_back_with_its_data(tmp_path: Path) -> None:
         assert "restored checkpoint" in server.log()
 
 
-@pytest.mark.parametrize(("on_mismatch", "limits"), [("refuse", (0, 100, 0)), ("config", (100, 50))])
-def test_limit_of_items_is_that_of_the_configuration_whatever_is_restored(
-    tmp_path: Path, on_mismatch: str, limits: tuple[int, ...]
-) -> None:
-    rules = f'[checkpoints]\non_mismatch = "{on_mismatch}"'
-    for number, limit in enumerate(limits):
-        text = configuration(tmp_path, f"max_item_bytes = {limit}").replace("[checkpoints]", rules)
-        with service(tmp_path, text) as server, rw.Client(server.address) as client:
-            table = client.server_info()["replay"]
-            assert (table.current_size, table.max_item_bytes) == (number, limit)
-            client.insert({"x": np.full(limit or 1000, number, np.uint8)}, {"replay": 1.0})
-            if limit:
-                with pytest.raises(rw.StructureError, match=f"expected at most {limit}, the table's `max_item_bytes`"):
-                    client.insert({"x": np.zeros(limit + 1, np.uint8)}, {"replay": 1.0})
-            assert server.end() == 0
-    assert "checkpoint and the configuration differ" not in server.log()
-
-
 def test_killed_server_comes_back_with_its_last_checkpoint(tmp_path: Path) -> None:
     text = configuration(tmp_path)
     with service(tmp_path, text) as server:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import pickle
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forwarder import Forwarder
 from reading import eventually
 
 import reverb_writer as rw
@@ -65,6 +68,32 @@ def test_a_shard_that_moves_keeps_its_name_and_its_connection(
         client.insert(np.zeros(1), {"replay": 1.0})
         client.insert(np.zeros(1), {"replay": 1.0})
         assert sizes(client) == [1, 1]
+
+
+def test_connections_to_shards_that_have_left_are_closed_once_nothing_uses_them(
+    start: Callable[[], rw.LocalServer],
+) -> None:
+    """Twenty pods come under new names, one after the other, while an observer has written to the first."""
+    with contextlib.ExitStack() as stack:
+        port = int(start().address.rpartition(":")[2])
+        pods = [stack.enter_context(Forwarder(port)) for _ in range(20)]
+        source = Source(rw.Target(0, (rw.Shard("0", pods[0].address),)))
+        client = stack.enter_context(rw.Client(source))
+        observer = rw.TrajectoryObserver(client, "replay", 1)
+        observer({"n": np.int64(0)})
+        observer.flush()
+        for number, pod in enumerate(pods):
+            source.answer = rw.Target(number, (rw.Shard(str(number), pod.address),))
+            client.connections.refresh()
+            assert len(sizes(client)) == 1
+        assert eventually(lambda: not any(pod.is_connected for pod in pods[1:-1]))
+        for number in range(1, 10):
+            observer({"n": np.int64(number)})
+        observer.close()
+        assert sizes(client) == [10]
+        del observer
+        gc.collect()
+        assert eventually(lambda: [pod.is_connected for pod in pods] == [*[False] * 19, True])
 
 
 def test_what_is_in_flight_goes_to_the_new_address(tmp_path: Path) -> None:

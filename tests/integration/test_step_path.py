@@ -50,7 +50,9 @@ def test_calls_of_a_vector_step_do_not_grow_with_the_environments(place: Place) 
     for num_envs in (2, 50):
         step = {"obs": np.zeros((num_envs, 4)), "reward": np.zeros(num_envs)}
         go_on = np.zeros(num_envs, bool)
-        with rw.VectorObserver(place.client, "a", 20, num_envs=num_envs, chunk_length=20, max_delay_s=1000) as observer:
+        with rw.TrajectoryObserver(
+            place.client, "a", 20, num_envs=num_envs, chunk_length=20, max_delay_s=1000
+        ) as observer:
             observer(step, end_of_episode=go_on)
             counts.append(len(python_calls(lambda step=step, go_on=go_on: observer(step, end_of_episode=go_on))))
     assert counts[0] == counts[1]

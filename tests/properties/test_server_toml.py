@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import reverb_writer as rw
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.ray.server_toml import table_toml
 
 pytest.importorskip("reverb_writer_server", reason="the server is not installed on this interpreter")
@@ -51,19 +50,18 @@ def signatures(draw: st.DrawFn) -> Any:
 
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
-    "name": names.filter(lambda name: name != SPECS_TABLE),
+    "name": names,
     "max_size": sizes,
     "sampler": selectors,
     "remover": selectors,
     "rate_limiter": st.builds(rw.MinSize, st.integers(1, 1000)) | ratios,
     "max_times_sampled": st.integers(0, 2**31 - 1),
     "signature": st.none() | signatures(),
-    "max_item_bytes": st.just(0) | st.integers(2**40, 2**62),  # less might be less than the signature needs
 }
 queues = st.builds(
-    lambda kind, name, size, signature, limit: dataclasses.replace(kind(name, size, signature), max_item_bytes=limit),
+    lambda kind, name, size, signature: kind(name, size, signature),
     st.sampled_from([rw.TableConfig.queue, rw.TableConfig.stack]),
-    *(FIELDS[field] for field in ("name", "max_size", "signature", "max_item_bytes")),
+    *(FIELDS[field] for field in ("name", "max_size", "signature")),
 )
 
 

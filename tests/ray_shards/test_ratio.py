@@ -15,7 +15,7 @@ from service_process import eventually
 
 import reverb_writer as rw
 import reverb_writer.ray as rwr
-from reverb_writer.table_info import RateLimiterInfo
+from reverb_writer.tables.table_info import RateLimiterInfo
 
 Start = Callable[..., rwr.ReplayCluster]
 

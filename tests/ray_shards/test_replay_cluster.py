@@ -29,7 +29,7 @@ from reverb_writer.ray.cluster_start import ClusterStarter
 from reverb_writer.ray.cluster_stop import stop_shards
 from reverb_writer.ray.shard_actor import ReplayShard
 from reverb_writer.ray.shard_report import ClusterSpec
-from reverb_writer.table_info import TableInfo
+from reverb_writer.tables.table_info import TableInfo
 
 SERVER_PYTHON = os.environ.get("REVERB_WRITER_SERVER_PYTHON", "")
 Start = Callable[..., rwr.ReplayCluster]

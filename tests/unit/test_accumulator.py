@@ -11,7 +11,7 @@ import pytest
 import tree
 
 import reverb_writer as rw
-from reverb_writer.writing.accumulator import NotADictError
+from reverb_writer.accumulator.accumulator import NotADictError
 
 EXAMPLE = {
     "step": {"o": np.ones((3, 2), np.float32), "r": np.ones(3, np.int32)},

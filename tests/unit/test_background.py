@@ -7,16 +7,10 @@ import threading
 import time
 
 import pytest
-from threads import our_threads
 
-from reverb_writer import background
 from reverb_writer.background import LateThread, in_background, start_thread
 
 END_WITHIN_S = 30.0
-
-
-def num_threads() -> int:
-    return len(our_threads("reverb-writer_calls"))
 
 
 def test_outcome_is_what_the_work_returns_or_raises() -> None:
@@ -37,29 +31,6 @@ def test_work_that_takes_long_keeps_no_other_waiting() -> None:
     assert not slow.wait(0.01)
     release.put(2)
     assert slow.result() == 2
-
-
-def test_calls_one_after_the_other_share_threads_which_end_when_there_is_nothing_to_do() -> None:
-    idents = {in_background(threading.get_ident).result() for _ in range(200)}
-    assert len(idents) < 10
-    end = time.monotonic() + END_WITHIN_S
-    while num_threads():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    assert in_background(lambda: 1).result() == 1
-
-
-def test_thread_that_was_chosen_and_given_nothing_is_there_again() -> None:
-    assert in_background(lambda: 1).result() == 1
-    end = time.monotonic() + END_WITHIN_S
-    while not background._idle:
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    background._idle.pop()  # and now comes the interrupt
-    while num_threads():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    assert in_background(lambda: 1).result() == 1
 
 
 def test_started_thread_is_one_that_threading_knows() -> None:

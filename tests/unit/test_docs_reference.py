@@ -6,6 +6,7 @@ raises.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -19,6 +20,7 @@ from docstrings import described, docstrings, methods, parameters, raised, secti
 
 from reverb_writer.errors import SpecError
 from reverb_writer.lazy import module_of_names
+from reverb_writer.writing.stream_options import StreamOptions
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.stem: path.read_text("utf-8") for path in (ROOT / "docs/reference").glob("*.md")}
@@ -145,3 +147,9 @@ def test_every_example_is_shown() -> None:
     page = (ROOT / "docs/project/examples.md").read_text("utf-8")
     examples = {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.py")}
     assert set(re.findall(r"\{literalinclude\} \.\./\.\./(\S+)", page)) == examples
+
+
+def test_page_of_observers_has_every_option_of_the_stream_with_its_default() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `([^|`]+)` \|", PAGES["observers"], re.MULTILINE)
+    defaults = {field.name: field.default for field in dataclasses.fields(StreamOptions)}
+    assert {name: eval(default) for name, default in rows} == defaults  # noqa: S307  # a page of ours

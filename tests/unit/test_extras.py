@@ -23,7 +23,6 @@ EXEMPT = {
     "environments/space_encoding.py",
     "progress.py",  # rich comes with the package
     "testing.py",  # loaded by pytest
-    "pytest_plugin.py",
 }
 
 
@@ -71,7 +70,7 @@ def test_missing_package_is_named_by_what_installs_it(
 
 
 def _namespace() -> Any:
-    from reverb_writer.array_api import array_namespace
+    from reverb_writer.arrays import array_namespace
 
     return array_namespace(Strange(), np.zeros(1))
 

@@ -28,8 +28,15 @@ def modules_after(statements: str) -> set[str]:
 
 def test_import_loads_nothing_but_the_package_and_what_makes_it_lazy() -> None:
     loaded = modules_after("import reverb_writer")
-    assert {name for name in loaded if name.startswith("reverb_writer")} == {"reverb_writer", "reverb_writer.lazy"}
+    own = {name for name in loaded if name.startswith("reverb_writer")}
+    assert own == {"reverb_writer", "reverb_writer.errors", "reverb_writer.lazy"}
     assert not loaded & {"numpy", "grpc", "google.protobuf", "cramjam", "tree"}
+
+
+@pytest.mark.parametrize("module", ["reverb_writer.tables", "reverb_writer.testing"])
+def test_what_the_server_and_every_pytest_load_is_cheap(module: str) -> None:
+    loaded = modules_after(f"import {module}")
+    assert not loaded & {"numpy", "grpc", "google.protobuf", "cramjam", "tree", "reverb_writer.local"}
 
 
 def test_touching_every_public_name_loads_no_framework() -> None:

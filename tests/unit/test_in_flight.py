@@ -87,26 +87,3 @@ def test_oldest_request_that_was_not_sent_is_dropped_and_the_newest_never() -> N
     assert not flight.drop_oldest()
     assert sent(flight) == ([30], [9], [])
     assert (flight.dropped, flight.pending) == (2, 2)
-
-
-def test_what_is_pending_goes_to_another_stream_however_often_it_is_taken() -> None:
-    one, other = InFlight(), InFlight()
-    one.add(request(10, 3, 7))
-    sent(one)
-    one.acknowledge(keys([11]))
-    one.add(request(20, 2, 7, 8))
-    for _ in range(2):
-        requests, num_items = one.take_all()
-        assert num_items == 4
-        for taken in requests:
-            other.add(taken)
-    assert (one.items, one.acknowledged, one.dropped, one.pending, one.pending_bytes) == (5, 1, 4, 0, 0)
-    assert not one.has_queued
-    assert (other.items, other.pending, other.pending_bytes) == (4, 4, 200)
-    assert sent(other) == ([10, 12, 20, 21], [7, 8], [])
-    one.acknowledge(keys([10]))  # comes too late
-    other.acknowledge(keys([10, 12, 20, 21]))
-    for taken in one.take_all()[0]:
-        other.add(taken)
-    assert (one.acknowledged, other.acknowledged, other.pending, other.pending_bytes) == (1, 4, 0, 0)
-    assert not other.has_queued

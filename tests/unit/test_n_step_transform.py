@@ -214,7 +214,7 @@ def test_reset_forgets_the_episode() -> None:
 
 
 class PerEnv:
-    """Stands for a `VectorObserver`: keeps what each environment is given; refuses the calls that it is told to."""
+    """Stands for a `TrajectoryObserver`: keeps what each environment is given; refuses the calls that it is told to."""
 
     def __init__(self, num_envs: int, refused: tuple[int, ...] = ()) -> None:
         self.num_envs = num_envs

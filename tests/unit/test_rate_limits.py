@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from reverb_writer.rate_limits import (
+from reverb_writer.tables.rate_limits import (
     StandstillDetector,
     explain_inserts,
     explain_side,
@@ -19,7 +19,7 @@ from reverb_writer.rate_limits import (
     reached_ratio,
     sample_room,
 )
-from reverb_writer.table_info import RateLimiterInfo, ServerInfo, TableInfo
+from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
 
 STATES = ("running", "sampling", "inserting", "sleeping", "waiting_for_sampling", "waiting_for_inserts")
 

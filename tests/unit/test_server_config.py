@@ -36,26 +36,6 @@ def tables(tmp_path: Path, text: str, environment: dict[str, str] | None = None)
 # What is configured.
 
 
-def test_limit_of_items_is_that_of_each_table_queues_too(tmp_path: Path) -> None:
-    found = tables(
-        tmp_path, '[tables.a]\nmax_item_bytes = 7\n[tables.b]\nrate_limiter = "queue"\nmax_item_bytes = 8\n[tables.c]'
-    )
-    assert {name: table.max_item_bytes for name, table in found.items()} == {"a": 7, "b": 8, "c": 0}
-    assert describe(found["b"])[-1] == "our clients send no item of more than 8 B"
-
-
-def test_limit_below_the_items_of_the_signature_is_refused(tmp_path: Path) -> None:
-    text = """
-        [tables.replay]
-        sequence_length = 5
-        signature = {{frame = "uint8[3]", number = "float32"}}
-        max_item_bytes = {}
-    """
-    assert tables(tmp_path, text.format(35))["replay"].max_item_bytes == 35  # 5 steps of 3 + 4 bytes
-    with pytest.raises(ConfigError, match=r"`tables\.replay\.max_item_bytes`: got 34, allowed: at least 35"):
-        tables(tmp_path, text.format(34))
-
-
 def test_without_anything_there_is_one_table_and_the_defaults() -> None:
     config = load(None, {})
     assert config.tables == (ServedTable(TableConfig("replay")),)
@@ -416,10 +396,6 @@ def test_limit_of_the_container_counts_if_there_is_one(tmp_path: Path, name: str
             r"`tables.replay`: got 3 \(integer\), allowed: a section \[tables.replay\] with max_size, ",
         ),
         ("http = 3", r"`http`: got 3 \(integer\), allowed: a section \[http\] with port, host"),
-        (
-            "[tables.__specs__]",
-            r"server.toml: `tables.__specs__`: got a reserved name, allowed: any other",
-        ),
         ("[tables.a]\nsamples_in_flight = 5", r"`tables.a.samples_in_flight`: got 5, allowed: nothing here; it checks"),
     ],
 )

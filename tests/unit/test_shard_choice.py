@@ -1,16 +1,14 @@
-"""Rendezvous hashing: which shard an actor writes to, and which actors move when there are more shards or fewer."""
+"""Rendezvous hashing: which shard an episode goes to, and which ones move when there are more shards or fewer."""
 
 from __future__ import annotations
 
 import collections
 import os
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reverb_writer.client.shard_choice import choose_shard, default_actor_id, rank_shards
-from reverb_writer.errors import SpecError
+from reverb_writer.client.targets import default_actor_id, rank_shards
 
 ACTORS = [f"actor-{number}" for number in range(3000)]
 
@@ -18,7 +16,7 @@ names = st.lists(st.text(min_size=1, max_size=20), min_size=2, max_size=8, uniqu
 
 
 def shards_of(names: list[str]) -> dict[str, str]:
-    return {actor: choose_shard(actor, names) for actor in ACTORS}
+    return {actor: rank_shards(actor, names)[0] for actor in ACTORS}
 
 
 def test_order_is_that_of_the_hashes() -> None:
@@ -52,12 +50,7 @@ def test_shard_that_is_removed_moves_only_its_own_actors(actor: str, names: list
     chosen, second, *_ = rank_shards(actor, names)
     for removed in names:
         rest = [name for name in names if name != removed]
-        assert choose_shard(actor, rest) == (second if removed == chosen else chosen)
-
-
-def test_no_shard_is_refused() -> None:
-    with pytest.raises(SpecError, match="`names` must be the names of one shard or more, got none"):
-        choose_shard("actor", [])
+        assert rank_shards(actor, rest)[0] == (second if removed == chosen else chosen)
 
 
 def test_default_ids_differ_and_name_this_process() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from reverb_writer.table_info import RateLimiterInfo, TableInfo, merge_tables
+from reverb_writer.tables.table_info import RateLimiterInfo, TableInfo, merge_tables
 
 INF = math.inf
 
@@ -51,12 +51,6 @@ def test_bound_that_one_server_does_not_have_is_none() -> None:
     one, other = RateLimiterInfo(1.0, -INF, 10.0, 1, 0, 0), RateLimiterInfo(1.0, -1.0, INF, 1, 0, 0)
     limiter = together(table(0, one), table(0, other)).rate_limiter
     assert (limiter.min_diff, limiter.max_diff) == (-INF, INF)
-
-
-def test_smallest_limit_of_several_servers_counts() -> None:
-    one = table(0, RateLimiterInfo(1.0, 0.0, 10.0, 1, 0, 0))
-    found = [together(*(replace(one, max_item_bytes=limit) for limit in limits)) for limits in ((0, 7, 5), (0, 0))]
-    assert [merged.max_item_bytes for merged in found] == [5, 0]
 
 
 def test_several_servers_block_when_each_does() -> None:

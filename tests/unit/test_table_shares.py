@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reverb_writer.errors import SpecError
-from reverb_writer.table_shares import share_of
 from reverb_writer.tables import MinSize, Prioritized, SampleToInsertRatio, TableConfig
+from reverb_writer.tables.shares import share_of
 
 
 def test_shares_of_a_ratio_by_hand() -> None:

@@ -104,7 +104,7 @@ def test_numpy_numbers_are_stored_as_plain_ones() -> None:
 
 def test_defaults_are_a_uniform_replay_of_a_million_items() -> None:
     table = TableConfig("replay")
-    assert dataclasses.astuple(table) == ("replay", 1_000_000, "uniform", "fifo", (1,), 0, None, 0)
+    assert dataclasses.astuple(table) == ("replay", 1_000_000, "uniform", "fifo", (1,), 0, None)
     assert table.rate_limiter == MinSize(1)
 
 
@@ -122,7 +122,6 @@ def test_queue_and_stack_give_each_item_once() -> None:
         ({"max_size": 0}, "`max_size` must be >= 1, got 0."),
         ({"max_size": 2**31}, "`max_size` must be <= 2147483647, got 2147483648."),
         ({"max_times_sampled": -1}, "`max_times_sampled` must be >= 0, got -1."),
-        ({"max_item_bytes": -1}, "`max_item_bytes` must be >= 0, got -1."),
         (
             {"sampler": "unifrom"},
             (

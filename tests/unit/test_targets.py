@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -49,32 +48,13 @@ def test_a_file_that_is_not_there_is_no_bad_argument(tmp_path: Path) -> None:
         rw.TargetFile(str(tmp_path / "none")).look_up(1.0)
 
 
-def test_each_record_of_a_dns_name_is_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    def records(host: str, port: int, **_: Any) -> list[Any]:
-        assert (host, port) == ("replay-headless", 8000)
-        kinds = [(socket.AF_INET, "10.0.0.2"), (socket.AF_INET6, "fd00::1"), (socket.AF_INET, "10.0.0.1")]
-        return [(kind, socket.SOCK_STREAM, 6, "", (ip, port)) for kind, ip in kinds]
-
-    monkeypatch.setattr(socket, "getaddrinfo", records)  # a name with several records, without a name server
-    target = source_of("shards:dns:replay-headless:8000").look_up(1.0)
-    assert [shard.address for shard in target.shards] == ["10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"]
-    assert [shard.name for shard in target.shards] == [shard.address for shard in target.shards]
-
-
-def test_a_name_without_records_is_an_unavailable_server() -> None:
-    with pytest.raises(rw.ServerUnavailableError, match="no-such-host has no address"):
-        rw.TargetDns("no-such-host", 8000).look_up(10.0)
-
-
-@pytest.mark.parametrize("address", [[], ["localhost:1", "localhost:1"], "localhost", 3, "shards:dns:host"])
+@pytest.mark.parametrize("address", [[], ["localhost:1", "localhost:1"], "localhost", 3])
 def test_what_is_no_target_is_refused(address: Any) -> None:
     with pytest.raises(rw.SpecError):
         source_of(address)
 
 
-@pytest.mark.parametrize(
-    "source", [rw.Target(7, (rw.Shard("a", "localhost:1", "lost"),)), rw.TargetFile("x"), rw.TargetDns("h", 1)]
-)
+@pytest.mark.parametrize("source", [rw.Target(7, (rw.Shard("a", "localhost:1", "lost"),)), rw.TargetFile("x")])
 def test_targets_and_sources_are_picklable_and_hashable(source: rw.TargetSource) -> None:
     assert isinstance(source, rw.TargetSource)
     copied = pickle.loads(pickle.dumps(source))  # noqa: S301  # our own bytes

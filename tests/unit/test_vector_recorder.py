@@ -32,7 +32,7 @@ NEXT_STEP = [
 
 
 class PerEnv:
-    """Stands for a `VectorObserver`: keeps what each environment is given, spelled out, and the steps as they came."""
+    """Stands for a `TrajectoryObserver`: keeps the steps of each environment, spelled out, and as they came."""
 
     def __init__(self, num_envs: int = 2, refused: tuple[int, ...] = ()) -> None:
         self.by_env: list[list[str]] = [[] for _ in range(num_envs)]

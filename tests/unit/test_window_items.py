@@ -6,14 +6,14 @@ import numpy as np
 
 from reverb_writer.protocol.messages import InsertStreamRequest
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
-from reverb_writer.writing.chunk_builder import Chunk
+from reverb_writer.writing.chunk_encoder import Chunk
 from reverb_writer.writing.window_items import EpisodeWindows, Windows, stream_update
 
 Slices = list[tuple[int, int, int]]
 
 
 def chunk(key: int, start: int, stop: int, *, held: bool = False, counted: bool = False) -> Chunk:
-    return Chunk(key, start, stop, b"c" * key, held, counted)
+    return Chunk(key, start, stop, b"c" * key, None, held, counted)
 
 
 def windows(tables: list[str], priority: float, *of: tuple[int, int]) -> Windows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from reverb_writer.extras import needs
+from reverb_writer.lazy import needs
 
 with needs("`as_jax`", "reverb-writer[jax]"):
     import jax

@@ -10,7 +10,7 @@ import numpy as np
 import tree
 
 from reverb_writer.errors import SpecError
-from reverb_writer.extras import needs
+from reverb_writer.lazy import needs
 
 with needs("`as_tf`", "tensorflow"):
     import tensorflow as tf

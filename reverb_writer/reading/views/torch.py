@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from reverb_writer.errors import SpecError
-from reverb_writer.extras import needs
+from reverb_writer.lazy import needs
 from reverb_writer.nests import map_present
 from reverb_writer.reading.batches import Batch
 

@@ -1,4 +1,4 @@
-"""Conversion of a checkpoint to the tables, or the limits, of another configuration; needs TensorFlow."""
+"""Conversion of a checkpoint to the tables of another configuration; needs TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from reverb_writer.files.tfrecord import CHUNKS, DONE, ITEMS, TABLES, read_records
 from reverb_writer.protocol import messages, signatures
-from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import Prioritized, Selector, TableConfig
 
 
@@ -29,21 +28,18 @@ def convert_checkpoint(checkpoint: Path, target: Path, tables: Sequence[TableCon
         FormatError: the checkpoint is damaged.
     """
     wanted = {table.name: table for table in tables}
-    kept = {*wanted, SPECS_TABLE}
     held = Counter(_item(record).table for record in read_records(checkpoint / ITEMS))
     surplus = {
         name: count - wanted[name].max_size if name in wanted else count
         for name, count in held.items()
-        if name not in kept or (name in wanted and count > wanted[name].max_size)
+        if name not in wanted or count > wanted[name].max_size
     }
     left_out: Counter[str] = Counter()
     target.mkdir()
     with _writer(target / TABLES) as out:
         for record in read_records(checkpoint / TABLES):
             saved = messages.PriorityTableCheckpoint.FromString(record)
-            if saved.table_name == SPECS_TABLE:
-                out.write(_with_limits(saved, tables).SerializeToString())
-            elif saved.table_name in wanted:
+            if saved.table_name in wanted:
                 out.write(_convert_table(saved, wanted[saved.table_name]).SerializeToString())
     with _writer(target / ITEMS) as out:
         for record in read_records(checkpoint / ITEMS):
@@ -57,38 +53,11 @@ def convert_checkpoint(checkpoint: Path, target: Path, tables: Sequence[TableCon
     return dict(left_out)
 
 
-def convert_limits(checkpoint: Path, target: Path, tables: Sequence[TableConfig]) -> None:
-    """Write a copy of a checkpoint that tells the `max_item_bytes` of `tables`, and is else the same; takes no time.
-
-    Raises:
-        FormatError: the checkpoint is damaged.
-    """
-    target.mkdir()
-    with _writer(target / TABLES) as out:
-        for record in read_records(checkpoint / TABLES):
-            saved = messages.PriorityTableCheckpoint.FromString(record)
-            is_specs = saved.table_name == SPECS_TABLE
-            out.write(_with_limits(saved, tables).SerializeToString() if is_specs else record)
-    for name in (ITEMS, CHUNKS):
-        _link(checkpoint / name, target / name)
-    (target / DONE).touch()
-
-
 def _link(file: Path, target: Path) -> None:
     try:
         os.link(file, target)
     except OSError:  # a file system without hard links
         shutil.copyfile(file, target)
-
-
-def _with_limits(specs: Any, tables: Sequence[TableConfig]) -> Any:
-    """Return the table of the specs with the signature that tells the limits."""
-    signature = specs_config(tables).signature
-    if signature is None:
-        specs.ClearField("signature")
-    else:
-        specs.signature.CopyFrom(signatures.encode(signature))
-    return specs
 
 
 def _item(record: bytes) -> Any:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import tree
-
 from reverb_writer.errors import SpecError
-from reverb_writer.protocol.table_specs import SPECS_TABLE
 from reverb_writer.tables import (
     MinSize,
     Prioritized,
@@ -129,11 +125,6 @@ KEYS: Mapping[str, Key] = {
     "tables.*.remover_exponent": Key(quantity("of the priority"), 1.0, "exponent of a prioritized remover"),
     "tables.*.max_times_sampled": Key(
         count(0, _MAX_COUNT), 0, "number of samples after which an item is removed; 0 for no limit"
-    ),
-    "tables.*.max_item_bytes": Key(
-        count(0, 2**62),
-        0,
-        "size of an item, uncompressed, above which our clients refuse to send it; 0 for no limit",
     ),
     "tables.*.rate_limiter": Key(
         choice(*_LIMITERS),
@@ -261,11 +252,6 @@ def load(
         settings.set(key, flag, "command line")
     named = tuple(_table(settings, name) for name in settings.names("tables"))
     twice = {table.config.name for table in given} & {table.config.name for table in named}
-    if SPECS_TABLE in {table.config.name for table in given + named}:
-        raise ConfigError(
-            f"{path or 'configuration'}: `tables.{SPECS_TABLE}`: got a reserved name, allowed: any other "
-            "name; the server creates this table for the specs of the others."
-        )
     if twice:
         raise ConfigError(
             f"{path}: table `{min(twice)}` cannot be changed by other settings: textproto sets all of it."
@@ -316,28 +302,14 @@ def _table(settings: Settings, name: str) -> ServedTable:
         leaves = None if signature is None else read_signature(signature, length)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            config = replace(_table_config(settings, name, leaves, value), max_item_bytes=value("max_item_bytes"))
+            config = _table_config(settings, name, leaves, value)
         rate_limiter_checks.check(config, value("samples_in_flight"))
-        _check_item_bytes(settings, config, length)
     except ConfigError:
         raise
     except SpecError as error:
         raise ConfigError(f"{origin}: `tables.{name}`: {error}") from error
     advice = (*(str(warning.message) for warning in caught), *rate_limiter_checks.advice(config))
     return ServedTable(config, length, value("stride_length"), advice, value("episode_length"))
-
-
-def _check_item_bytes(settings: Settings, table: TableConfig, length: int | None) -> None:
-    """Refuse a limit that is below the size of the table's own items, as far as that is known."""
-    if table.max_item_bytes and table.signature is not None and length:
-        leaves = [leaf for leaf in tree.flatten(table.signature) if None not in leaf.shape]
-        size = sum(leaf.dtype.itemsize * math.prod(leaf.shape) for leaf in leaves if leaf.dtype.kind != "O")
-        if size > table.max_item_bytes:
-            where = f"{settings.origin('tables', table.name, 'max_item_bytes')}: `tables.{table.name}.max_item_bytes`"
-            raise ConfigError(
-                f"{where}: got {table.max_item_bytes}, allowed: at least {size}, which is what {length} steps of the "
-                "signature take."
-            )
 
 
 def _table_config(settings: Settings, name: str, signature: Any, value: _Values) -> TableConfig:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from reverb_writer.errors import SpecError
-from reverb_writer.table_shares import share_of
+from reverb_writer.tables.shares import share_of
 from reverb_writer_server.config import rate_limiter_checks
 from reverb_writer_server.config.sources import ConfigError, Settings
 

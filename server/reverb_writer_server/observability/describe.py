@@ -26,13 +26,6 @@ def describe(table: TableConfig) -> list[str]:
     blocks samples while it is empty
     blocks inserts while it holds 10 items
     """
-    sentences = _describe_rules(table)
-    if table.max_item_bytes:
-        sentences.append(f"our clients send no item of more than {format_bytes(table.max_item_bytes)}")
-    return sentences
-
-
-def _describe_rules(table: TableConfig) -> list[str]:
     limiter, balance = table.rate_limiter, table.rate_limiter.balance
     once = isinstance(limiter, Queue | Stack)
     holds = f"holds up to {table.max_size:,} items"

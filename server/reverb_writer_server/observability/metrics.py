@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from reverb_writer.rate_limits import insert_room, keeps_ratio, reached_ratio, sample_room
-from reverb_writer.table_info import TableInfo
+from reverb_writer.tables.rate_limits import insert_room, keeps_ratio, reached_ratio, sample_room
+from reverb_writer.tables.table_info import TableInfo
 from reverb_writer_server.observability.banner import versions
 from reverb_writer_server.observability.memory import available_bytes, used_bytes
 from reverb_writer_server.observability.monitor import ServerSnapshot

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import reverb_writer as rw
-from reverb_writer.rate_limits import Standstill, StandstillDetector, figures, rates
-from reverb_writer.table_info import ServerInfo, TableInfo
+from reverb_writer.tables.rate_limits import Standstill, StandstillDetector, figures, rates
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
 from reverb_writer_server.reverb.ports import accepts_connections
 
 _logger = logging.getLogger(__name__)

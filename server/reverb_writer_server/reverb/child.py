@@ -33,8 +33,8 @@ class StartRequest:
         port: 1 to 65535, or None for a free one.
         checkpoints: the folder that Reverb writes to; None for a temporary one.
         restore: a complete checkpoint to restore; None to begin empty.
-        fitted: where to write a copy of the checkpoint, which is restored in its place; None to restore it as it is.
-        fits_tables: whether the copy has the rules of `tables`, or only their `max_item_bytes`.
+        fitted: where to write a copy of the checkpoint with the rules of `tables`, which is restored in its place; None
+            to restore it as it is.
         bind: the address to accept connections on, as `ReplayServer` takes it.
         max_bytes: resident memory of this process from which on writers are disconnected; 0 for no limit.
     """
@@ -44,7 +44,6 @@ class StartRequest:
     checkpoints: Path | None
     restore: Path | None
     fitted: Path | None
-    fits_tables: bool
     bind: str
     max_bytes: int = 0
 
@@ -82,12 +81,8 @@ def _start(server: Any, request: StartRequest) -> tuple[Any, dict[str, int]]:
     from reverb_writer_server.checkpoints import convert  # noqa: PLC0415  # rarely needed
 
     shutil.rmtree(request.fitted, ignore_errors=True)
-    left_out: dict[str, int] = {}
     try:
-        if request.fits_tables:
-            left_out = convert.convert_checkpoint(request.restore, request.fitted, request.tables)
-        else:
-            convert.convert_limits(request.restore, request.fitted, request.tables)
+        left_out = convert.convert_checkpoint(request.restore, request.fitted, request.tables)
         return serve(restore=request.fitted), left_out
     finally:
         shutil.rmtree(request.fitted, ignore_errors=True)

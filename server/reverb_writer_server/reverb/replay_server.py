@@ -17,7 +17,6 @@ with warnings.catch_warnings():
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
-from reverb_writer.protocol.table_specs import SPECS_TABLE, specs_config
 from reverb_writer.tables import TableConfig, check_tables
 from reverb_writer_server.config.bind import ALL, LOOPBACK
 from reverb_writer_server.reverb.errors import UnrestorableError
@@ -67,14 +66,14 @@ class ReplayServer:
         bind: str = LOOPBACK,
     ) -> None:
         """Start the server; when this returns, clients can connect."""
-        check_tables(tables, SPECS_TABLE)
+        check_tables(tables)
         self.port = free_port() if port is None else integer("port", port, minimum=1, maximum=65535)
         if bind not in (LOOPBACK, ALL):
             raise SpecError(f'`bind` must be "{LOOPBACK}" or "{ALL}", got {bind!r}: Reverb knows no other addresses.')
         self.address = f"localhost:{self.port}"
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        reverb_tables = [reverb_table(table) for table in (*tables, specs_config(tables))]
+        reverb_tables = [reverb_table(table) for table in tables]
         with contextlib.ExitStack() as undo:
             folder = checkpoints or undo.enter_context(tempfile.TemporaryDirectory(prefix="reverb-writer-server-"))
             checkpointer = DefaultCheckpointer(

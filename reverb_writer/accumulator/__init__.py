@@ -1,0 +1,1 @@
+"""Data of several rates collected into one item: `TrajectoryAccumulator` and its timescales."""

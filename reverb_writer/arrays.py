@@ -1,0 +1,81 @@
+"""Arrays of NumPy, PyTorch, JAX and others through one code path: the array API of array-api-compat."""
+
+from __future__ import annotations
+
+import importlib
+from types import NoneType
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.errors import StructureError
+from reverb_writer.lazy import needs
+
+Array = Any
+"""An array of NumPy, or of another library that array-api-compat knows."""
+
+
+def array_namespace(*arrays: Any) -> Any:
+    """Return the library of the arrays: NumPy, unless one of them is of another library."""
+    own = (np.ndarray, np.generic, int, float, list, tuple, NoneType)
+    if all(isinstance(array, own) for array in arrays):
+        return np
+    kinds = ", ".join(sorted({type(array).__name__ for array in arrays if not isinstance(array, own)}))
+    with needs(f"Arrays of other libraries than NumPy ({kinds})", "reverb-writer[arrays]"):
+        compat = importlib.import_module("array_api_compat")
+    try:
+        return compat.array_namespace(*(array for array in arrays if not isinstance(array, int | float | NoneType)))
+    except TypeError as error:
+        raise StructureError(f"all arrays must be of one library: {error}") from None
+
+
+def as_array(xp: Any, x: Any) -> Array:
+    """Return an array as it is, and a list as an array."""
+    return x if hasattr(x, "ndim") else xp.asarray(x)  # `torch.asarray` would cut off the gradients of a tensor
+
+
+def array_like(xp: Any, x: Any, like: Array) -> Array:
+    """Return anything, such as an array of NumPy, as an array of the library and on the device of another one."""
+    is_tensor = hasattr(like, "get_device")  # arrays of JAX move by themselves
+    return xp.asarray(x, device=like.device) if is_tensor else as_array(xp, x) if xp is np else xp.asarray(x)
+
+
+def as_bool(xp: Any, x: Any) -> Array:
+    """Return flags as booleans; numbers are True where they are not 0."""
+    x = as_array(xp, x)
+    return x if is_bool(xp, x) else x != 0
+
+
+def is_bool(xp: Any, x: Array) -> bool:
+    """Return whether an array has booleans."""
+    return bool(x.dtype == (np.bool_ if xp is np else xp.bool))
+
+
+def as_float(xp: Any, x: Any) -> Array:
+    """Return an array of a floating dtype: the same array if it has one already."""
+    x = as_array(xp, x)
+    return x if is_float(xp, x) else x * 1.0
+
+
+def is_float(xp: Any, x: Array) -> bool:
+    """Return whether an array has a floating dtype."""
+    return bool(xp.result_type(x.dtype, xp.float32) == x.dtype)
+
+
+def concatenated(xp: Any, arrays: Any, axis: int) -> Array:
+    """Return arrays one after the other along an axis."""
+    concat = xp.concatenate if xp is np else xp.concat  # NumPy 1.26 has no `concat`
+    return concat(arrays, axis=axis)
+
+
+def with_axes(x: Array, ndim: int) -> Array:
+    """Return x with axes of size 1 after its last one, as far as it has fewer than `ndim`."""
+    return x.reshape((*x.shape, *(1,) * (ndim - x.ndim)))
+
+
+def any_true(x: Array) -> bool:
+    """Return whether a flag is set; False while JAX traces a function: there are no numbers yet."""
+    try:
+        return bool(x.any())
+    except TypeError:
+        return False

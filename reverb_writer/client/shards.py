@@ -1,0 +1,155 @@
+"""The connections of a client, which follow its target.
+
+source -> look_up(), now and then and when a shard is unreachable -> Target -> a Server for each shard
+
+While the source cannot tell anything, or what it tells cannot be followed, the last target stays. A shard that has
+another address keeps its connection's object, so streams that it carries connect to the new address by themselves.
+
+A connection to a shard that has left the target is closed when nothing refers to it any more: an observer that waits
+for confirmations and a dataset that reads what is under way still do, until they have turned to other shards.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+
+from reverb_writer.background import Flag, start_thread
+from reverb_writer.client.server_calls import Server
+from reverb_writer.client.targets import Shard, Target, TargetSource
+from reverb_writer.client.waiting_log import logged
+from reverb_writer.deadline import Deadline
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
+
+_LOG = logging.getLogger(__package__)
+
+_REFRESH_S = 5.0
+_NOT_BEFORE_S = 0.5  # from one question to the next, however many shards are unreachable
+_LOOK_UP_TIMEOUT_S = 10.0
+_RETRY_S = 0.1
+_THREAD = "reverb-writer-target"
+
+
+class ServerSet:
+    """A connection for each shard of a target. Thread-safe.
+
+    Attributes:
+        source: what tells the target.
+        target: the newest that it has told.
+        shards: the connections, in the order of the target; another tuple when the target changes.
+    """
+
+    def __init__(self, source: TargetSource, target: Target, connect: Callable[[Shard], Server]) -> None:
+        """Prepare the connections to the first `target`; follow the source, unless it is a fixed target."""
+        self.source, self.target, self._connect = source, target, connect
+        self._lock = threading.Lock()
+        # By name; those of earlier targets as long as anything uses them, as a shard may come back.
+        self._known: weakref.WeakValueDictionary[str, Server] = weakref.WeakValueDictionary()
+        self._is_closed, self._wanted = Flag(), Flag()
+        self._trouble: str | None = None  # why the newest target is not followed
+        self.shards = self._connections_of(target)
+        if not isinstance(source, Target):
+            # The thread must not keep a client alive that nobody uses any more.
+            start_thread(functools.partial(_follow, weakref.ref(self), self._is_closed, self._wanted), _THREAD)
+
+    def refresh_soon(self) -> None:
+        """Have the source asked soon, because a shard is unreachable. Does not wait."""
+        self._wanted.set()
+
+    def refresh(self) -> None:
+        """Ask the source, and follow what it tells; if that cannot be done, say why, once, and try again next time."""
+        try:
+            target = _look_up(self.source, _LOOK_UP_TIMEOUT_S)
+            self._take(target)
+        except Exception as error:  # noqa: BLE001  # a caller's source may raise anything, and nothing is to stop
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _LOG.warning("No new target: %s The client goes on with %s.", error, _text(self.target))
+            return
+        if self._trouble is not None:
+            self._trouble = None
+            _LOG.info("The target is told again: %s.", _text(target))
+
+    def close(self) -> None:
+        """Close the connections. Idempotent; does nothing in a forked child."""
+        self._is_closed.set()
+        self._wanted.set()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        for connection in self._known.values():
+            connection.close()
+
+    def _take(self, target: Target) -> None:
+        with self._lock:
+            if target.epoch < self.target.epoch or target == self.target:
+                return
+            _LOG.info("The target has changed: %s.", _text(target))
+            self.shards = self._connections_of(target)
+            self.target = target
+        if self._is_closed.is_set():  # meanwhile
+            self._close_all()
+
+    def _connections_of(self, target: Target) -> tuple[Server, ...]:
+        connections = []
+        for shard in target.shards:
+            connection = self._known.get(shard.name)
+            if connection is None:
+                connection = self._known[shard.name] = self._connect(shard)
+            else:
+                connection.follow(shard)
+            connections.append(connection)
+        return tuple(connections)
+
+
+def first_target(source: TargetSource, timeout_s: float) -> Target:
+    """Ask a source until it tells a target.
+
+    Raises:
+        ServerUnavailableError, ReplayTimeoutError: not within `timeout_s` seconds.
+        SpecError: what it returns is no target.
+        ReverbWriterError: whatever else the source raises.
+    """
+    if isinstance(source, Target):
+        return source
+    deadline = Deadline(timeout_s)
+    with logged(lambda: f"waiting for the target of {source}"):
+        while True:
+            try:
+                return _look_up(source, deadline.left_s())
+            except (ServerUnavailableError, ReplayTimeoutError):
+                if deadline.spent_s + _RETRY_S >= timeout_s:
+                    raise
+            time.sleep(_RETRY_S)
+
+
+def _look_up(source: TargetSource, timeout_s: float) -> Target:
+    target = source.look_up(timeout_s)
+    if not isinstance(target, Target):
+        raise SpecError(f"`look_up` of {source!r} must return a `Target`, got {target!r}.")
+    return target
+
+
+def _follow(ref: weakref.ref[ServerSet], is_closed: Flag, wanted: Flag) -> None:
+    while not is_closed.wait(_NOT_BEFORE_S):
+        wanted.wait(_REFRESH_S)
+        wanted.clear()
+        connections = ref()
+        if connections is None or is_closed.is_set():
+            return
+        connections.refresh()
+        del connections
+
+
+def _text(target: Target) -> str:
+    shards = ", ".join(
+        shard.name
+        + (f" at {shard.address}" if shard.name != shard.address else "")
+        + (f" ({shard.state})" if shard.state != "up" else "")
+        for shard in target.shards
+    )
+    return f"epoch {target.epoch}, {len(target.shards)} shards: {shards}"

@@ -1,0 +1,132 @@
+"""How much of a table each of several shards holds, and so how often each is to be sampled; samples drawn so.
+
+An item of priority p is sampled with probability p ** C / mass, where the mass is the sum over all items of its shard.
+So each sample tells the mass of its shard, and a shard's share is its mass divided by the sum of the masses. The shares
+times the probabilities within the shards are the probabilities that one server with all items would have:
+
+    mass_s / (mass_1 + ... + mass_n)  x  p ** C / mass_s  =  p ** C / (mass_1 + ... + mass_n)
+
+The items of a uniform table weigh 1 each, so its mass is its size.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from reverb_writer.background import in_background
+from reverb_writer.client.on_shards import answering
+from reverb_writer.client.server_calls import Sample, Server
+from reverb_writer.deadline import Deadline
+from reverb_writer.tables.table_info import check_tables_exist
+
+EXACT = frozenset({"uniform", "prioritized"})
+"""Samplers whose tables on several servers are sampled as one."""
+
+_MAX_WEIGHT = 1e150  # the sum over all items of all shards is finite
+
+
+def mean_weight(exponent: float | None, priority: float, probability: float, table_size: int) -> float:
+    """Return the mean of p ** C over the items of a shard, as one of its samples tells it.
+
+    Args:
+        exponent: C; None for a uniform table.
+        priority: p of the sampled item.
+        probability: with which it was sampled from its shard.
+        table_size: items of the shard.
+
+    Returns:
+        The mean, >= 0. It is 0 if all priorities are, while which items are sampled uniformly.
+
+    >>> mean_weight(2.0, 3.0, 0.5, 4)  # 9 is half of the mass, which is 18
+    4.5
+    """
+    if exponent is None:
+        return 1.0
+    if probability <= 0 or table_size <= 0:
+        return 0.0
+    try:
+        mass = math.pow(priority, exponent) / probability
+    except OverflowError:
+        return _MAX_WEIGHT
+    return min(mass / table_size, _MAX_WEIGHT)
+
+
+def shares(sizes: Sequence[int], means: Sequence[float]) -> list[float]:
+    """Return with which probability each shard is to be sampled next.
+
+    Args:
+        sizes: items of each shard, >= 0.
+        means: mean weight of its items, see `mean_weight`.
+
+    Returns:
+        Numbers >= 0 whose sum is 1; all 0 if no shard has an item.
+
+    >>> shares([1, 10, 100], [1.0, 1.0, 1.0]) == [1 / 111, 10 / 111, 100 / 111]
+    True
+    >>> shares([2, 1, 5], [1.5, 3.0, 0.0]), shares([1, 3], [0.0, 0.0]), shares([0], [1.0])
+    ([0.5, 0.5, 0.0], [0.25, 0.75], [0.0])
+    """
+    masses = [size * mean for size, mean in zip(sizes, means, strict=True)]
+    if not any(masses):
+        masses = list(map(float, sizes))
+    total = sum(masses)
+    return [mass / total for mass in masses] if total else masses
+
+
+def sample_shards(
+    shards: Sequence[Server], first: int, table: str, num_samples: int, deadline: Deadline
+) -> Iterator[Sample]:
+    """Sample items one after the other: of all servers as one table, or of each in its turn.
+
+    `first`, modulo their number, is the server whose turn comes first; `deadline` that of all samples together.
+
+    Servers that do not answer are left out; so are those that hand out nothing now, unless no other does.
+    """
+    infos = answering(shards, deadline.left_s())
+    for shard, info in infos.items():
+        check_tables_exist([table], info, shard.address)
+    ready = [shard for shard, info in infos.items() if info.tables[table].num_ready()] or list(infos)
+    tables = [infos[shard].tables[table] for shard in ready]
+    if not {one.sampler for one in tables} <= EXACT:
+        order = [(first + turn) % len(ready) for turn in range(num_samples)]
+        streams = _streams_of(ready, table, order, [[] for _ in ready], deadline)
+        yield from (next(streams[number]) for number in order)
+        return
+    known: list[list[Sample]] = [[] for _ in ready]
+    sizes, means = [one.current_size for one in tables], [1.0] * len(ready)
+    if tables[0].sampler_exponent is not None and not tables[0].max_times_sampled:
+        begun = [in_background(functools.partial(next, shard.sample(table, 1, deadline))) for shard in ready]
+        for number, answer in enumerate(begun):
+            info = answer.result().info
+            known[number].append(answer.result())
+            sizes[number] = info.table_size
+            means[number] = mean_weight(tables[number].sampler_exponent, info.priority, info.probability, sizes[number])
+    share = shares(sizes, means)
+    if not any(share):
+        share = [1 / len(ready)] * len(ready)
+    order = np.random.default_rng().choice(len(ready), num_samples, p=share).tolist()
+    streams = _streams_of(ready, table, order, known, deadline)
+    for number in order:
+        sample = next(streams[number])
+        info = sample.info._replace(probability=share[number] * sample.info.probability, table_size=sum(sizes))
+        yield sample._replace(info=info)
+
+
+def _streams_of(
+    shards: Sequence[Server],
+    table: str,
+    order: Sequence[int],
+    known: Sequence[Sequence[Sample]],
+    deadline: Deadline,
+) -> list[Iterator[Sample]]:
+    """Return the samples of each server, as many as `order` has its number, `known` ones first."""
+    missing = [order.count(number) - len(known[number]) for number in range(len(shards))]
+    return [
+        itertools.chain(first, shard.sample(table, num_samples, deadline) if num_samples > 0 else ())
+        for shard, first, num_samples in zip(shards, known, missing, strict=True)
+    ]

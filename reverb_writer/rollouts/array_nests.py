@@ -1,0 +1,154 @@
+"""Nests of arrays of NumPy, or of PyTorch on any device, through one code path: the array API of array-api-compat.
+
+A shape is given as an int, a sequence of ints, or anything with `shape` and `dtype`: an array, a spec of dm_env, a
+space of Gymnasium. A nest of shapes gives a nest of arrays.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.arrays import Array
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.lazy import needs
+from reverb_writer.leaves import mismatch, zeros
+from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
+
+
+class Arrays:
+    """The library and the device of a storage's arrays."""
+
+    def __init__(self, device: Any) -> None:
+        """Load the library."""
+        self.device = device  # None for NumPy, else a device of PyTorch
+        self.xp: Any = np  # the library, with the names of the array API that NumPy 1.26 has too
+        self._at: dict[str, Any] = {}
+        if device is not None:
+            try:
+                with needs(f"`device` {device!r}", "reverb-writer[arrays,torch]"):
+                    self.xp = importlib.import_module("array_api_compat.torch")
+                    self._at = {"device": importlib.import_module("torch").device(device)}
+            except (RuntimeError, TypeError) as error:
+                raise SpecError(f"`device` {device!r} is not known to PyTorch: {error}") from None
+
+    def dtype(self, name: Any) -> Any:
+        """Return the library's dtype of a NumPy one."""
+        dtype = np.dtype(name)
+        found = dtype if self.xp is np else getattr(self.xp, dtype.name, None)
+        if found is None:
+            raise SpecError(f"PyTorch has no arrays of {dtype}. Pass `device=None` for NumPy arrays.")
+        return found
+
+    def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
+        """Return arrays [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
+        return map_present(lambda shape: self._zeros((*rows, *shape.sizes), self.dtype(shape.dtype)), shapes)
+
+    def zeros_like(self, x: Array, shape: tuple[int, ...]) -> Array:
+        """Return zeros of another shape and the same dtype."""
+        return self._zeros(shape, x.dtype)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        return zeros(dtype, shape) if self.xp is np else self.xp.zeros(shape, dtype=dtype, **self._at)
+
+    def asarray(self, x: Any) -> Array:
+        """Return anything as an array of the library, on the device, without gradients; not copied if it is one."""
+        if hasattr(x, "detach"):
+            x = x.detach()
+            x = x if self._at else x.cpu()
+        if self._at and str(getattr(x, "dtype", "")) == "bfloat16":  # PyTorch does not convert it from NumPy
+            return self.xp.asarray(np.asarray(x).view(np.int16), **self._at).view(self.xp.bfloat16)
+        try:
+            return self.xp.asarray(x, **self._at)
+        except TypeError as error:
+            raise StructureError(f"PyTorch has no such arrays; `device=None` makes NumPy ones: {error}") from None
+
+    def to_numpy(self, x: Array) -> npt.NDArray[Any]:
+        """Return an array of the library as one of NumPy."""
+        return np.asarray(x.cpu() if self._at else x)
+
+    def take(self, nest: Any, rows: Array) -> Any:
+        """Return copies of rows [N] of leaves; the indices are an array of the library."""
+        return tree.map_structure(lambda leaf: self.xp.take(leaf, rows, axis=0), nest)
+
+    def where(self, condition: Array, chosen: Any, other: Any) -> Any:
+        """Return leaves with rows of `chosen` where a condition [B] holds, and of `other` elsewhere."""
+
+        def choose(a: Array, b: Array) -> Array:
+            return self.xp.where(condition.reshape((-1, *(1,) * (a.ndim - 1))), a, b)
+
+        return tree.map_structure(choose, chosen, other)
+
+    def concatenate(self, *nests: Any) -> Any:
+        """Concatenate nests of one structure along the first axis."""
+        concat = np.concatenate if self.xp is np else self.xp.concat  # NumPy 1.26 has no `concat`
+        return map_present(lambda *leaves: concat(leaves, axis=0), *nests)
+
+    def conform(self, name: str, given: Any, column: Any, rows: tuple[int, ...], *, num_axes: int = 2) -> Any:
+        """Return a nest converted to the structure, row shapes and dtypes of a column.
+
+        Args:
+            name: the argument's name, for errors.
+            given: leaves [*rows, ...]; trailing axes of size 1 may be left out.
+            column: leaves [T, B, ...].
+            rows: sizes of the leading axes of `given`.
+            num_axes: number of leading axes of the column, which are ignored.
+        """
+        given = self.asarray(given) if isinstance(given, list) and not tree.is_nested(column) else given
+        (paths, values), (expected_paths, columns) = (named_leaves(nest, f"`{name}`") for nest in (given, column))
+        check_same_leaves(f"`{name}`", paths, expected_paths, "the storage")
+        leaves = []
+        for path, leaf, expected in zip(paths, values, columns, strict=True):
+            where = f"`{name}/{path}`" if path else f"`{name}`"
+            x, sizes = self.asarray(leaf), (*rows, *expected.shape[num_axes:])
+            lacking = sizes[x.ndim :]
+            if tuple(x.shape) != sizes[: x.ndim] or x.ndim < len(rows) or any(size != 1 for size in lacking):
+                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage")
+            if not self._can_cast(x.dtype, expected.dtype):
+                advice = "Cast it first."
+                raise mismatch(where, x.dtype, tuple(x.shape), expected.dtype, sizes, "as in the storage", advice)
+            leaves.append(self.xp.asarray(x, dtype=expected.dtype).reshape(sizes))
+        return packer(column)(leaves)
+
+    def _can_cast(self, dtype: Any, column: Any) -> bool:
+        if self.xp is np:
+            return np.can_cast(dtype, column, "same_kind")
+        return bool(self.xp.can_cast(dtype, column))
+
+
+class _Shape:
+    """Shape and dtype of a row of an array; not a tuple, which would be a nest."""
+
+    def __init__(self, sizes: Sequence[Any], dtype: Any) -> None:
+        self.sizes = tuple(map(operator.index, sizes))
+        self.dtype = np.dtype(dtype)
+
+
+def row_shapes(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
+    """Return a nest of row shapes and dtypes for a nest of shapes; `dtype` is the default."""
+    if isinstance(shapes, Mapping):
+        return {key: row_shapes(f"{name}/{key}", shape, dtype) for key, shape in shapes.items()}
+    if hasattr(shapes, "shape") and hasattr(shapes, "dtype"):
+        return _Shape(shapes.shape, str(shapes.dtype).removeprefix("torch."))
+    if hasattr(shapes, "__index__"):
+        return _Shape((shapes,), dtype)
+    if not isinstance(shapes, Sequence) or isinstance(shapes, str):
+        raise SpecError(
+            f"`{name}` must be a shape, such as (3,), something with `shape` and `dtype`, or a nest of them, "
+            f"got {shapes!r}."
+        )
+    if all(hasattr(size, "__index__") for size in shapes):
+        return _Shape(shapes, dtype)
+    parts = [row_shapes(f"{name}/{key}", shape, dtype) for key, shape in enumerate(shapes)]
+    return type(shapes)(*parts) if hasattr(shapes, "_fields") else tuple(parts)
+
+
+def flat_rows(nest: Any) -> Any:
+    """Return leaves [T, B, ...] as [T B, ...], row t B + b; a view if possible."""
+    return tree.map_structure(lambda leaf: leaf.reshape((leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])), nest)

@@ -1,0 +1,307 @@
+"""Rate limiters of tables: how much room either side has, which side is blocked, and what would unblock it. Pure.
+
+Two answers of a server, a second or more apart, tell whether a side stands still:
+
+    nothing was inserted, and the server spent the time waiting for samples:   inserts stand still
+    nothing was sampled, and the server spent the time waiting for inserts:    samples stand still
+
+An unused side does not wait: the server counts the time only while a request is in its queue. But it keeps the
+request of an actor or a learner that has left, so a side may stand still although no one waits. A learner that waits
+for the next insert between two samples does not stand still either; the rate limiter only does its work.
+
+Source: Reverb 0.14, `table.cc` (the states of a table's worker) and `rate_limiter.cc`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
+
+Side: TypeAlias = Literal["inserts", "samples"]
+_WAITING: dict[Side, str] = {"inserts": "waiting_for_sampling", "samples": "waiting_for_inserts"}
+_QUEUED: dict[Side, str] = {
+    "inserts": "An insert is in the server's queue, of an actor that may have gone.",
+    "samples": "A request for samples is in the server's queue, of a learner that may have gone.",
+}
+_LEAST_S = 1.0  # between two answers of a server, for a sentence on what happened in between
+
+
+# ------------------------------------------------------------------------------------------------ arithmetic
+
+
+def insert_room(table: TableInfo) -> float:
+    """Return how many items the rate limiter lets in before something must be sampled; infinity without a bound."""
+    limiter = table.rate_limiter
+    if math.isinf(limiter.max_diff):
+        return math.inf
+    return max(_missing(table), math.floor((limiter.max_diff - limiter.diff) / limiter.samples_per_insert), 0)
+
+
+def sample_room(table: TableInfo) -> float:
+    """Return how many items the rate limiter lets out before something must be inserted; infinity without a bound."""
+    limiter = table.rate_limiter
+    if _missing(table) > 0:
+        return 0
+    return math.inf if math.isinf(limiter.min_diff) else max(math.floor(limiter.diff - limiter.min_diff), 0)
+
+
+def keeps_ratio(table: TableInfo) -> bool:
+    """Return whether the rate limiter keeps a ratio of samples to inserts; without a bound, it does not."""
+    return math.isfinite(table.rate_limiter.min_diff) or math.isfinite(table.rate_limiter.max_diff)
+
+
+def reached_ratio(table: TableInfo) -> float | None:
+    """Return samples per insert so far; None before the first insert."""
+    limiter = table.rate_limiter
+    return limiter.num_samples / limiter.num_inserts if limiter.num_inserts else None
+
+
+def rates(before: TableInfo, now: TableInfo, seconds: float) -> tuple[float, float]:
+    """Return inserts and samples per second between two answers, >= 0.
+
+    A counter that was reset in between, or restarted with its server, counts as 0: its last value is not known.
+    """
+    first, last = before.rate_limiter, now.rate_limiter
+    done = (last.num_inserts - first.num_inserts, last.num_samples - first.num_samples)
+    inserts, samples = (max(count, 0) / seconds if seconds > 0 else 0.0 for count in done)
+    return inserts, samples
+
+
+def inserts_progress(before: ServerInfo, now: ServerInfo, tables: set[str]) -> bool:
+    """Return whether each rate limiter of `tables` that blocks inserts has let some in between two answers.
+
+    A table takes inserts in the order of their arrival, from whatever stream. So inserts by others are progress for
+    ours, but only where a limiter holds ours up: an open table confirms at once, or something else is wrong.
+    """
+    if before.state_id != now.state_id:
+        return False
+    pairs = [(before.tables[name], now.tables[name]) for name in tables & before.tables.keys() & now.tables.keys()]
+    blocking = [pair for pair in pairs if any(table.blocks_inserts() for table in pair)]
+    return bool(blocking) and all(
+        first.rate_limiter.num_inserts < last.rate_limiter.num_inserts for first, last in blocking
+    )
+
+
+def figures(table: TableInfo) -> dict[str, Any]:
+    """Return a table's figures as JSON scalars; None where there is no bound or nothing to divide."""
+    limiter = table.rate_limiter
+    return {
+        "name": table.name,
+        "size": table.current_size,
+        "max_size": table.max_size,
+        "fill": table.current_size / table.max_size,
+        "inserts": limiter.num_inserts,
+        "samples": limiter.num_samples,
+        "unique_samples": table.num_unique_samples,
+        "episodes": table.num_episodes,
+        "deleted_episodes": table.num_deleted_episodes,
+        "ratio_wanted": limiter.samples_per_insert if keeps_ratio(table) else None,
+        "ratio_reached": reached_ratio(table),
+        "diff": limiter.diff,
+        "min_diff": _finite(limiter.min_diff),
+        "max_diff": _finite(limiter.max_diff),
+        "min_size_to_sample": limiter.min_size_to_sample,
+        "insert_room": _finite(insert_room(table)),
+        "sample_room": _finite(sample_room(table)),
+        "sampler": table.sampler,
+        "remover": table.remover,
+        "max_times_sampled": table.max_times_sampled,
+        "worker_time_ms": table.worker_time_ms,
+    }
+
+
+def _is_queue(table: TableInfo) -> bool:
+    """Return whether a table is a queue or a stack, whose rate limiter has no key but the table's size."""
+    limiter = table.rate_limiter
+    rule = (limiter.samples_per_insert, limiter.min_diff, limiter.max_diff, table.max_times_sampled)
+    return rule == (1, 0, table.max_size, 1)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _missing(table: TableInfo) -> int:
+    """Return how many items the table lacks before anything is sampled; <= 0 if it has enough."""
+    return table.rate_limiter.min_size_to_sample - table.current_size
+
+
+def _inserts_until_sample(table: TableInfo) -> int:
+    limiter = table.rate_limiter
+    return max(1, math.ceil((limiter.min_diff + 1 - limiter.diff) / limiter.samples_per_insert))
+
+
+def _samples_until_insert(table: TableInfo) -> int:
+    limiter = table.rate_limiter
+    return max(1, math.ceil(limiter.diff + limiter.samples_per_insert - limiter.max_diff))
+
+
+# ------------------------------------------------------------------------------------------------- sentences
+
+
+def explain_side(table: TableInfo, side: Side) -> tuple[str, str]:
+    """Say why a side of a table has to wait, with the numbers, and what would end that: two sentences."""
+    why = _explain_block(table, side)
+    if why is None:
+        direction = "in" if side == "inserts" else "out"
+        why = f"The rate limiter of table `{table.name}` lets {side} {direction}: the server is slow or busy"
+        return f"{why}.", "Ask again."
+    if side == "inserts":
+        wider = "larger `max_size`" if _is_queue(table) else "larger `error_buffer`"
+        remedy = f"{_count(_samples_until_insert(table), 'sample')} the next insert in; so does a {wider}."
+    elif _missing(table) > 0:
+        lower = "; so does a lower `min_size`" if table.rate_limiter.min_size_to_sample > 1 else ""
+        remedy = f"{_count(_missing(table), 'insert')} sampling start{lower}."
+    else:
+        remedy = (
+            f"{_count(_inserts_until_sample(table), 'insert')} the next sample out; so does a larger `error_buffer`."
+        )
+    return f"{why}.", remedy
+
+
+def explain_inserts(before: ServerInfo, now: ServerInfo, tables: set[str]) -> str | None:
+    """Say which rate limiter blocks inserts into one of `tables`, with its numbers; None if none does."""
+    for name in sorted(tables & now.tables.keys()):
+        table = now.tables[name]
+        why = _explain_block(table, "inserts")
+        if why is None:
+            continue
+        limiter, seconds = table.rate_limiter, now.at - before.at
+        earlier = before.tables.get(name)
+        if earlier and seconds >= _LEAST_S and earlier.rate_limiter.num_samples == limiter.num_samples:
+            why += f", and nothing has sampled for {seconds:.0f} s"
+        if earlier and inserts_progress(before, now, {name}):
+            inserted = limiter.num_inserts - earlier.rate_limiter.num_inserts
+            return (
+                f"{why}; it let {inserted} in during the last {seconds:.1f} s, in the order of their arrival. The "
+                "learner is slower than the actors: wait longer, make it faster, or have less in flight."
+            )
+        return f"{why}. Start the learner or raise `timeout_s`."
+    return None
+
+
+def explain_limiter(now: ServerInfo, tables: set[str]) -> str | None:
+    """Say which rate limiter blocks inserts into one of `tables`, and what would end that; None if none does."""
+    for name in sorted(tables & now.tables.keys()):
+        if now.tables[name].blocks_inserts():
+            return " ".join(explain_side(now.tables[name], "inserts"))
+    return None
+
+
+def explain_samples(now: ServerInfo, table: str, before: ServerInfo | None = None, *, remedy: str | None = None) -> str:
+    """Say what keeps samples of a table from coming, with the numbers, and what to do.
+
+    `before` is an earlier answer, which tells whether actors write; `remedy` is for a table that they do not write.
+    """
+    if table not in now.tables:
+        return f"The server has no table `{table}` any more."
+    why = _explain_block(now.tables[table], "samples")
+    if why is None:
+        size = now.tables[table].current_size
+        return f"Table `{table}` has {size} items and its rate limiter lets them out: the server is busy."
+    num_new, trend, advice = 0, "", remedy or "Start the actors or raise `timeout_s`."
+    if before and table in before.tables and now.at - before.at >= _LEAST_S:
+        num_new = now.tables[table].rate_limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
+        trend = f" In the last {now.at - before.at:.0f} s {num_new if num_new > 0 else 'no'} items were inserted."
+    if remedy is None and num_new > 0:
+        advice = "The actors write: wait longer, with a larger `timeout_s`."
+    return f"{why}.{trend} {advice}"
+
+
+def _explain_block(table: TableInfo, side: Side) -> str | None:
+    """Say why the rate limiter blocks a side, with its numbers and without a full stop; None if it does not."""
+    limiter = table.rate_limiter
+    balance = f"inserts x {limiter.samples_per_insert:g} - samples = {limiter.diff:g}"
+    if side == "inserts":
+        if not table.blocks_inserts():
+            return None
+        return f"The rate limiter of table `{table.name}` blocks inserts: {balance}, max_diff {limiter.max_diff:g}"
+    if (missing := _missing(table)) > 0:
+        holds = f"has {table.current_size} items" if table.current_size else "is empty"
+        return (
+            f"Table `{table.name}` {holds}; its rate limiter waits for {missing} more "
+            f"(min_size_to_sample {limiter.min_size_to_sample})"
+        )
+    if not table.blocks_samples():
+        return None
+    return (
+        f"The rate limiter of table `{table.name}` waits for {_inserts_until_sample(table)} more inserts: "
+        f"{balance}, min_diff {limiter.min_diff:g}"
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    """Return the subject of a sentence, and its verb."""
+    return f"{number} {noun} lets" if number == 1 else f"{number} {noun}s let"
+
+
+# ------------------------------------------------------------------------------------------------ standstill
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """One side of a table, blocked by its rate limiter.
+
+    Attributes:
+        table: its name.
+        side: "inserts" or "samples".
+        seconds: for how long at least: since the first answer that showed it.
+        why: what is in the server's queue, and the limiter's rule with its numbers: two sentences.
+        remedy: what would end it, a sentence.
+    """
+
+    table: str
+    side: Side
+    seconds: float
+    why: str
+    remedy: str
+
+    def __str__(self) -> str:
+        what = f"table `{self.table}`: {self.side} have stood still for {self.seconds:.0f} s or more."
+        return f"{what} {self.why} {self.remedy}"
+
+
+class StandstillDetector:
+    """Tells from one answer of a server to the next which sides stand still, and since when. Not thread-safe."""
+
+    def __init__(self) -> None:
+        """Start without an answer: it takes two of them."""
+        self._last: ServerInfo | None = None
+        self._since: dict[tuple[str, Side], float] = {}
+
+    def update(self, info: ServerInfo) -> list[Standstill]:
+        """Return the sides that have stood still since the last answer, in the order of the tables."""
+        before, self._last = self._last, info
+        since: dict[tuple[str, Side], float] = {}
+        found: list[Standstill] = []
+        if before is not None and before.state_id == info.state_id:
+            for name in info.tables.keys() & before.tables.keys():
+                for side in _WAITING:
+                    if _stood_still(before.tables[name], info.tables[name], side):
+                        since[name, side] = self._since.get((name, side), before.at)
+            found = [
+                _standstill(table, side, info.at - since[name, side])
+                for name, table in info.tables.items()
+                for side in _WAITING
+                if (name, side) in since
+            ]
+        self._since = since
+        return found
+
+
+def _standstill(table: TableInfo, side: Side, seconds: float) -> Standstill:
+    why, remedy = explain_side(table, side)
+    return Standstill(table.name, side, seconds, f"{_QUEUED[side]} {why}", remedy)
+
+
+def _stood_still(before: TableInfo, now: TableInfo, side: Side) -> bool:
+    done = "num_inserts" if side == "inserts" else "num_samples"
+    if getattr(before.rate_limiter, done) != getattr(now.rate_limiter, done):
+        return False
+    if now.worker_time_ms[_WAITING[side]] > before.worker_time_ms[_WAITING[side]]:
+        return True
+    # The worker has one clock: with both sides in its queue it says that it waits for inserts.
+    return side == "inserts" and now.blocks_inserts() and now.blocks_samples() and _stood_still(before, now, "samples")

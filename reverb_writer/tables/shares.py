@@ -1,0 +1,68 @@
+"""One shard's share of a table, whose sizes and bounds are those of all shards together. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from reverb_writer.arguments import integer
+from reverb_writer.errors import SpecError
+from reverb_writer.tables.table_config import MinSize, Queue, RateLimiter, SampleToInsertRatio, TableConfig
+
+
+def share_of(table: TableConfig, shard: int, num_shards: int) -> TableConfig:
+    """Return what one of several shards serves, so that all together serve `table`.
+
+    `max_size` is split so that sizes differ by one at most. `min_size` is rounded up: together the shards hold at least
+    as many items before anything is sampled. An error buffer is split evenly. A table of one item, such as that of
+    `Variables`, is whole on each shard.
+
+    Args:
+        table: of all shards together.
+        shard: number of the shard, from 0.
+        num_shards: how many there are, >= 1.
+
+    Raises:
+        SpecError: a share would be too small to work; says which, and what the table needs.
+
+    >>> share_of(TableConfig("replay", 10, rate_limiter=MinSize(5)), 0, 4)  # of 10 items: 3, 3, 2 and 2
+    TableConfig(name='replay', max_size=3, sampler='uniform', remover='fifo', rate_limiter=MinSize(min_size=2), \
+max_times_sampled=0, signature=None)
+    """
+    num_shards = integer("num_shards", num_shards, minimum=1)
+    shard = integer("shard", shard, minimum=0, maximum=num_shards - 1)
+    if table.max_size == 1:
+        return table
+    if table.max_size < num_shards:
+        raise SpecError(
+            f"table `{table.name}`: `max_size` is of all {num_shards} shards together and must be 1 or >= "
+            f"{num_shards}, got {table.max_size}."
+        )
+    try:
+        return replace(table, **_share(table, shard, num_shards))
+    except SpecError as error:
+        raise SpecError(
+            f"table `{table.name}`: sizes and bounds are of all {num_shards} shards together, and one shard's share "
+            f"cannot work: {error}"
+        ) from error
+
+
+def _share(table: TableConfig, shard: int, num_shards: int) -> dict[str, Any]:
+    limiter: RateLimiter = table.rate_limiter
+    max_size = _part(table.max_size, shard, num_shards)
+    if isinstance(limiter, Queue):
+        return {"max_size": max_size, "rate_limiter": type(limiter)(_part(limiter.size, shard, num_shards))}
+    min_size = -(-limiter.balance.min_size // num_shards)
+    if isinstance(limiter, MinSize):
+        return {"max_size": max_size, "rate_limiter": MinSize(min_size)}
+    if isinstance(limiter.error_buffer, tuple):
+        low, high = limiter.error_buffer
+        buffer: Any = (low / num_shards, high / num_shards)
+    else:
+        buffer = limiter.error_buffer / num_shards
+    ratio = SampleToInsertRatio(limiter.samples_per_insert, min_size, buffer)
+    return {"max_size": max_size, "rate_limiter": ratio}
+
+
+def _part(total: int, shard: int, num_shards: int) -> int:
+    return total // num_shards + (shard < total % num_shards)

@@ -1,0 +1,67 @@
+"""A stream whose messages wait in a queue for the thread that reads them."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+
+from reverb_writer.errors import ReverbWriterError, ServerUnavailableError
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.pipe import Event, Pipe
+
+_MAX_UNREAD_BYTES = 16 << 20  # the rest stays at the server, but for one message
+
+
+class ByteStream:
+    """A bidirectional stream of bytes: `send`, and iterate for messages.
+
+    `send` and `cancel` may be called from any thread, `read` from one at a time.
+    """
+
+    def __init__(self, channel: Channel, method: str, *, timeout_s: float | None = None) -> None:
+        """Open the stream, which ends by itself after `timeout_s` seconds; None for never. See `Pipe`."""
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._num_put = self._num_got = 0  # bytes; each is changed by one thread
+        self._is_paused = False
+        self._address = channel.address
+        self._pipe = Pipe(channel, method, self._put, timeout_s=timeout_s)
+
+    def send(self, message: bytes) -> None:
+        """Send a message; never waits."""
+        self._pipe.send(message)
+
+    def read(self) -> bytes:
+        """Wait for the next message.
+
+        Raises:
+            ReverbWriterError: the stream has ended; see `translate_error`.
+        """
+        event = self._events.get()
+        if isinstance(event, ReverbWriterError):
+            self._events.put(event)  # for the next call
+            raise event
+        self._num_got += len(event)
+        if self._is_paused and self._num_put - self._num_got < _MAX_UNREAD_BYTES / 2:
+            self._is_paused = False
+            self._pipe.resume()
+        return event
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            yield self.read()
+
+    def cancel(self) -> None:
+        """End the stream; a `read` that waits raises. Idempotent; never waits."""
+        self._pipe.close()
+        self._events.put(ServerUnavailableError(f"the stream to the server at {self._address} was cancelled."))
+
+    def _put(self, event: Event) -> None:
+        self._events.put(event)
+        if not isinstance(event, ReverbWriterError):
+            self._num_put += len(event)
+            if self._num_put - self._num_got > _MAX_UNREAD_BYTES:
+                self._is_paused = True
+                self._pipe.pause()
+                if self._num_put - self._num_got < _MAX_UNREAD_BYTES / 2:  # read since, by one who saw no pause
+                    self._is_paused = False
+                    self._pipe.resume()

@@ -1,0 +1,263 @@
+"""Items to one server, until it has confirmed them: connect, send, and send again after a loss.
+
+    write() -> InFlight -> InsertPipe -> server
+    answers, and the end of a connection -> post() -> the owner's thread runs them
+
+A `Delivery` has no thread and no lock: its owner calls it from one thread, and runs there what `post` gets from other
+threads. When the connection is lost, all items that are not confirmed are sent again with the same keys. The server
+keeps an item whose key it knows and only takes the new priority, so no item is there twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, StructureError
+from reverb_writer.tables.rate_limits import explain_inserts, explain_limiter, inserts_progress
+from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
+from reverb_writer.transport.channel import Channel, backoff_s
+from reverb_writer.transport.connection_loss import ConnectionLoss
+from reverb_writer.transport.in_flight import InFlight, InsertRequest
+from reverb_writer.transport.insert_pipe import InsertPipe
+from reverb_writer.transport.server_info import start_server_info
+
+_LOG = logging.getLogger(__package__)
+
+Post = Callable[[Callable[[], None]], None]
+
+_MESSAGE_BYTES = 1 << 20
+_PROBE_TIMEOUT_S = 5.0
+_QUESTION_TIMEOUT_S = 2.0
+_SILENCE_S = 10.0  # after which the connection is examined, if a confirmation is due
+
+
+class Delivery:
+    """The way of items to one server.
+
+    Attributes:
+        channel: the connection; not closed by this.
+        flight: what is not confirmed, and counters.
+        fault: the kind and text of the error with which the server has refused last, until it no longer does; or None.
+        loss: why there is no connection; None while there is one, or none was needed yet.
+        heard_at: `time.monotonic()` of the server's last word.
+        reconnects, restarts, resent: connections made again; of them those to a restarted server; items sent again.
+    """
+
+    def __init__(
+        self, channel: Channel, post: Post, *, max_sent_items: float = math.inf, is_checked: bool = False
+    ) -> None:
+        """Prepare the delivery; it connects when there is something to send.
+
+        Args:
+            channel: the connection to the server.
+            post: has the owner's thread call a function soon; callable from any thread, never waits.
+            max_sent_items: items that may be sent and unconfirmed; what is sent cannot be dropped.
+            is_checked: whether the caller has just asked for the tables: then the first connection is opened at once.
+        """
+        self.channel = channel
+        self.flight = InFlight()
+        self.fault: tuple[type[Exception], str] | None = None
+        self.loss: ConnectionLoss | None = None
+        self.heard_at = time.monotonic()
+        self.reconnects = self.restarts = self.resent = 0
+        self._post, self._max_sent_items, self._is_checked = post, max_sent_items, is_checked
+        self._pipe: InsertPipe | None = None
+        self._attempt = 0  # its number; answers to an earlier one are ignored
+        self._is_connecting = self._is_closed = self._is_orphaned = False
+        self._retry_at, self._failures = 0.0, 0
+        self._state_id: int | None = None
+        self._first_answer: ServerInfo | None = None
+        self._last_answer: ServerInfo | None = None
+        self._asked_at, self._num_asked, self._refusal = 0.0, 0, ""
+
+    # --------------------------------------------------------------------------------------------------- what to send
+
+    def write(self, request: InsertRequest | None, *, hold: Iterable[int] = (), release: Iterable[int] = ()) -> None:
+        """Queue a request and send what can be sent; never waits.
+
+        Args:
+            request: items; None to change holds only.
+            hold: keys of chunks that the server shall keep for items still to come.
+            release: keys of chunks of an earlier `hold`.
+        """
+        self.flight.hold(hold)
+        if request is not None:
+            self.flight.add(request)
+        self.flight.release(release)
+
+    def proceed(self) -> float:
+        """Do what is due; return in how many seconds something else is, infinity for never."""
+        if self._is_closed or self._is_orphaned:
+            return math.inf
+        if self._pipe is not None:
+            return self._send(self._pipe)
+        if not self.flight.has_queued or self._is_connecting:
+            return math.inf
+        left_s = self._retry_at - time.monotonic()
+        if left_s > 0:
+            return left_s
+        if self._is_checked:
+            self._is_checked = False
+            self._open()
+        else:
+            self._connect()
+        return math.inf
+
+    def _send(self, pipe: InsertPipe) -> float:
+        """Send what is queued, and see whether the server is silent; return as `proceed`."""
+        while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
+            pipe.send(self.flight.take_message(_MESSAGE_BYTES))
+        if not self.flight.has_sent:
+            return math.inf
+        silent_s = time.monotonic() - max(self.heard_at, self.channel.last_response_at)
+        if silent_s < _SILENCE_S:
+            return _SILENCE_S - silent_s
+        self.channel.examine()
+        return _SILENCE_S / 10
+
+    def close(self) -> int:
+        """End the connection and give up what is pending; return how many items that is. Idempotent."""
+        self._is_closed = True
+        if self._pipe is not None:
+            self._pipe.close()
+            self._pipe = None
+        return self.flight.drop_all()
+
+    # ------------------------------------------------------------------------------------------------- the connection
+
+    def _connect(self) -> None:
+        """Ask the server for its tables, and open a stream when it has answered."""
+        self._is_connecting = True
+        self._attempt += 1
+        deliver = functools.partial(self._hand_over, self._on_info, self._attempt)
+        try:
+            start_server_info(self.channel, _PROBE_TIMEOUT_S, deliver)
+        except ClosedError as error:
+            self._on_info(self._attempt, error)
+
+    def _hand_over(self, handle: Callable[..., None], of: object, answer: object) -> None:
+        """Have the owner's thread handle an answer."""
+        self._post(functools.partial(handle, of, answer))
+
+    def _on_info(self, attempt: int, info: ServerInfo | Exception) -> None:
+        if attempt != self._attempt or self._is_closed:
+            return
+        self._is_connecting = False
+        if isinstance(info, Exception):
+            self._lost(info, str(info))
+            return
+        try:
+            self.heard_at = info.at
+            if self._state_id not in (None, info.state_id):
+                self.restarts += 1
+                text = (
+                    "%s: the server was restarted; its tables are as in the checkpoint that it has restored, or empty. "
+                    "%d unconfirmed items are sent again."
+                )
+                _LOG.warning(text, self.channel.address, self.flight.pending)
+            self._state_id = info.state_id
+            check_tables_exist(self.flight.tables(), info, self.channel.address)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the callers must hear of it
+            self._lost(error, str(error))
+            return
+        self._open()
+
+    def _open(self) -> None:
+        """Open a stream, and send what is queued."""
+        try:
+            self._pipe = InsertPipe(self.channel, functools.partial(self._hand_over, self._on_answer))
+        except ClosedError as error:
+            self._lost(error, str(error))
+            return
+        self.loss = self.fault = None
+        self.proceed()
+
+    def _on_answer(self, pipe: InsertPipe, answer: Sequence[int] | ReverbWriterError) -> None:
+        if pipe is not self._pipe:
+            return
+        if isinstance(answer, Exception):
+            self._pipe = None
+            # A table that a stream does not find may be there when the server is asked for its tables.
+            self._lost(answer, pipe.reason or str(answer), is_gone=isinstance(answer, StructureError))
+            return
+        self.heard_at, self._failures = time.monotonic(), 0
+        self.flight.acknowledge(np.fromiter(answer, np.uint64, len(answer)))
+
+    def _lost(self, error: Exception, reason: str, *, is_gone: bool = False) -> None:
+        if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):
+            self.fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
+        self._is_orphaned = isinstance(error, ClosedError)
+        if self.loss is None:
+            self.reconnects += 1
+            _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
+        self.loss = ConnectionLoss(error, reason)
+        self.resent += self.flight.requeue()
+        self._retry_at = time.monotonic() + backoff_s(self._failures)
+        self._failures += 1
+
+    # --------------------------------------------------------------------------------------------- why nothing moves
+
+    def begin_questions(self) -> None:
+        """Forget earlier answers: a wait has begun."""
+        self._first_answer = self._last_answer = None
+        self._num_asked, self._refusal = 0, ""
+
+    def ask(self) -> None:
+        """Ask the server for the state of its tables; the answer counts when it has come."""
+        self._num_asked += 1
+        self._asked_at = time.monotonic()
+        deliver = functools.partial(self._hand_over, self._on_reply, None)
+        try:
+            start_server_info(self.channel, _QUESTION_TIMEOUT_S, deliver)
+        except ClosedError as error:
+            self._refusal = str(error)
+
+    def _on_reply(self, _: None, reply: ServerInfo | Exception) -> None:
+        if isinstance(reply, ServerInfo):
+            self.heard_at = reply.at
+            self._first_answer = self._first_answer or reply
+            self._last_answer = reply
+        elif not isinstance(reply, ReplayTimeoutError | ConnectionError):
+            self._refusal = str(reply)
+
+    @property
+    def has_asked(self) -> bool:
+        """Whether a question was asked since the wait began."""
+        return self._num_asked > 0
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the newest question is answered."""
+        return self._last_answer is not None and self._last_answer.at >= self._asked_at
+
+    def limiter_text(self) -> str | None:
+        """Say which rate limiter blocks, by the newest answer, and what would end that; None if none is known to."""
+        return None if self._last_answer is None else explain_limiter(self._last_answer, self.flight.tables())
+
+    def others_progress(self) -> bool:
+        """Return whether the server took inserts of others between the answers, while its rate limiter blocks ours."""
+        first, last = self._first_answer, self._last_answer
+        return first is not None and last is not None and inserts_progress(first, last, self.flight.tables())
+
+    def explain(self) -> str:
+        """Say why items are not confirmed, as far as it shows."""
+        address, silence_s = self.channel.address, time.monotonic() - self.heard_at
+        if self.loss is not None:
+            return self.loss.explain(self.channel, silence_s)
+        if not self.has_asked:
+            return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
+        if self._last_answer is None and self._refusal:
+            return f"The server at {address} does not say what its tables do: {self._refusal}"
+        if self._last_answer is None:
+            return f"The server at {address} holds the connection but does not answer; silent for {silence_s:.1f} s."
+        first = self._first_answer or self._last_answer
+        return explain_inserts(first, self._last_answer, self.flight.tables()) or (
+            f"The server at {address} is slow: last confirmation {time.monotonic() - self.flight.progress_at:.1f} s "
+            "ago. Raise `timeout_s`."
+        )

@@ -1,0 +1,148 @@
+"""One asyncio loop for all calls and streams of this process, in a daemon thread that starts with the first of them.
+
+    any thread --submit--> the loop's thread: grpc.aio, timers, time-outs --> a queue or a function of the caller
+
+The loop carries bytes: nothing that it calls waits or takes long. Callers wait at a `queue.SimpleQueue`, which Ctrl-C
+cannot leave locked. When the interpreter ends, all calls end before any object of gRPC is deleted. A forked child uses
+nothing of this.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import atexit
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from reverb_writer.errors import ClosedError
+from reverb_writer.transport import process_hooks
+
+THREAD_NAME: Final = "reverb-writer-loop"
+_END_S = 2.0  # for all calls to end when the interpreter does
+
+
+class _Loop:
+    """The loop and its thread."""
+
+    def __init__(self) -> None:
+        self.asyncio = asyncio.SelectorEventLoop()  # a policy of the user's may have others, such as uvloop
+        self.asyncio.set_exception_handler(_drop_spurious_errors)
+        self.thread: int | None = None
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.closers: set[Callable[[], object]] = set()  # bound methods of all that gRPC has open
+        self.has_ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._has_begun = threading.Lock()  # taken by the thread, and never released
+
+    def start(self) -> None:
+        """Start the thread if it does not run yet. An interrupt of this may be followed by another call."""
+        if not self._has_begun.locked():
+            _thread.start_new_thread(self._begin, ())  # `threading.Thread.start` takes locks of Python's
+
+    def _begin(self) -> None:
+        # `threading` keeps a record for good of a thread that it has not started.
+        threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+
+    def _run(self) -> None:
+        if self._has_begun.acquire(blocking=False):
+            self.thread = threading.get_ident()
+            self.asyncio.run_forever()
+            self.has_ended.put(None)
+
+    async def end(self) -> None:
+        """End all that is open, and then the thread."""
+        for close in [*self.closers]:
+            close()
+        others = self.tasks - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=_END_S / 2)
+        self.asyncio.stop()
+
+
+_loops: dict[str, _Loop] = {}  # one, from the first call on
+_is_ending = False
+
+
+def submit(call: Callable[..., object], *arguments: Any) -> None:
+    """Have the loop's thread make a call soon; never waits. Calls of one thread are made in their order.
+
+    Raises:
+        ClosedError: the interpreter ends, or a parent process has used gRPC.
+    """
+    if _is_ending:
+        raise ClosedError("the interpreter ends: nothing is sent any more.")
+    process_hooks.claim()
+    loop = _loops.get("") or _loops.setdefault("", _Loop())
+    if threading.get_ident() == loop.thread:
+        loop.asyncio.call_soon(call, *arguments)
+    else:
+        loop.asyncio.call_soon_threadsafe(call, *arguments)
+        loop.start()
+
+
+def is_ending() -> bool:
+    """Return whether the interpreter ends."""
+    return _is_ending
+
+
+def has_begun() -> bool:
+    """Return whether there is a loop."""
+    return bool(_loops)
+
+
+def is_here() -> bool:
+    """Return whether this is the loop's thread, which must not wait."""
+    loop = _loops.get("")
+    return loop is not None and loop.thread == threading.get_ident()
+
+
+def spawn(work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
+    """Start a task. For the loop's thread only, as all below."""
+    loop = _loops[""]
+    task = loop.asyncio.create_task(work)
+    loop.tasks.add(task)  # asyncio keeps no reference
+    task.add_done_callback(loop.tasks.discard)
+    return task
+
+
+def close_at_end(close: Callable[[], object]) -> None:
+    """Have a method called when the interpreter ends; its object is kept until `forget`."""
+    _loops[""].closers.add(close)
+
+
+def forget(close: Callable[[], object]) -> None:
+    """Take back `close_at_end`."""
+    _loops[""].closers.discard(close)
+
+
+def _drop_spurious_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what goes wrong on the loop, but not that another loop has read gRPC's word first (grpc issue 25364)."""
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
+
+
+@atexit.register
+def _end() -> None:
+    global _is_ending  # noqa: PLW0603  # once
+    _is_ending = True
+    loop = _loops.get("")
+    if loop is None:
+        return
+    if process_hooks.is_first():
+        loop.asyncio.call_soon_threadsafe(lambda: spawn(loop.end()))
+        with contextlib.suppress(queue.Empty):
+            loop.has_ended.get(timeout=_END_S)
+    process_hooks.keep_for_ever(loop)
+
+
+def _after_fork() -> None:
+    for loop in _loops.values():
+        process_hooks.keep_for_ever(loop)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

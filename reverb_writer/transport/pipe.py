@@ -1,0 +1,177 @@
+"""A bidirectional stream of bytes over the loop: messages out, messages in, and its end. No retries, no other state."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import grpc.aio
+
+from reverb_writer.errors import ClosedError, ReverbWriterError, ServerUnavailableError
+from reverb_writer.transport import loop
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.grpc_errors import describe_error, translate_error
+from reverb_writer.transport.wire import WireClosedError
+
+_LOG = logging.getLogger(__package__)
+
+_EARLY_S = 0.05  # a stream that ends so short before its deadline has ended at it
+
+Event: TypeAlias = "bytes | ReverbWriterError"
+
+
+class Pipe:
+    """A stream of bytes, in both directions. Thread-safe.
+
+    Attributes:
+        reason: what ended it, in one line: gRPC's status and text, or why the connection was given up. None until then.
+    """
+
+    def __init__(
+        self, channel: Channel, method: str, deliver: Callable[[Event], object], *, timeout_s: float | None = None
+    ) -> None:
+        """Open the stream; never waits.
+
+        Args:
+            channel: the connection; not closed by this.
+            method: of the server.
+            deliver: gets each message, and once the error that has ended the stream, unless `close` came first. It is
+                called in the loop's thread and must not wait.
+            timeout_s: after how many seconds it ends by itself; None for never.
+
+        Raises:
+            ClosedError: the channel is closed, or belongs to a parent process; or the interpreter ends.
+        """
+        channel.check_usable()
+        self.reason: str | None = None
+        self._channel, self._method, self._deliver = channel, method, deliver
+        self._timeout_s = timeout_s
+        self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+        self._outgoing: collections.deque[bytes] = collections.deque()
+        self._is_writing = False  # whether gRPC has a message that it has not taken over yet
+        self._is_idle = False  # whether the writer must be woken
+        self._has_ended = False
+        # The rest belongs to the loop's thread.
+        self._call: Any = None
+        self._may_write: asyncio.Event | None = None
+        self._may_read: asyncio.Event | None = None
+        loop.submit(self._open)
+
+    @property
+    def num_unsent(self) -> int:
+        """Messages that gRPC has not taken over yet."""
+        return len(self._outgoing) + self._is_writing
+
+    def send(self, message: bytes) -> None:
+        """Send a message after those before; never waits, and is ignored after the end."""
+        if not self._has_ended:
+            self._outgoing.append(message)
+            if self._is_idle:
+                self._submit(self._wake_writer)
+
+    def close(self) -> None:
+        """End the stream; nothing more is delivered, and unsent messages are dropped. Idempotent; never waits."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._submit(self._cancel)
+
+    def pause(self) -> None:
+        """Read no more messages until `resume`; for the loop's thread only."""
+        if self._may_read is not None:
+            self._may_read.clear()
+
+    def resume(self) -> None:
+        """Read on; never waits."""
+        self._submit(self._wake_reader)
+
+    def _submit(self, call: Callable[[], object]) -> None:
+        with contextlib.suppress(ClosedError):  # the interpreter ends, or this is a forked child
+            loop.submit(call)
+
+    def _open(self) -> None:
+        self._may_write, self._may_read = asyncio.Event(), asyncio.Event()
+        self._may_read.set()
+        if not self._has_ended:
+            loop.spawn(self._run())
+
+    def _wake_writer(self) -> None:
+        if self._may_write is not None:
+            self._may_write.set()
+
+    def _wake_reader(self) -> None:
+        if self._may_read is not None:
+            self._may_read.set()
+
+    def _cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _run(self) -> None:
+        error = await self._carry()
+        self._cancel()
+        self._call = None  # gRPC keeps the connection as long as there is a call of it
+        self._outgoing.clear()
+        if not self._has_ended:
+            self._has_ended = True
+            self._deliver(error)
+
+    async def _carry(self) -> ReverbWriterError:
+        """Carry messages until the stream ends; return the error that says why."""
+        address = self._channel.address
+        wire, writer = None, None
+        try:
+            wire, self._call = self._channel.open(self._method, self._timeout_s)
+            writer = loop.spawn(self._write(self._call))
+            await self._read(self._call)
+        except grpc.RpcError as error:
+            self.reason = wire.fault if wire is not None and wire.fault else describe_error(error)
+            is_over = self._ends_at is not None and time.monotonic() > self._ends_at - _EARLY_S
+            return translate_error(error, address, is_stream=True, is_over=is_over, reason=self.reason)
+        except (asyncio.CancelledError, WireClosedError):
+            self.reason = wire.fault if wire is not None and wire.fault else "the stream was cancelled"
+            try:
+                self._channel.check_usable()
+            except ClosedError as error:
+                return error
+            return ServerUnavailableError(f"there is no connection to the server at {address} ({self.reason}).")
+        except ReverbWriterError as error:
+            self.reason = str(error)
+            return error
+        except Exception as error:  # noqa: BLE001  # whatever it is, the owner of the stream must hear of it
+            _LOG.exception("A stream to %s has failed.", address)
+            self.reason = repr(error)
+            return ReverbWriterError(f"the stream to the server at {address} failed: {error!r}.")
+        finally:
+            if writer is not None:
+                writer.cancel()
+        self.reason = "the server ended the stream"
+        return ServerUnavailableError(f"the server at {address} ended the stream.")
+
+    async def _read(self, call: Any) -> None:
+        assert self._may_read is not None  # noqa: S101  # `_open` has made it
+        while (message := await call.read()) is not grpc.aio.EOF:
+            self._channel.note_response()
+            if self._has_ended:
+                return
+            self._deliver(message)
+            if not self._may_read.is_set():
+                await self._may_read.wait()
+
+    async def _write(self, call: Any) -> None:
+        assert self._may_write is not None  # noqa: S101  # `_open` has made it
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_read` meets what has ended the stream
+            while True:
+                self._is_idle = True  # before the look: a message that is added after it wakes this
+                if not self._outgoing:
+                    await self._may_write.wait()
+                self._is_idle = False
+                self._may_write.clear()
+                while self._outgoing:
+                    self._is_writing = True
+                    await call.write(self._outgoing.popleft())
+                    self._is_writing = False

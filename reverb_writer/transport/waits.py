@@ -1,0 +1,119 @@
+"""A call that waits for the sender: until when, and what it is told if it waits in vain."""
+
+from __future__ import annotations
+
+import math
+import queue
+import time
+from typing import Literal
+
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.transport.delivery import Delivery
+
+_FIRST_QUESTION_S = 0.2
+_LAST_QUESTION_S = 1.0
+_LOG_EVERY_S = 10.0
+_LONGEST = 10  # times the time-out: no wait is without end
+
+
+class Wait:
+    """A call that waits for room, or until everything is confirmed.
+
+    If `extends`, progress starts the time-out again: a confirmation, or other streams' inserts into a table whose rate
+    limiter blocks ours. Reverb takes inserts in the order of their arrival, so those were ahead of ours. Even so the
+    wait ends after ten times the time-out. The server is asked twice: when the wait proves to be long, and when its
+    time is nearly up. The difference of the answers says who stands still.
+
+    Attributes:
+        kind: "room" for a step, "flush", or "close".
+        row: the row that has to be granted; for "room".
+        answer: gets the outcome: None, or the error to raise.
+        is_abandoned: whether the caller has left, because it was interrupted.
+
+    Source: Reverb 0.14, `table.cc`: one queue of inserts for each table, whatever stream they came by.
+    """
+
+    def __init__(
+        self, kind: Literal["room", "flush", "close"], timeout_s: float, *, extends: bool = False, row: int = 0
+    ) -> None:
+        """Begin to wait."""
+        self.kind, self.timeout_s, self.extends, self.row = kind, timeout_s, extends, row
+        self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self.is_abandoned = False
+        self._began_at = self._since = time.monotonic()
+        self._questions = 0
+        self._logged_at = self._began_at
+        self._acknowledged = -1  # items, at the last progress
+        self._confirmed = 0
+
+    def note_progress(self, acknowledged: int) -> None:
+        """Take the number of items confirmed so far: if it has grown, the time-out begins again."""
+        if acknowledged != self._acknowledged:
+            if self._acknowledged >= 0:
+                self._confirmed += acknowledged - self._acknowledged
+                if self.extends:
+                    self._restart()
+            self._acknowledged = acknowledged
+
+    def _restart(self) -> None:
+        self._since = time.monotonic()
+        self._questions = 0
+
+    def ask(self, delivery: Delivery) -> None:
+        """Ask the server what is to be asked by now."""
+        waited_s = time.monotonic() - self._since
+        if self._questions < len(self._question_times) and waited_s >= self._question_times[self._questions]:
+            if not self._questions:
+                delivery.begin_questions()
+            self._questions += 1
+            delivery.ask()
+
+    def is_over(self, delivery: Delivery) -> bool:
+        """Return whether the time is up; others' progress at the server starts it again."""
+        now = time.monotonic()
+        if now - self._since < self.timeout_s:
+            return False
+        is_last = now - self._began_at >= _LONGEST * self.timeout_s
+        if self.extends and not is_last and delivery.others_progress():
+            self._restart()
+            return False
+        return True
+
+    def is_to_be_logged(self) -> bool:
+        """Return whether it is time to say in the log that the call waits; every ten seconds."""
+        now = time.monotonic()
+        if now - self._logged_at < _LOG_EVERY_S:
+            return False
+        self._logged_at = now
+        return True
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the call."""
+        return time.monotonic() - self._began_at
+
+    def left_s(self) -> float:
+        """Return in how many seconds there is something to do."""
+        now = time.monotonic()
+        times = [self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S]
+        times += [self._since + seconds for seconds in self._question_times[self._questions :]]
+        return max(min(times) - now, 0.0)
+
+    @property
+    def _question_times(self) -> tuple[float, float]:
+        first_s = min(_FIRST_QUESTION_S, self.timeout_s / 4)
+        return first_s, max(self.timeout_s / 2, self.timeout_s - _LAST_QUESTION_S)
+
+    def error(self, delivery: Delivery, num_pending: int) -> Exception:
+        """Return the error of a wait whose time is up."""
+        tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
+        spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
+        text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self.why(delivery)}"
+        is_there = delivery.loss is None or delivery.loss.is_silence
+        return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
+
+    def why(self, delivery: Delivery) -> str:
+        """Say why it takes so long, as far as it shows."""
+        if self._confirmed and not delivery.has_asked and math.isfinite(self.timeout_s):
+            return f"{self._confirmed} items were confirmed meanwhile; the rest waits for its turn."
+        return delivery.explain()

@@ -1,0 +1,289 @@
+"""Rows of the ring become chunks and complete windows, episode by episode, for one environment or for many.
+
+Integers and arrays only; no I/O and no thread. An environment with nothing to do costs no Python: its rows are counted
+together with those of the others, by a few operations on arrays.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.writing.open_episode import OpenEpisode
+from reverb_writer.writing.ring import MARK, SKIPPED, SKIPPED_LAST, STEP, NewPriority, Reset, StepRing
+from reverb_writer.writing.window_items import EpisodeWindows
+from reverb_writer.writing.window_kinds import WindowKinds
+
+if TYPE_CHECKING:
+    from reverb_writer.writing.destinations import Destination
+
+_Integers = npt.NDArray[np.int64]
+
+
+class Ready(NamedTuple):
+    """Complete windows of one episode, to be encoded with those of others."""
+
+    episode: OpenEpisode
+    windows: EpisodeWindows
+    num_items: int  # the windows whose priority function failed count, too
+
+
+class Cutter:
+    """The episodes of all environments of an observer. Not thread-safe: only the sender uses it.
+
+    Attributes:
+        taken: rows taken so far.
+        num_items: items that were complete so far.
+        num_unencoded: of them, those that are not encoded yet.
+        unsent_bytes: bytes of chunks that no request has taken yet.
+        num_steps, num_episodes: steps taken and episodes ended so far.
+        dropped: of the steps those in no window, by reason, summed over the kinds.
+        has_ended: whether an episode has ended whose windows are not encoded.
+    """
+
+    def __init__(
+        self,
+        ring: StepRing,
+        kinds: WindowKinds,
+        num_envs: int | None,
+        new_episode: Callable[[], OpenEpisode],
+        on_dropped: Callable[[Mapping[str, int]], None],
+    ) -> None:
+        """Begin an episode in each environment; `on_dropped` hears of steps that are in no window."""
+        self._ring, self._kinds, self._new_episode, self._on_dropped = ring, kinds, new_episode, on_dropped
+        self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = self.num_steps = self.num_episodes = 0
+        self.dropped: collections.Counter[str] = collections.Counter()
+        self.has_ended = False
+        self._ended: list[Ready] = []
+        count = 1 if num_envs is None else num_envs
+        self._episodes = [new_episode() for _ in range(count)]
+        # Of each environment: steps of its episode, those that no chunk has, the first row of them, steps of its next
+        # chunk, and the step count up to which its windows are encoded.
+        self._steps, self._open, self._first, self._encoded = (np.zeros(count, np.int64) for _ in range(4))
+        self._capacity = np.array([episode.capacity for episode in self._episodes], np.int64)
+
+    @property
+    def episodes(self) -> Sequence[OpenEpisode]:
+        """The episode under way of each environment."""
+        return self._episodes
+
+    @property
+    def first_needed(self) -> int:
+        """The first row that is in no chunk yet: those before it may be written again."""
+        rows = self._first[self._open > 0]
+        return int(rows.min()) if len(rows) else self.taken
+
+    # ------------------------------------------------------------------------------------------------- rows to steps
+
+    def take(self, written: int) -> None:
+        """Take the rows that were written since the last time."""
+        start = self.taken
+        if start == written:
+            return
+        for offset in (self._ring.codes_of(start, written) == MARK).nonzero()[0].tolist():
+            self._take_steps(self.taken, start + offset)
+            self.taken = start + offset + 1
+            self._apply(self._ring.marks.pop(start + offset))
+        self._take_steps(self.taken, written)
+        self.taken = written
+
+    def _take_steps(self, start: int, stop: int) -> None:
+        if start == stop:
+            return
+        self.num_steps += stop - start
+        codes = self._ring.codes_of(start, stop)
+        if self._ring.envs is None:
+            new = np.array([stop - start])
+            if not self._open[0]:
+                self._first[0] = start
+            is_busy = (self._open + new >= self._capacity) | (codes != STEP).any()
+        else:
+            envs = self._ring.envs_of(start, stop)
+            new = np.bincount(envs, minlength=len(self._episodes))
+            firsts = np.zeros(len(new), np.int64)
+            firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # of several assignments, the last one counts
+            np.copyto(self._first, firsts, where=(self._open == 0) & (new > 0))
+            is_busy = self._open + new >= self._capacity
+            is_busy[envs[codes != STEP]] = True
+        self._count(slice(None), np.where(is_busy, 0, new))
+        self.taken = stop
+        for env, rows in self._open_rows(is_busy.nonzero()[0]):
+            self._advance(env, rows, int(self._open[env]))
+
+    def _count(self, env: Any, num_new: Any) -> None:
+        """Count further steps of an environment, or of all, and the windows that they complete."""
+        before = self._kinds.num_items(self._steps[env])
+        self._steps[env] += num_new
+        self._open[env] += num_new
+        self._complete(int(np.sum(self._kinds.num_items(self._steps[env]) - before)))
+
+    def _complete(self, num_items: int) -> None:
+        self.num_items += num_items
+        self.num_unencoded += num_items
+
+    def _open_rows(self, env_ids: _Integers) -> list[tuple[int, _Integers]]:
+        """Return the rows of some environments that are in no chunk, each in the order of its steps."""
+        if not len(env_ids):
+            return []
+        first = int(self._first[env_ids].min())
+        is_mark = self._ring.codes_of(first, self.taken) == MARK
+        if self._ring.envs is None:
+            return [(0, first + (~is_mark).nonzero()[0])]
+        envs = np.where(is_mark, -1, self._ring.envs_of(first, self.taken))
+        order = np.argsort(envs, kind="stable")
+        starts, stops = np.searchsorted(envs[order], [env_ids, env_ids + 1])
+        found = []
+        for env, start, stop in zip(env_ids.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            rows = first + order[start:stop]
+            found.append((env, rows[np.searchsorted(rows, self._first[env]) :]))
+        return found
+
+    def _rows(self, env: int) -> _Integers:
+        """Return the rows of an environment that are in no chunk."""
+        return self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
+
+    def _advance(self, env: int, rows: _Integers, num_counted: int) -> None:
+        """Seal the full chunks of an environment and end its episodes; so many of its open rows were counted before."""
+        codes = self._ring.codes_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
+        sealed, known = 0, num_counted
+        for stop in ((codes[known:] != STEP).nonzero()[0] + known + 1).tolist():
+            code = codes[stop - 1]
+            if code in (SKIPPED, SKIPPED_LAST):
+                self._count(env, stop - 1 - known)
+                self._skip(env, last=bool(code == SKIPPED_LAST))
+                sealed = stop
+            else:
+                self._count(env, stop - known)
+                sealed = self._seal_full(env, rows[:stop], sealed)
+                if self._kinds.spans_episodes:
+                    self._episodes[env].boundary = int(self._steps[env])
+                    self.num_episodes += 1
+                    self.has_ended = True
+                else:
+                    self._end(env, rows[sealed:stop])
+                    sealed = stop
+            known = stop
+        self._count(env, len(rows) - known)
+        sealed = self._seal_full(env, rows, sealed)
+        if sealed < len(rows):
+            self._first[env] = rows[sealed]
+
+    # ------------------------------------------------------------------------------------------------ steps to chunks
+
+    def _seal_full(self, env: int, rows: _Integers, start: int) -> int:
+        """Make chunks of the rows from `start` on as long as they fill them; return where the open rows begin."""
+        while len(rows) - start >= self._capacity[env]:
+            stop = start + int(self._capacity[env])
+            self._seal(env, rows[start:stop])
+            start = stop
+        return start
+
+    def _seal(self, env: int, rows: _Integers, num_padding: int = 0) -> None:
+        episode = self._episodes[env]
+        index: Any = None
+        if len(rows):
+            is_run = rows[-1] - rows[0] == len(rows) - 1
+            index = self._ring.rows(int(rows[0]), int(rows[-1]) + 1) if is_run else rows % self._ring.size
+        self.unsent_bytes += episode.seal(index, num_padding)
+        self._open[env] -= len(rows)
+        self._capacity[env] = episode.capacity
+
+    def seal_complete(self) -> None:
+        """Seal the open rows of each environment in which a window is complete."""
+        sealed = self._kinds.num_items(self._steps - self._open)
+        for env, rows in self._open_rows((self._kinds.num_items(self._steps) > sealed).nonzero()[0]):
+            self._seal(env, rows)
+
+    def seal_before(self, row: int) -> None:
+        """Seal the open rows of each environment that has one before `row`: the ring needs the room."""
+        for env, rows in self._open_rows(((self._open > 0) & (self._first < row)).nonzero()[0]):
+            self._seal(env, rows)
+
+    # ---------------------------------------------------------------------------------------------- ends of episodes
+
+    def _apply(self, mark: Reset | NewPriority) -> None:
+        if isinstance(mark, NewPriority):
+            self._kinds.set_priority(mark.priority)
+            return
+        for env in mark.env_ids:
+            self.end(env, align=mark.align, discard=mark.discard)
+
+    def end(self, env: int, *, align: bool = False, discard: bool = False) -> None:
+        """End the episode of an environment here, if one is under way."""
+        if self._steps[env] or self._episodes[env].num_skipped:
+            self._end(env, self._rows(env), align, discard)
+
+    def _skip(self, env: int, *, last: bool) -> None:
+        """Leave a step out, and with it all of its episode, which is too long."""
+        self._open[env] = 0
+        self._episodes[env].num_skipped += 1
+        if last:
+            self._end(env, np.zeros(0, np.int64), discard=True)
+
+    def _end(self, env: int, rows: _Integers, align: bool = False, discard: bool = False) -> None:
+        episode, num_steps = self._episodes[env], int(self._steps[env])
+        skipped = episode.num_skipped
+        reason = "overflow" if skipped else "reset" if discard else None
+        end = self._kinds.episode_end(num_steps, align=align, discard=reason)
+        if skipped:
+            end.dropped["overflow"] = end.dropped.get("overflow", 0) + skipped
+        encoded = int(self._encoded[env])
+        last = max(self._kinds.last_end(encoded, num_steps + max(end.num_padding), end), end.last_closing_stop)
+        while episode.num_sealed < last:
+            size = min(episode.capacity, num_steps + max(end.num_padding) - episode.num_sealed)
+            num_real = min(size, len(rows))
+            self._seal(env, rows[:num_real], size - num_real)
+            rows = rows[num_real:]
+        windows, num_items = episode.windows(encoded, num_steps, end)
+        self._complete(num_items - int(self._kinds.num_items(num_steps) - self._kinds.num_items(encoded)))
+        if num_items or any(chunk.held for chunk in episode.chunks):
+            self._ended.append(Ready(episode, windows, num_items))
+            self.has_ended = True
+        self.num_episodes += num_steps + skipped > episode.boundary
+        if end.dropped:
+            self.dropped.update(end.dropped)
+            self._on_dropped(end.dropped)
+        self._begin(env)
+
+    def _begin(self, env: int) -> None:
+        self._episodes[env] = episode = self._new_episode()
+        self._steps[env] = self._open[env] = self._encoded[env] = 0
+        self._capacity[env] = episode.capacity
+
+    def drop(self, env: int, reason: str) -> int:
+        """Give up the episode under way of an environment, with its windows that are not encoded; return the items."""
+        encoded, num_steps = int(self._encoded[env]), int(self._steps[env])
+        num_items = int(self._kinds.num_items(num_steps) - self._kinds.num_items(encoded))
+        self.num_unencoded -= num_items
+        dropped = {reason: (num_steps - max(encoded, 0)) * len(self._kinds.targets)}
+        self.dropped.update(dropped)
+        self._on_dropped(dropped)
+        self._begin(env)
+        return num_items
+
+    def leave(self, destinations: Sequence[Destination]) -> None:
+        """Have the last windows of ended episodes, if they are not encoded, go to other destinations than these."""
+        for ready in self._ended:
+            if ready.episode.destination in destinations:
+                ready.episode.destination = None
+
+    # --------------------------------------------------------------------------------------------- chunks to windows
+
+    def take_ready(self) -> list[Ready]:
+        """Return the windows that are complete in chunks, of ended episodes first; the caller encodes them now."""
+        ready, self._ended, self.has_ended = self._ended, [], False
+        sealed = self._steps - self._open
+        for env in (self._kinds.num_items(sealed) > self._kinds.num_items(self._encoded)).nonzero()[0].tolist():
+            windows, num_items = self._episodes[env].windows(int(self._encoded[env]), int(self._steps[env]), None)
+            self._encoded[env] = sealed[env]
+            ready.append(Ready(self._episodes[env], windows, num_items))
+        return ready
+
+    def cut_long_streams(self, max_items: int) -> None:
+        """End each stream of episodes that has as many items or more, so that another shard gets the next windows."""
+        for env in (self._kinds.num_items(self._encoded) >= max_items).nonzero()[0].tolist():
+            self.end(env, discard=True)

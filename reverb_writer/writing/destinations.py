@@ -1,0 +1,207 @@
+"""The servers that an observer writes to, and which episode goes to which.
+
+    episode -> rendezvous hashing of actor and episode -> the first server that is there and has room
+
+A server that is lost gets no more: its unconfirmed items are given up, counted, and the episodes that were under way
+there are cut. The next episodes go elsewhere. A server that answers is not lost, whatever its rate limiter does.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from reverb_writer.client.client import Client
+from reverb_writer.client.server_calls import Server
+from reverb_writer.client.targets import rank_shards
+from reverb_writer.transport.delivery import Delivery
+from reverb_writer.writing.item_limit import ItemLimit
+
+_LOG = logging.getLogger(__package__)
+
+_LONGEST_PAUSE_S = 1.0  # between two checks, while items are under way: the target may have changed
+
+
+class Destination:
+    """One server, and what is under way to it. Attributes are for the sender alone.
+
+    Attributes:
+        server: its connection.
+        delivery: items under way.
+        limit: how many may be.
+        is_lost: whether it is out of use until it answers again.
+        asked_at: when a silent server was asked last.
+        num_reserved: items that it gets with the request that is under construction.
+    """
+
+    def __init__(self, server: Server, delivery: Delivery, limit: ItemLimit) -> None:
+        """Begin with nothing under way."""
+        self.server, self.delivery, self.limit = server, delivery, limit
+        self.is_lost, self.asked_at, self.num_reserved = False, 0.0, 0
+
+    @property
+    def heard_at(self) -> float:
+        """`time.monotonic()` of the server's last word; or of the moment from which one is due, if that is later."""
+        return max(self.delivery.heard_at, self.delivery.flight.progress_at)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the server has neither confirmed nor answered anything that is due; 0 if nothing is."""
+        return time.monotonic() - self.heard_at if self.delivery.flight.pending else 0.0
+
+    def is_silent(self, patience_s: float) -> bool:
+        """Whether it has been silent for so long, and to a question, too: this process may have been the slow one."""
+        was_asked = self.heard_at < self.asked_at <= time.monotonic() - patience_s / 2
+        return was_asked and self.silent_s >= patience_s
+
+
+class Destinations:
+    """The destinations of one observer. Not thread-safe: only its sender uses it.
+
+    Attributes:
+        lost: how often a destination was lost.
+        unconfirmed: items given up with lost destinations.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        actor_id: str,
+        patience_s: float,
+        new_delivery: Callable[[Server], Delivery],
+        new_limit: Callable[[], ItemLimit],
+        max_bytes: int,
+    ) -> None:
+        """Make a destination for each server of the client's target."""
+        self._new_limit, self._max_bytes = new_limit, max_bytes
+        self.lost = self.unconfirmed = 0
+        self._client, self._actor_id, self._patience_s, self._new_delivery = client, actor_id, patience_s, new_delivery
+        self._num_episodes = 0
+        self._shards: Sequence[Server] = ()
+        self._lanes: dict[str, Destination] = {}
+        self._left: list[Delivery] = []  # of destinations that are not in use any more, for the counters
+        self.follow_target()
+
+    def __iter__(self) -> Iterator[Destination]:
+        return iter(self._lanes.values())
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """Of all destinations, also of those that are not in use any more."""
+        return [*self._left, *(destination.delivery for destination in self._lanes.values())]
+
+    @property
+    def num_pending(self) -> int:
+        """Items written and not confirmed."""
+        return sum(destination.delivery.flight.pending for destination in self)
+
+    @property
+    def has_new_target(self) -> bool:
+        """Whether the servers are others than at the last check."""
+        return self._client.shards is not self._shards
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there are several servers, or may be."""
+        return len(self._lanes) > 1 or self._client.may_have_several
+
+    def follow_target(self) -> list[Destination]:
+        """Make destinations for new servers; return those whose server has left the target, and give them up."""
+        shards = self._client.shards
+        if shards is self._shards:
+            return []
+        self._shards = shards
+        names = {shard.name for shard in shards}
+        left = [destination for name, destination in self._lanes.items() if name not in names]
+        for destination in left:
+            del self._lanes[destination.server.name]
+            destination.is_lost = True
+            self._give_up(destination, "has left the target")
+        for shard in shards:
+            if shard.name not in self._lanes:
+                self._lanes[shard.name] = Destination(shard, self._new_delivery(shard), self._new_limit())
+        return left
+
+    def choose(self, num_items: int) -> Destination:
+        """Return where the next episode goes: to the first in its order that is there and has room for its items."""
+        self._num_episodes += 1
+        if len(self._lanes) == 1:
+            return next(iter(self._lanes.values()))
+        usable = {
+            name: destination for name, destination in self._lanes.items() if destination.server.shard.state == "up"
+        } or self._lanes
+        ranked = [usable[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", usable)]
+        there = [destination for destination in ranked if not destination.is_lost] or ranked
+        free = (destination for destination in there if self.room(destination) >= max(num_items, 1))
+        return next(free, max(there, key=self.room))
+
+    @property
+    def most_room(self) -> int:
+        """How many items of a new episode may be unconfirmed; of lost ones if there are no others, as `choose`."""
+        there = [destination for destination in self if not destination.is_lost] or list(self)
+        return max(self.room(destination) for destination in there)
+
+    def update_limits(self) -> None:
+        """Follow the confirmations."""
+        for destination in self:
+            destination.limit.update(destination.delivery.flight.acknowledged)
+
+    @property
+    def least_limit(self) -> int:
+        """The smallest limit of a destination."""
+        return min(destination.limit.items for destination in self)
+
+    def room(self, destination: Destination) -> int:
+        """Return how many further items may be unconfirmed; 0 also if too many bytes are."""
+        flight = destination.delivery.flight
+        if flight.pending_bytes >= self._max_bytes:
+            return 0
+        return max(destination.limit.items - flight.pending - destination.num_reserved, 0)
+
+    def check(self) -> tuple[list[Destination], float]:
+        """Ask silent servers, and find out which destinations are lost now; return them, and when to check again.
+
+        Returns:
+            The destinations that were lost by now; their items are given up.
+        """
+        if not self.has_choice:
+            return [], float("inf")
+        lost, now, again_s = self.follow_target(), time.monotonic(), min(self._patience_s, _LONGEST_PAUSE_S)
+        for destination in self:
+            is_due = now - destination.asked_at >= self._patience_s / 2
+            if destination.is_lost:
+                if destination.delivery.heard_at > destination.asked_at and destination.asked_at:
+                    destination.is_lost = False
+                    _LOG.info("Shard %s answers again.", destination.server.address)
+                elif is_due:
+                    destination.asked_at = now
+                    destination.delivery.ask()
+            elif (
+                destination.server.shard.state == "lost" or destination.is_silent(self._patience_s)
+            ) and self._has_other(destination):
+                is_told = destination.server.shard.state == "lost"
+                silence = f"has neither confirmed nor answered anything for {destination.silent_s:.1f} s"
+                self._give_up(destination, "is called lost by the target" if is_told else silence)
+                destination.delivery, destination.limit = self._new_delivery(destination.server), self._new_limit()
+                destination.is_lost, destination.asked_at = True, time.monotonic()  # later than the delivery began
+                lost.append(destination)
+            elif destination.silent_s >= self._patience_s / 2 and is_due:
+                destination.asked_at = now
+                destination.delivery.ask()
+            again_s = min(again_s, max(self._patience_s / 2 - destination.silent_s, self._patience_s / 8))
+        return lost, again_s
+
+    def _has_other(self, destination: Destination) -> bool:
+        """Return whether another destination can take the next episodes: without one, nothing is given up."""
+        return any(not other.is_lost for other in self if other is not destination)
+
+    def _give_up(self, destination: Destination, why: str) -> None:
+        delivery = destination.delivery
+        num_items = delivery.close()
+        self._left.append(delivery)
+        self.lost += 1
+        self.unconfirmed += num_items
+        text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."
+        _LOG.warning(text, destination.server.address, why, num_items)
+        self._client.connections.refresh_soon()

@@ -1,0 +1,317 @@
+"""The base class of observers: what a call does.
+
+    observer(step) -> is it like the first step? -> may a row be written? -> the ring -> the sender's thread
+
+Everything after the copy into the ring is done by the sender. An interrupt meets the check or the copy: the step is
+taken if its call has advanced the ring, and it is not taken otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tree
+
+from reverb_writer.arguments import integer
+from reverb_writer.episodes import Episode
+from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.nests import common_length, rows
+from reverb_writer.transport.waits import Wait
+from reverb_writer.writing.observer_life import ObserverLife
+from reverb_writer.writing.ring import NewPriority, Reset
+from reverb_writer.writing.sender import Sender
+from reverb_writer.writing.step_layout import matches
+from reverb_writer.writing.window_kinds import can_align
+
+_LOG = logging.getLogger(__package__)
+
+_UNMARKED_STEPS = 10_000
+
+
+class TooFewStepsError(SpecError):
+    """A reset should write the steps of an episode that is shorter than a window.
+
+    Attributes:
+        sequence_length: steps of the shortest kind of window.
+    """
+
+    def __init__(self, num_steps: int, sequence_length: int) -> None:
+        """Say how many steps there are."""
+        super().__init__(
+            f"the episode has {num_steps} steps, expected at least `sequence_length`={sequence_length} to write it. "
+            'Call `reset(discard=True)`, or choose an `end_of_episode` that pads, such as "pad".'
+        )
+        self.sequence_length = sequence_length
+
+
+class Observer(ObserverLife):
+    """What all observers do with a step. Subclasses say which windows they write.
+
+    Called from one thread at a time; another thread may go on between episodes, or after `reset`. A context manager.
+    """
+
+    # ------------------------------------------------------------------------------------------------------- a step
+
+    def __call__(self, step: Any, end_of_episode: Any = None, env_mask: Any = None) -> None:
+        """Write a step; with `num_envs`, one of every environment, or of some.
+
+        Args:
+            step: a `Trajectory`, or any nest; copied. Leaves are [...], with `num_envs` [N, ...].
+            end_of_episode: whether it is the last of its episode, with `num_envs` [N] booleans; None to read
+                `step_type` or `is_last`.
+            env_mask: with `num_envs`, [N] booleans: which environments have a step here; the rows of the others are
+                not read. None for all.
+
+        Raises:
+            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
+            ReplayTimeoutError: no room in flight, and nothing moved for the time-out; names the cause. Nothing changed.
+            SpecError: another thread is in the middle of an episode. Nothing changed.
+            ClosedError: after `close()`, or in a forked child.
+            ReverbWriterError: a server refuses what was written before. Nothing changed.
+        """
+        if self._num_envs is not None:
+            self._write_envs(step, end_of_episode, env_mask)
+            return
+        sender = self._sender or self._start(step)
+        ring = sender.ring
+        written, num_steps, num_marks = ring.head
+        leaves = self._flatten(step, self._num_before + written - num_marks)
+        if end_of_episode is None:
+            end_of_episode = self._ends_episode(leaves)
+        else:
+            self._is_marked = True
+        if threading.get_ident() != self._thread:
+            self._change_thread(num_steps)
+        if self._sizes is not None:
+            self._sizes[0].check(leaves, num_steps + 1)
+        if written >= ring.granted:
+            self._wait_for_room(sender, written)
+        if self._max_steps is not None and num_steps >= self._max_steps:
+            self._skip(sender, num_steps, last=bool(end_of_episode))
+            return
+        ring.write(leaves, last=bool(end_of_episode))
+        if written >= ring.wake_at != self._woken_for:
+            self._wake(sender)
+
+    def _write_envs(self, step: Any, end_of_episode: Any, env_mask: Any) -> None:
+        """Write a step of every environment, or of some."""
+        last = None if end_of_episode is None else self._flags("end_of_episode", end_of_episode)
+        env_ids = self._all_envs if env_mask is None else np.flatnonzero(self._flags("env_mask", env_mask))
+        sender = self._sender or self._start(step)
+        ring = sender.ring
+        written, num_steps, num_marks = ring.head
+        leaves = self._flatten(step, (self._num_before + written - num_marks) // len(self._all_envs))
+        if last is None:
+            last = self._ends_episode(leaves)
+        else:
+            self._is_marked = True
+        if threading.get_ident() != self._thread:
+            self._change_thread(num_steps.max())
+        if self._sizes is not None:
+            for env in env_ids.tolist():
+                self._sizes[env].check([leaf[env] for leaf in leaves], int(num_steps[env]) + 1)
+        if written >= ring.granted:
+            self._wait_for_room(sender, written)
+        skipped = None if self._max_steps is None else num_steps >= self._max_steps
+        ring.write_envs(leaves, last, env_ids, skipped)
+        if written + len(env_ids) > ring.wake_at != self._woken_for:
+            self._wake(sender)
+        if skipped is not None and self._max_steps in num_steps[env_ids]:
+            self._on_overflow()
+
+    def _flags(self, name: str, flags: Any) -> np.ndarray[Any, Any]:
+        array = np.asarray(flags, bool)
+        if array.shape != (self._num_envs,):
+            raise StructureError(
+                f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one flag per environment."
+            )
+        return array
+
+    def _wake(self, sender: Sender) -> None:
+        """Wake the sender, once for each row that it has named."""
+        wake_at = sender.ring.wake_at
+        sender.post(None)
+        self._woken_for = wake_at  # not before: an interrupt may come first
+        if not self._is_marked:
+            self._look_for_marks(sender)
+
+    def _look_for_marks(self, sender: Sender) -> None:
+        """Warn once if no end of an episode was ever marked: windows would be cut across episodes."""
+        num_steps = int(np.max(sender.ring.head[1]))
+        if num_steps < _UNMARKED_STEPS:
+            return
+        if not self._unmarked_steps:
+            _LOG.warning(
+                "No end of an episode in %d steps: windows are cut across episodes. Pass `end_of_episode`, call "
+                "`reset()` between episodes, or give steps a leaf `is_last` or `step_type`. A `SequenceObserver` is "
+                "for windows that cross episodes.",
+                num_steps,
+            )
+        self._unmarked_steps = num_steps
+
+    def _change_thread(self, num_steps: int) -> None:
+        """Take the steps of another thread from here on."""
+        if num_steps and self._thread is not None and not self._spans_episodes:
+            raise SpecError(
+                f"the observer is in the middle of an episode of another thread, at step {num_steps}. Make one "
+                "observer per thread; the thread may change between episodes, or after `reset`."
+            )
+        self._thread = threading.get_ident()
+
+    def _wait_for_room(self, sender: Sender, written: int) -> None:
+        """Return when the next row is granted."""
+        self._check(sender)
+        timeout_s = self._open_session.timeout_s
+        is_patient = self._options.on_block != "raise"
+        self._wait(sender, Wait("room", timeout_s if is_patient else 0.0, extends=is_patient, row=written))
+
+    # ------------------------------------------------------------------------------------------------- many steps
+
+    def extend(self, steps: Any) -> None:
+        """Write steps of an episode that goes on after them; equivalent to one call per step.
+
+        Args:
+            steps: nest with leaves [T, ...]; copied. Not with `num_envs`.
+
+        Raises:
+            StructureError, ReplayTimeoutError, ClosedError: as for a call; the steps before are written. If leaves
+                differ in T, nothing is written.
+        """
+        self._refuse_envs("extend")
+        leaves = [np.asarray(leaf) for leaf in tree.flatten(steps)]
+        num_steps, at = common_length(leaves, "`steps`"), 0
+        if self._sender is not None or not num_steps:
+            self._check(self._sender)
+        if not num_steps:
+            return
+        self._is_marked = True
+        sender = self._sender or self._start(tree.map_structure(lambda leaf: leaf[0], steps))
+        if self._fits_at_once(sender, steps, leaves):
+            ring = sender.ring
+            if threading.get_ident() != self._thread:
+                self._change_thread(ring.head[1])
+            while at < num_steps:
+                written = ring.head[0]
+                if written >= ring.granted:
+                    self._wait_for_room(sender, written)
+                count = min(num_steps - at, ring.granted - written)
+                if count <= 0:  # the observer was closed by another thread
+                    continue
+                ring.write_block([leaf[at:] for leaf in leaves], count)
+                at += count
+                if written + count > ring.wake_at != self._woken_for:
+                    self._wake(sender)
+        for step in rows(steps, [leaf[at:] for leaf in leaves]):
+            self(step, end_of_episode=False)
+
+    def _fits_at_once(self, sender: Sender, steps: Any, leaves: Sequence[Any]) -> bool:
+        """Return whether these steps need not be checked one by one."""
+        if self._structure is None or self._sizes is not None:
+            return False
+        if self._max_steps is not None and sender.ring.head[1] + len(leaves[0]) > self._max_steps:
+            return False
+        try:
+            tree.assert_same_structure(steps, self._structure.example)
+        except (TypeError, ValueError):
+            return False
+        return matches(self._structure, leaves, len(leaves[0]))
+
+    def write_episode(self, episode: Episode) -> None:
+        """Write a whole episode, or a chunk that was cut, as if its steps had come one by one.
+
+        Its steps are those of `Episode.steps`, the last of which ends the episode here. Not with `num_envs`.
+
+        Args:
+            episode: one of a step at least.
+
+        Raises:
+            IncompleteError: it has no step.
+            SpecError: the observer is in the middle of another episode, or the episode is too long. Nothing changed.
+            StructureError: its steps are not as those before. Nothing changed.
+            ReplayTimeoutError: no room in flight, and nothing moved for the time-out. Windows that were complete by
+                then stay written, the rest of the episode is not.
+        """
+        self._refuse_envs("write_episode")
+        steps = episode.steps()
+        self.check_episode(episode)
+        try:
+            self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
+            self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
+        except BaseException:
+            if self._sender is not None and not self._sender.is_forked:
+                self._end_episodes(self._sender, range(1), align=False, discard=True)
+            raise
+
+    def check_episode(self, episode: Episode) -> None:  # noqa: ARG002  # of the subclasses
+        """Check whether `write_episode` could write `episode` now. Nothing is changed.
+
+        Raises:
+            SpecError: the observer is in the middle of another episode, or the episode is too long for it.
+        """
+        num_steps = self._sender.ring.head[1] if self._sender is not None else 0
+        if num_steps and not self._spans_episodes:
+            raise SpecError(f"the observer is in the middle of an episode, at step {num_steps}. Call `reset` first.")
+
+    def _refuse_envs(self, method: str) -> None:
+        if self._num_envs is not None:
+            raise SpecError(f"`{method}` is for an observer of one environment, and this one has `num_envs`.")
+
+    # --------------------------------------------------------------------------------------------- ends of episodes
+
+    def reset(self, *, discard: bool = False, env_ids: Sequence[int] | None = None) -> None:
+        """End the episode here; with `num_envs` those of some environments.
+
+        Args:
+            discard: if False, do as at the end of an episode; without padding, also write the last L steps if no window
+                holds the last one yet. If True, only windows that were complete already are written.
+            env_ids: numbers of the environments, 0..N-1; None for all. Only with `num_envs`.
+
+        Raises:
+            SpecError: not to be discarded, but there are fewer steps than the shortest window has; with `num_envs` they
+                are dropped and counted instead. Nothing changed.
+        """
+        self._check(self._sender)
+        envs = self._all_envs.tolist() if env_ids is None else env_ids
+        last = len(self._all_envs) - 1
+        envs = [integer("env_ids", env, minimum=0, maximum=last) for env in envs]
+        self._is_marked = True
+        sender = self._sender
+        if sender is None:
+            return
+        _, num_steps, _ = sender.ring.head
+        self._thread = threading.get_ident()
+        if not np.any(num_steps):
+            return
+        is_overflow = self._max_steps is not None and np.any(num_steps > self._max_steps)
+        if self._num_envs is None and not (discard or is_overflow or can_align(self._targets, num_steps)):
+            length = min(target.spec.sequence_length or 1 for target in self._targets)
+            raise TooFewStepsError(num_steps, length)
+        self._end_episodes(sender, envs, align=not discard, discard=discard)
+
+    def _end_episodes(self, sender: Sender, env_ids: Sequence[int], *, align: bool, discard: bool) -> None:
+        self._mark(sender, Reset(list(env_ids), align, discard))
+
+    def _mark(self, sender: Sender, mark: Reset | NewPriority) -> None:
+        """Write a mark, which takes a row; it waits for the sender to take rows, and for no server."""
+        written = sender.ring.head[0]
+        while written >= sender.ring.free_until:
+            sender.post(None)
+            time.sleep(0.001)
+            self._check(sender)
+        sender.ring.mark(mark)
+        sender.post(None)
+
+    def _skip(self, sender: Sender, num_steps: int, *, last: bool) -> None:
+        """Count a step of an episode that is too long."""
+        sender.ring.skip(last=last)
+        if num_steps == self._max_steps:
+            self._on_overflow()
+
+    def _on_overflow(self) -> None:
+        """Say that an episode is too long."""
+        raise NotImplementedError

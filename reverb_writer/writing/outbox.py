@@ -1,0 +1,205 @@
+"""Complete windows on their way: from rows of the ring to requests for servers, and the counters. No thread."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from reverb_writer.transport.delivery import Delivery
+from reverb_writer.writing.chunk_encoder import ChunkEncoder
+from reverb_writer.writing.cutter import Cutter, Ready
+from reverb_writer.writing.destinations import Destination, Destinations
+from reverb_writer.writing.observer_stats import ObserverStats
+from reverb_writer.writing.priorities import WindowPriorities
+from reverb_writer.writing.ring import StepRing
+from reverb_writer.writing.window_items import stream_update
+from reverb_writer.writing.window_kinds import WindowKinds
+
+_LOG = logging.getLogger(__package__)
+
+LOST_SHARD = "lost_shard"
+
+_REQUEST_ITEMS, _REQUEST_BYTES = 1024, 1 << 20  # at which complete windows are encoded, even if no call waits for them
+_SPANNING_ITEMS = 1000  # windows that cross episodes stay at one of several shards for so many items
+
+
+class Outbox:
+    """What follows the rows of one observer. Not thread-safe: only the sender uses it.
+
+    Attributes:
+        cutter: the episodes under way.
+        destinations: the servers.
+    """
+
+    def __init__(
+        self,
+        ring: StepRing,
+        kinds: WindowKinds,
+        encoder: ChunkEncoder,
+        cutter: Cutter,
+        priorities: WindowPriorities,
+        destinations: Destinations,
+        *,
+        drops_oldest: bool,
+    ) -> None:
+        """Begin with nothing under way."""
+        self.cutter, self.destinations = cutter, destinations
+        self._ring, self._kinds, self._encoder, self._priorities = ring, kinds, encoder, priorities
+        self._drops_oldest, self._dropping = drops_oldest, False
+        self._check_shards_at = 0.0
+
+    # ------------------------------------------------------------------------------------------- rows to requests
+
+    def take(self) -> bool:
+        """Take the rows that were written; return whether there were any."""
+        cutter, written = self.cutter, self._ring.head[0]
+        if written == cutter.taken:
+            return False
+        cutter.take(written)
+        if cutter.taken - cutter.first_needed > self._ring.size // 2:
+            cutter.seal_before(cutter.taken - self._ring.size // 2)
+        return True
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether so much is complete that it is worth a message."""
+        enough = min(_REQUEST_ITEMS, max(self.destinations.least_limit // 2, 1))
+        return self.cutter.num_unencoded >= enough or self.cutter.unsent_bytes >= _REQUEST_BYTES
+
+    def encode(self) -> None:
+        """Encode the windows that are complete in chunks, and write them to their destinations."""
+        groups: dict[Destination, list[Ready]] = {}
+        for ready in self.cutter.take_ready():
+            destination = ready.episode.destination
+            if destination is None:
+                destination = ready.episode.destination = self.destinations.choose(ready.num_items)
+            destination.num_reserved += ready.num_items
+            groups.setdefault(destination, []).append(ready)
+        for destination, group in groups.items():
+            destination.num_reserved = 0
+            self._write(destination, group)
+        self.cutter.unsent_bytes = 0
+        if self._kinds.spans_episodes and self.destinations.has_choice:
+            self.cutter.cut_long_streams(_SPANNING_ITEMS)
+
+    def _write(self, destination: Destination, group: list[Ready]) -> None:
+        start = 0
+        while start < len(group):
+            stop, num_items = start, 0
+            while stop < len(group) and num_items < _REQUEST_ITEMS:
+                num_items += group[stop].num_items
+                stop += 1
+            part = group[start:stop]
+            windows = [ready.windows for ready in part]
+            kept, update = stream_update(
+                windows, self._kinds.tables, self._encoder.new_key(), self._encoder.num_columns
+            )
+            for ready, chunks in zip(part, kept, strict=True):
+                ready.episode.chunks = chunks
+            if update.request is not None or update.release:
+                destination.delivery.write(update.request, hold=update.hold, release=update.release)
+            self.cutter.num_unencoded -= num_items
+            start = stop
+        while (
+            self._drops_oldest
+            and self.destinations.room(destination) == 0
+            and destination.delivery.flight.drop_oldest()
+        ):
+            if not self._dropping:
+                self._dropping = True
+                _LOG.warning("%s: in-flight window full, oldest items are dropped.", destination.server.address)
+
+    # ------------------------------------------------------------------------------------------------ back pressure
+
+    def num_rows_granted(self, num_envs: int) -> int:
+        """Return below which row steps may be written: there is room for them in the ring, and in flight."""
+        self.destinations.update_limits()
+        self._ring.free_until = self.cutter.first_needed + self._ring.size
+        limit = self._ring.free_until - num_envs + 1
+        if self._drops_oldest:
+            return limit
+        return min(limit, self.cutter.taken + self._kinds.rows_within(self._room(), num_envs))
+
+    def _room(self) -> int:
+        """Return how many further items may be complete: those of the destination with the least room."""
+        destinations = {episode.destination for episode in self.cutter.episodes}
+        rooms = [self.destinations.room(destination) for destination in destinations if destination is not None]
+        if None in destinations:
+            rooms.append(self.destinations.most_room)
+        return min(rooms) - self.cutter.num_unencoded
+
+    # ------------------------------------------------------------------------------------------------- the servers
+
+    def proceed(self) -> float:
+        """Do what is due at the destinations; return in how many seconds something else is."""
+        times = [destination.delivery.proceed() for destination in self.destinations]
+        if self.destinations.has_choice and (
+            self.destinations.num_pending or any(destination.is_lost for destination in self.destinations)
+        ):
+            times.append(self._check_shards_at - time.monotonic())
+        return min(times)
+
+    def check_shards(self) -> None:
+        """Cut the episodes of destinations that were lost."""
+        if time.monotonic() < self._check_shards_at and not self.destinations.has_new_target:
+            return
+        lost, again_s = self.destinations.check()
+        self._check_shards_at = math.inf if again_s == math.inf else time.monotonic() + again_s
+        if lost:
+            self.cutter.leave(lost)
+        for env, episode in enumerate(self.cutter.episodes) if lost else ():
+            if episode.destination in lost:
+                self.cutter.drop(env, LOST_SHARD)
+
+    @property
+    def fault(self) -> tuple[type[Exception], str] | None:
+        """Kind and text of the error with which a server refuses; None if none does."""
+        return next(
+            (destination.delivery.fault for destination in self.destinations if destination.delivery.fault is not None),
+            None,
+        )
+
+    @property
+    def slowest(self) -> Delivery:
+        """The delivery that has most to deliver."""
+        return max(
+            (destination.delivery for destination in self.destinations), key=lambda delivery: delivery.flight.pending
+        )
+
+    @property
+    def num_pending(self) -> int:
+        """Items that are complete and not confirmed."""
+        return self.cutter.num_unencoded + self.destinations.num_pending
+
+    @property
+    def num_acknowledged(self) -> int:
+        """Items confirmed so far."""
+        return sum(delivery.flight.acknowledged for delivery in self.destinations.deliveries)
+
+    def close(self) -> int:
+        """Give up what is left; return how many items that is."""
+        num_left = self.cutter.num_unencoded + sum(destination.delivery.close() for destination in self.destinations)
+        self.cutter.num_unencoded = 0
+        return num_left
+
+    def stats(self) -> ObserverStats:
+        """Return the counters."""
+        cutter, deliveries = self.cutter, self.destinations.deliveries
+        pending, acknowledged = self.num_pending, self.num_acknowledged
+        return ObserverStats(
+            steps=cutter.num_steps,
+            episodes=cutter.num_episodes,
+            items=cutter.num_items,
+            acknowledged_items=acknowledged,
+            pending_items=pending,
+            pending_bytes=sum(delivery.flight.pending_bytes for delivery in deliveries),
+            dropped_items=cutter.num_items - acknowledged - pending,
+            dropped_steps=dict(cutter.dropped),
+            reconnects=sum(delivery.reconnects for delivery in deliveries),
+            server_restarts=sum(delivery.restarts for delivery in deliveries),
+            resent_items=sum(delivery.resent for delivery in deliveries),
+            lost_shards=self.destinations.lost,
+            unconfirmed_items=self.destinations.unconfirmed,
+            failed_priorities=self._priorities.num_failed,
+        )

@@ -1,0 +1,184 @@
+"""The ring between an observer and its sender: one thread writes rows, another one reads them, and there is no lock.
+
+    observer: copies a step's leaves into the next rows -> `head` advances by one assignment
+    sender:   reads rows below `head` -> seals chunks of them -> `granted` says how far the observer may go
+
+A row is one step of one environment. A call of N environments writes N rows. `head` and `granted` are each assigned
+by one side only, so an interrupt of the observer comes before its step is taken or after it, and never in between.
+
+Source: Lamport 1977, Proving the correctness of multiprocess programs (one producer, one consumer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.writing.priorities import Priority
+
+MARK, STEP, LAST, SKIPPED, SKIPPED_LAST = range(5)
+"""What a row is: a mark without a step, a step, the last step of an episode; a step that is counted and not written."""
+
+_MAX_ROWS = 1024
+_MIN_ROWS = 4
+
+
+class Reset(NamedTuple):
+    """A mark: the episodes of some environments end here."""
+
+    env_ids: Sequence[int]
+    align: bool  # whether DROP's windows get the last L steps, too
+    discard: bool  # whether only the windows that are complete already are written
+
+
+class NewPriority(NamedTuple):
+    """A mark: whole episodes that have not ended here have another priority."""
+
+    priority: Priority
+
+
+def ring_rows(row_bytes: float, num_envs: int, chunk_length: int, max_bytes: int) -> int:
+    """Return how many rows a ring has: two chunks of each environment or more, unless that takes too much memory.
+
+    >>> ring_rows(52, 1, 40, 128 << 20), ring_rows(28_224, 256, 20, 128 << 20)
+    (1024, 4755)
+    """
+    wanted = max(_MAX_ROWS, 2 * (chunk_length + 1) * num_envs)
+    return max(min(wanted, int(max_bytes // max(row_bytes, 1))), _MIN_ROWS * num_envs)
+
+
+class StepRing:
+    """Rows of steps. The observer's thread calls `write`, `skip` and `mark`; the sender's thread calls the rest.
+
+    Attributes:
+        size: number of rows.
+        columns: arrays [size, ...], one for each leaf.
+        codes: what each row is, [size].
+        envs: number of the environment of each row, [size]; None for a single environment.
+        marks: what is marked, by the number of the row.
+        head: how far the observer is, assigned by it alone: the rows written so far; the steps so far of the episode
+            under way, or of the stream where windows span them, an integer or an array [N] that is never changed in
+            place; and the rows that are marks.
+        granted: rows below this may be written; a call that begins below it is not split. Assigned by the sender alone.
+        free_until: rows below this hold nothing that the sender needs. Assigned by the sender alone.
+        wake_at: the call that writes this row, or a later one, wakes the sender; assigned by the sender alone.
+    """
+
+    def __init__(
+        self,
+        dtypes: Sequence[np.dtype[Any]],
+        shapes: Sequence[tuple[int, ...]],
+        num_envs: int | None,
+        size: int,
+        *,
+        spans_episodes: bool,
+    ) -> None:
+        """Allocate the rows; where windows span episodes, steps are counted across their ends."""
+        self.size = size
+        self.columns: list[npt.NDArray[Any]] = [
+            np.zeros((size, *shape), dtype) for dtype, shape in zip(dtypes, shapes, strict=True)
+        ]
+        self.codes = bytearray(size)
+        self.envs = None if num_envs is None else np.zeros(size, np.int32)
+        self.marks: dict[int, Reset | NewPriority] = {}
+        self.head: tuple[int, Any, int] = (0, 0 if num_envs is None else np.zeros(num_envs, np.int64), 0)
+        self.granted = 0
+        self.free_until = size
+        self.wake_at = 0
+        self._spans_episodes = spans_episodes
+        self._codes = np.frombuffer(self.codes, np.uint8)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were written so far."""
+        written, _, num_marks = self.head
+        return written - num_marks
+
+    # ------------------------------------------------------------------------------------------ the observer's side
+
+    def write(self, leaves: Sequence[Any], *, last: bool) -> None:
+        """Write a step of the only environment."""
+        written, num_steps, num_marks = self.head
+        row = written % self.size
+        for column, leaf in zip(self.columns, leaves):  # noqa: B905  # they are as many, and the hottest line
+            column[row] = leaf
+        self.codes[row] = LAST if last else STEP
+        self.head = (written + 1, 0 if last and not self._spans_episodes else num_steps + 1, num_marks)
+
+    def write_block(self, columns: Sequence[Any], num_rows: int) -> None:
+        """Write steps of an episode of the only environment that goes on after them; they fit below the size."""
+        written, num_steps, num_marks = self.head
+        rows = self.rows(written, written + num_rows)
+        for own, column in zip(self.columns, columns, strict=True):
+            own[rows] = column[:num_rows]
+        self._codes[rows] = STEP
+        self.head = (written + num_rows, num_steps + num_rows, num_marks)
+
+    def write_envs(
+        self,
+        leaves: Sequence[Any],
+        last: npt.NDArray[np.bool_],
+        env_ids: npt.NDArray[np.integer[Any]],
+        skipped: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Write a step of each of some environments: leaves [N, ...] and `last` [N], of all of them."""
+        written, num_steps, num_marks = self.head
+        rows = self.rows(written, written + len(env_ids))
+        if len(env_ids) == len(num_steps):
+            codes, counts = last + STEP, num_steps + 1
+            for column, leaf in zip(self.columns, leaves):  # noqa: B905  # as above
+                column[rows] = leaf
+        else:
+            codes, counts = (last + STEP)[env_ids], num_steps.copy()
+            counts[env_ids] += 1
+            for column, leaf in zip(self.columns, leaves, strict=True):
+                column[rows] = leaf[env_ids]
+        if not self._spans_episodes:
+            counts[env_ids[codes == LAST]] = 0
+        if skipped is not None:
+            codes = codes + (SKIPPED - STEP) * skipped[env_ids]
+        self._codes[rows] = codes
+        self.envs[rows] = env_ids  # type: ignore[index]  # a ring of several environments has them
+        self.head = (written + len(env_ids), counts, num_marks)
+
+    def skip(self, *, last: bool) -> None:
+        """Count a step of the only environment that is not written, nor is its episode."""
+        written, num_steps, num_marks = self.head
+        self.codes[written % self.size] = SKIPPED_LAST if last else SKIPPED
+        self.head = (written + 1, 0 if last else num_steps + 1, num_marks)
+
+    def mark(self, mark: Reset | NewPriority) -> None:
+        """Write a mark."""
+        written, num_steps, num_marks = self.head
+        self.marks[written] = mark
+        self.codes[written % self.size] = MARK
+        if isinstance(mark, Reset):
+            if self.envs is None:
+                num_steps = 0
+            else:
+                num_steps = num_steps.copy()
+                num_steps[list(mark.env_ids)] = 0
+        self.head = (written + 1, num_steps, num_marks + 1)
+
+    # -------------------------------------------------------------------------------------------- the sender's side
+
+    def rows(self, start: int, stop: int) -> Any:
+        """Return an index for the rows `start` to `stop`: a slice, unless they go around the end of the ring."""
+        first = start % self.size
+        if first + stop - start <= self.size:
+            return slice(first, first + stop - start)
+        return np.arange(start, stop) % self.size
+
+    def codes_of(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Return what the rows `start` to `stop` are; a view, or a copy where they go around the end."""
+        codes: npt.NDArray[np.uint8] = self._codes[self.rows(start, stop)]
+        return codes
+
+    def envs_of(self, start: int, stop: int) -> npt.NDArray[np.int32]:
+        """Return the environments of the rows `start` to `stop`, as `codes_of`."""
+        assert self.envs is not None  # noqa: S101  # as in `write_envs`
+        envs: npt.NDArray[np.int32] = self.envs[self.rows(start, stop)]
+        return envs

@@ -1,0 +1,379 @@
+"""The sender: one thread that owns everything that follows a step.
+
+    rows of the ring, answers of servers, waiting calls, time
+        -> one inbox -> take rows -> cut windows -> encode them -> write them to the destinations -> grant further rows
+
+The thread receives no signals, and nothing in it is shared but the ring: so there are no locks, and Ctrl-C cannot tear
+anything. Other threads put functions into the inbox, and the sender calls them. It sleeps while there is nothing to
+do: an observer without steps costs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from reverb_writer.background import LateThread
+from reverb_writer.client import due_windows
+from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
+from reverb_writer.transport.delivery import Delivery
+from reverb_writer.transport.waits import Wait
+from reverb_writer.writing import process_ends
+from reverb_writer.writing.observer_stats import ObserverStats
+from reverb_writer.writing.outbox import Outbox
+from reverb_writer.writing.ring import StepRing
+
+_LOG = logging.getLogger(__package__)
+
+_WAKE_ROWS, _WAKE_CALLS = 256, 8
+_NEVER_ROW = 1 << 62
+_NOTICE_S = 0.2  # how long steps wait until the log says so
+_LOOK_S, _GATHER_S = 0.5, 0.025  # twice how long rows are not looked at; how long windows of ended episodes wait
+_HANDOVER_S = 5.0  # how much longer than its time-out a call waits for the sender to answer
+_EXIT_S = 2.0
+
+
+class Sender:
+    """Sends the windows of one observer. Methods are thread-safe unless they begin with an underscore.
+
+    Attributes:
+        ring: the rows of the observer.
+        is_ended: whether it is closed.
+    """
+
+    def __init__(
+        self,
+        ring: StepRing,
+        *,
+        num_envs: int | None,
+        max_delay_s: float,
+    ) -> None:
+        """Prepare the thread, which begins with the first work."""
+        self.ring = ring
+        self.is_ended = False
+        self._num_envs = 1 if num_envs is None else num_envs
+        self._wake_rows = max(_WAKE_ROWS, _WAKE_CALLS * self._num_envs)
+        self._max_delay_s = max_delay_s
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._waits: list[Wait] = []
+        self._due_at = math.inf  # when complete windows must be encoded
+        self._is_idle = True  # whether no row came for a while: the next one wakes the thread
+        self._is_closing = False
+        self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
+        self._pid = os.getpid()
+        self._turned_at = time.monotonic()
+        self._ident: int | None = None
+        self._stats = ObserverStats()
+        self._failure: tuple[type[Exception], str] | None = None
+        self._at_end: Callable[[], None] = lambda: None
+        self._thread = LateThread(self._run, "reverb-writer_send")
+
+    def open(self, outbox: Outbox) -> None:
+        """Take what follows the rows; the ring grants rows from here on."""
+        self._outbox = outbox
+        self._grant()
+        process_ends.watch(self)
+        due_windows.add(self)
+
+    @property
+    def num_taken(self) -> int:
+        """Rows taken so far."""
+        return self._outbox.cutter.taken
+
+    # ------------------------------------------------------------------------------------------ from other threads
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a forked child of the one that made the observer."""
+        return self._pid != os.getpid()
+
+    def post(self, work: Callable[[], None] | None) -> None:
+        """Have the thread call a function, or None to look for rows; never waits."""
+        self._inbox.put(work)
+        self._thread.start()  # if it does not run yet: an interrupt may have come before
+
+    def wait(self, wait: Wait) -> None:
+        """Wait until the sender answers.
+
+        Raises:
+            ReplayTimeoutError, ServerUnavailableError: not in time; says why.
+            ClosedError: the observer was closed meanwhile.
+            ReverbWriterError: a server refuses.
+        """
+        if threading.get_ident() == self._ident:
+            raise ClosedError("a `priority` function called its own observer, which waits for the function.")
+        self.post(lambda: self._waits.append(wait))
+        if self.is_ended:
+            wait.answer.put(None if wait.kind == "close" else self._end_error())
+        try:
+            while True:
+                try:
+                    error = wait.answer.get(timeout=min(wait.timeout_s + _HANDOVER_S, threading.TIMEOUT_MAX))
+                except queue.Empty:
+                    silent_s = time.monotonic() - self._turned_at
+                    if silent_s > wait.timeout_s:
+                        raise ReplayTimeoutError(
+                            f"the observer has done nothing for {silent_s:.1f} s. A `priority` function may be waiting "
+                            "for a lock that this thread holds: release it before you call the observer."
+                        ) from None
+                    continue
+                if error is not None:
+                    raise error
+                return
+        finally:
+            wait.is_abandoned = True
+
+    def send_due(self) -> None:
+        """Send the windows that are complete, soon; never waits."""
+        if self._thread.has_begun:  # one that an interrupt has kept from its observer has nothing, and must not begin
+            self.post(self._send_now)
+
+    def stats(self, timeout_s: float) -> ObserverStats:
+        """Return the counters so far, those of the last call if the thread does not answer in time; steps are exact."""
+        if not (self.is_ended or self.is_forked or threading.get_ident() == self._ident):
+            answer: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+            def count() -> None:
+                self._count()
+                answer.put(None)
+
+            self.post(count)
+            for _ in range(2):  # the time of a process that was paused is over before the thread can answer
+                with contextlib.suppress(queue.Empty):
+                    answer.get(timeout=timeout_s / 2)
+                    break
+        return replace(self._stats, steps=self.ring.num_steps)
+
+    def end_soon(self, then: Callable[[], None] = lambda: None) -> Wait | None:
+        """Begin to deliver for two seconds, and end; None if it has ended. The thread calls `then` at its end."""
+        if self.is_ended or self.is_forked:
+            then()
+            return None
+        if not self._thread.has_begun:
+            return None
+        self._at_end = then
+        wait = Wait("close", _EXIT_S)
+        self.post(lambda: self._waits.append(wait))
+        return wait
+
+    def after_fork(self) -> None:
+        """Have every step of a forked child take the slow path, where it is refused."""
+        self.ring.granted = -1
+
+    # ------------------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        self._ident = threading.get_ident()
+        while not self.is_ended:
+            try:
+                self._turn()
+            except Exception as error:  # noqa: BLE001  # callers must hear of it, and not wait for this thread
+                _LOG.exception("An observer has failed and is closed. Please report it.")
+                self._failure = ReverbWriterError, f"the observer has failed ({error!r}) and is closed. See its log."
+                self._end()
+
+    def _turn(self) -> None:
+        """Wait for something to do, and do all that there is."""
+        try:
+            work = self._inbox.get(timeout=self._pause_s())
+            while True:
+                if work is not None:
+                    work()
+                work = self._inbox.get_nowait()
+        except queue.Empty:
+            pass
+        self._turned_at = time.monotonic()
+        self._take()
+        self._outbox.check_shards()
+        if self._due_at <= self._turned_at or self._is_urgent():
+            self._send_now()
+        elif self._outbox.is_enough:
+            self._encode()
+        self._outbox.proceed()
+        self._grant()
+        self._answer_waits()
+        self._watch_ring()
+
+    def _pause_s(self) -> float | None:
+        """Return how long there is nothing to do, unless something comes; None for as long as nothing comes."""
+        times = [self._due_at - time.monotonic(), self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
+        if not self._is_idle:
+            times.append(min(self._max_delay_s, _LOOK_S) / 2)
+        pause_s = min(times)
+        return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
+
+    def _take(self) -> None:
+        """Take the rows that were written."""
+        self._is_idle = not self._outbox.take()
+        self._note_due()
+
+    def _note_due(self) -> None:
+        cutter = self._outbox.cutter
+        if not cutter.num_unencoded:
+            self._due_at = math.inf
+            return
+        wait_s = _GATHER_S if cutter.has_ended else self._max_delay_s / 2
+        self._due_at = min(self._due_at, time.monotonic() + wait_s)
+
+    def _is_urgent(self) -> bool:
+        """Whether someone waits for what is complete and not sent."""
+        if not self._outbox.cutter.num_unencoded or not self._waits:
+            return False
+        return not self._outbox.destinations.num_pending or any(wait.kind != "room" for wait in self._waits)
+
+    def _send_now(self) -> None:
+        if self.is_ended:
+            return
+        self._take()
+        self._outbox.cutter.seal_complete()
+        self._encode()
+
+    def _encode(self) -> None:
+        self._outbox.encode()
+        self._note_due()
+
+    def _grant(self) -> None:
+        """Say how many rows may be written."""
+        if self._is_closing or self._fault is not None or self.is_ended:
+            self.ring.granted = -1
+            return
+        limit = self._outbox.num_rows_granted(self._num_envs)
+        if limit > self.ring.granted or self.ring.granted < 0:
+            self.ring.granted = max(limit, 0)
+
+    def _watch_ring(self) -> None:
+        """Say at which row the thread wants to be woken."""
+        taken = self.num_taken
+        if self._is_idle:
+            self.ring.wake_at = taken
+            if self.ring.head[0] != taken:  # a row came before it could see this
+                self._is_idle = False
+        if not self._is_idle:
+            self.ring.wake_at = taken + max(min(self._wake_rows, (self.ring.granted - taken) // 2), 1) - 1
+
+    @property
+    def _fault(self) -> tuple[type[Exception], str] | None:
+        """Kind and text of the error that every call raises: a server refuses, or this has failed."""
+        return self._failure or self._outbox.fault
+
+    # ------------------------------------------------------------------------------------------------ waiting calls
+
+    def _answer_waits(self) -> None:
+        """Answer the calls whose waiting is over."""
+        if not self._waits:
+            return
+        delivery, acknowledged = self._outbox.slowest, self._outbox.num_acknowledged
+        for wait in list(self._waits):
+            if self.is_ended:
+                return
+            if wait.is_abandoned and wait.kind != "close":
+                self._waits.remove(wait)
+                continue
+            wait.note_progress(acknowledged)
+            try:
+                is_done = self._is_done(wait)
+            except Exception as error:  # noqa: BLE001  # raised by the waiting call
+                self._answer(wait, error)
+                continue
+            if is_done:
+                self._answer(wait, None)
+            elif wait.is_over(delivery):
+                self._answer(wait, wait.error(delivery, self._outbox.num_pending))
+            else:
+                wait.ask(delivery)
+                if wait.is_to_be_logged():
+                    delivery.ask()
+                    text = "%s: waiting for %.0f s: %s"
+                    _LOG.warning(text, delivery.channel.address, wait.waited_s, wait.why(delivery))
+        self._note_limiter(delivery)
+
+    def _is_done(self, wait: Wait) -> bool:
+        if wait.kind == "close":
+            if not self._is_closing:
+                self._begin_close()
+            return not self._outbox.num_pending or self._fault is not None
+        if self._is_closing:
+            raise self._end_error()
+        if self._fault is not None:
+            kind, text = self._fault
+            raise kind(text)
+        if wait.kind == "room":
+            return self.ring.granted > wait.row
+        return not self._outbox.num_pending
+
+    def _answer(self, wait: Wait, error: Exception | None) -> None:
+        self._waits.remove(wait)
+        if wait.kind == "room":
+            self._room_waited_s += wait.waited_s
+        if wait.kind == "close":
+            if error is None and self._fault is not None and self._outbox.num_pending:
+                kind, text = self._fault
+                error = kind(text)
+            self._end(error)
+        wait.answer.put(error)
+
+    def _note_limiter(self, delivery: Delivery) -> None:
+        """Say in the log, once, that a rate limiter makes the actor wait.
+
+        An actor that keeps in step with its learner waits often, and for a short time: so the server is asked when the
+        waits add up to 0.2 s, and, while no limiter blocks, whenever they have doubled.
+        """
+        if self._ask_limiter_at_s == math.inf:
+            return
+        text = delivery.limiter_text()
+        if text is not None:
+            self._ask_limiter_at_s = math.inf
+            _LOG.info("%s: writing waits for a rate limiter. %s", delivery.channel.address, text)
+        elif self._room_waited_s >= self._ask_limiter_at_s:
+            self._ask_limiter_at_s = 2 * self._room_waited_s
+            delivery.ask()
+
+    # -------------------------------------------------------------------------------------------------------- the end
+
+    def _begin_close(self) -> None:
+        self._is_closing = True
+        self.ring.granted = -1
+        self._take()
+        for env in range(self._num_envs):
+            self._outbox.cutter.end(env, discard=True)
+        self._send_now()
+        self._outbox.proceed()
+
+    def _end(self, error: Exception | None = None) -> None:
+        """Give up what is left, and end the thread; other calls of `close` get the same error."""
+        self.ring.granted = -1
+        num_left = self._outbox.close()
+        if num_left:
+            addresses = ", ".join(destination.server.address for destination in self._outbox.destinations)
+            text = "%s: closed with %d items undelivered. Call `close()` before the program ends: it waits for them."
+            _LOG.error(text, addresses, num_left)
+        self._count()
+        self.is_ended = True  # who posts something from here on sees it; what was posted before is answered here
+        with contextlib.suppress(queue.Empty):
+            while True:
+                work = self._inbox.get_nowait()
+                if work is not None:
+                    work()
+        for wait in self._waits:
+            wait.answer.put(error if wait.kind == "close" else self._end_error())
+        self._at_end()
+
+    def _end_error(self) -> Exception:
+        """Return what a call gets that waits for a sender that has ended."""
+        if self._failure is not None:
+            kind, text = self._failure
+            return kind(text)
+        return ClosedError("the observer was closed by another thread while this one waited.")
+
+    def _count(self) -> None:
+        """Assign the counters."""
+        if not self.is_ended:
+            self._take()
+        self._stats = self._outbox.stats()

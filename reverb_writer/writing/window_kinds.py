@@ -1,0 +1,175 @@
+"""The kinds of windows that an observer writes: which are complete, how many items they make. Integers only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from reverb_writer.windows import STRIDE_GAP, UNALIGNED_TAIL, EndOfEpisode, WindowSpec
+from reverb_writer.writing.window_targets import NEVER, WindowTarget
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class EpisodeEnd:
+    """How an episode ends, for each kind of window."""
+
+    num_steps: int  # steps of the episode, without padding
+    num_padding: list[int]  # padding steps that follow the last step
+    closing: list[tuple[int, int] | None]  # the window (start, stop) that is added off the rule, or None
+    dropped: dict[str, int]  # steps that no window of a kind holds, by reason, summed over the kinds
+
+    @property
+    def last_closing_stop(self) -> int:
+        """Step count at which the last closing window ends; 0 if there is none."""
+        return max((window[1] for window in self.closing if window is not None), default=0)
+
+
+class WindowKinds:
+    """Which windows of an episode are complete. Immutable, but for `set_priority`.
+
+    Attributes:
+        targets: the kinds, and where their windows go.
+        tables: names of all tables that get windows.
+        items_per_step: items that a step completes in the long run, at most.
+        longest: steps of the longest window.
+        spans_episodes: whether windows go on after the end of an episode.
+    """
+
+    def __init__(self, targets: Sequence[WindowTarget], *, spans_episodes: bool) -> None:
+        """Take the kinds of windows."""
+        self.targets = tuple(targets)
+        self.spans_episodes = spans_episodes
+        self.tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
+        self.items_per_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
+        self.longest = max((target.spec.sequence_length or NEVER) for target in targets)
+        self._counted = [
+            (target.spec.sequence_length, target.spec.stride_length, len(target.tables))
+            for target in targets
+            if target.spec.sequence_length is not None
+        ]
+
+    def set_priority(self, priority: Any) -> None:
+        """Give windows that are encoded from now on another priority."""
+        self.targets = tuple(replace(target, priority=priority) for target in self.targets)
+
+    def num_items(self, num_steps: Any) -> Any:
+        """Return how many items the regular windows of so many steps of an episode make; elementwise of an array.
+
+        >>> kinds = WindowKinds([WindowTarget(WindowSpec(3, 2), ("a", "b"))], spans_episodes=False)
+        >>> [kinds.num_items(count) for count in (2, 3, 5, 6)], kinds.num_items(np.array([2, 7]))
+        ([0, 2, 4, 4], array([0, 6]))
+        """
+        count: Any = num_steps * 0
+        for length, stride, num_tables in self._counted:
+            count = count + num_tables * ((num_steps - length + stride) // stride) * (num_steps >= length)
+        return count
+
+    def ends(self, index: int, encoded: int, count: int, end: EpisodeEnd | None) -> range:
+        """Return the step counts after `encoded`, up to `count`, at which windows of a kind are complete."""
+        if end is not None:
+            count = min(count, end.num_steps + end.num_padding[index])
+        return self.targets[index].spec.ends(encoded, count)
+
+    def last_end(self, encoded: int, count: int, end: EpisodeEnd | None) -> int:
+        """Return the last such step count of any kind; 0 if there is none."""
+        all_ends = (self.ends(i, encoded, count, end) for i in range(len(self.targets)))
+        return max((ends[-1] for ends in all_ends if ends), default=0)
+
+    def bounds(self, index: int, encoded: int, count: int, end: EpisodeEnd | None) -> tuple[Integers, Integers]:
+        """Return first step and end of each complete window of a kind, the closing one after the others."""
+        numbers = self.ends(index, encoded, count, end)
+        ends = np.arange(numbers.start, numbers.stop, numbers.step, np.int64)
+        starts = ends - (self.targets[index].spec.sequence_length or 0)
+        if end is not None and (closing := end.closing[index]) is not None:
+            starts, ends = np.append(starts, closing[0]), np.append(ends, closing[1])
+        return starts, ends
+
+    def rows_within(self, num_items: int, num_envs: int) -> int:
+        """Return how many rows may be written until so many items are complete, whatever episodes end meanwhile.
+
+        The last of these rows may complete more. At least one row, if any item may be complete.
+
+        >>> WindowKinds([WindowTarget(WindowSpec(20), ("a",))], spans_episodes=False).rows_within(400, 1)
+        400
+        >>> WindowKinds([WindowTarget(WindowSpec(20, 10), ("a",))], spans_episodes=False).rows_within(400, 1)
+        3980
+        """
+        if num_items <= 0:
+            return 0
+        at_once, per_row, most_per_row = 0, 0.0, 0
+        for target in self.targets:
+            length, stride, num_tables = target.spec.sequence_length, target.spec.stride_length, len(target.tables)
+            mode = target.spec.end_of_episode
+            most_per_row += num_tables
+            if length is not None and (mode is EndOfEpisode.DROP or self.spans_episodes):
+                at_once += num_tables * num_envs
+                per_row += num_tables / min(stride, length)
+            else:
+                per_row += num_tables
+                if length is not None and mode is EndOfEpisode.TILE:
+                    at_once += num_tables * num_envs * (-(-(length - 1) // stride))
+        by_rate = 1 + int((num_items - 1 - at_once) // per_row)
+        by_row = 1 + (num_items - 1) // most_per_row if not self._has_tail else 1
+        return max(by_rate, by_row, 1)
+
+    @property
+    def _has_tail(self) -> bool:
+        """Whether the end of an episode may complete several windows of a kind at once."""
+        return not self.spans_episodes and any(
+            target.spec.sequence_length is not None and target.spec.end_of_episode is EndOfEpisode.TILE
+            for target in self.targets
+        )
+
+    def episode_end(self, n: int, *, align: bool = False, discard: str | None = None) -> EpisodeEnd:
+        """Return what the end of an episode of `n` steps adds.
+
+        Args:
+            n: steps of the episode.
+            align: whether DROP's windows get the last L steps too, if they are in no window yet.
+            discard: the reason under which all steps without a window are counted, if nothing is added; None to add.
+        """
+        end = EpisodeEnd(n, [], [], {})
+        for target in self.targets:
+            spec = target.spec if discard is None else _without_end(target.spec)
+            closing, reasons = spec.closing_window(n), spec.num_dropped(n)
+            length = spec.sequence_length
+            # By hand, not by ALIGN_END: that mode does not go with S > L, a reset does.
+            if (
+                align
+                and spec.end_of_episode is EndOfEpisode.DROP
+                and length
+                and n >= length
+                and (n - length) % spec.stride_length
+            ):
+                closing = (n - length, n)
+                between = reasons.pop(UNALIGNED_TAIL) - length
+                if between > 0:
+                    reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
+            if discard and reasons:
+                reasons = {discard: sum(reasons.values())}
+            end.num_padding.append(spec.num_padding(n))
+            end.closing.append(closing)
+            for reason, count in reasons.items():
+                end.dropped[reason] = end.dropped.get(reason, 0) + count
+        return end
+
+
+def can_align(targets: Sequence[WindowTarget], n: int) -> bool:
+    """Whether a reset after `n` steps has something to write, or nothing that it could lose."""
+    return any(
+        target.spec.end_of_episode is not EndOfEpisode.DROP or n >= (target.spec.sequence_length or 1)
+        for target in targets
+    )
+
+
+def _without_end(spec: WindowSpec) -> WindowSpec:
+    """Return the spec with nothing added at the end; a whole episode keeps nothing."""
+    length = spec.sequence_length
+    return WindowSpec(NEVER) if length is None else WindowSpec(length, spec.stride_length)

@@ -1,0 +1,311 @@
+"""How far an actor runs ahead: `max_in_flight_items` bounds the items that are complete and unconfirmed, to the item.
+
+One call is never split, so the bound may be exceeded by the items that one call completes, minus one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from server_process import HostedServer
+from service_process import eventually
+
+import reverb_writer as rw
+
+ADMITTED = 10  # items that each queue of `server` takes
+LIMITS = [1, 20, 400]
+TIMEOUT_S = 1.5  # for a refusal: longer than the server needs to confirm the first items
+LONG_S = 60.0  # a time-out that no test reaches
+NEVER_S = 10_000.0
+StartServer = Callable[..., HostedServer]
+
+
+@pytest.fixture
+def server(replay_server: StartServer) -> HostedServer:
+    return replay_server(*(rw.TableConfig.queue(name, ADMITTED) for name in ("queue", "other")))
+
+
+@contextlib.contextmanager
+def leaving(observer: Any) -> Iterator[Any]:
+    """Close the observer at the end; undelivered items do not matter."""
+    try:
+        yield observer
+    finally:
+        with contextlib.suppress(rw.ReverbWriterError):
+            observer.close(timeout_s=0.1)
+
+
+def step(number: int) -> dict[str, Any]:
+    return {"n": np.int64(number)}
+
+
+def write_until_refused(observer: Any, *, episode_length: int | None = None) -> rw.ObserverStats:
+    """Write steps in a tight loop until one is refused, and return the counters."""
+    for number in itertools.count():
+        is_last = episode_length is not None and (number + 1) % episode_length == 0
+        try:
+            observer(step(number), end_of_episode=is_last)
+        except rw.ReplayTimeoutError:
+            stats: rw.ObserverStats = observer.stats()
+            assert stats.steps == number
+            return stats
+        assert number < 100_000
+    raise AssertionError
+
+
+def check_pending(stats: rw.ObserverStats, limit: int, *, per_call: int = 1, admitted: int = ADMITTED) -> None:
+    """Check that the last call was admitted with fewer items than the limit, and that the next one was refused."""
+    assert stats.acknowledged_items == admitted
+    assert limit <= stats.pending_items <= limit + per_call - 1
+    assert stats.items == stats.acknowledged_items + stats.pending_items
+    assert stats.dropped_items == 0
+
+
+# ------------------------------------------------------------------------------------------ one environment
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(("length", "stride"), [(1, 1), (6, 4)])
+def test_tight_loop_is_stopped_at_the_limit(server: HostedServer, limit: int, length: int, stride: int) -> None:
+    observer = rw.TrajectoryObserver(
+        server.address, "queue", length, stride, max_in_flight_items=limit, timeout_s=TIMEOUT_S
+    )
+    with leaving(observer):
+        stats = write_until_refused(observer)
+        check_pending(stats, limit)
+        assert stats.steps == length + (ADMITTED + limit - 1) * stride  # the step that completes the last window
+
+
+@pytest.mark.parametrize("limit", [20])
+def test_windows_across_episodes_are_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
+    observer = rw.SequenceObserver(server.address, "queue", 4, 2, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
+    with leaving(observer):
+        check_pending(write_until_refused(observer, episode_length=7), limit)
+
+
+@pytest.mark.parametrize("limit", [20])
+def test_episodes_are_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
+    observer = rw.EpisodeObserver(server.address, "queue", 10, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
+    with leaving(observer):
+        stats = write_until_refused(observer, episode_length=3)
+        check_pending(stats, limit)
+        assert stats.episodes == ADMITTED + limit
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("episode_length", [2, 9])
+def test_end_of_an_episode_that_tiles_is_one_call(server: HostedServer, limit: int, episode_length: int) -> None:
+    observer = rw.TrajectoryObserver(
+        server.address, "queue", 4, end_of_episode="tile", max_in_flight_items=limit, timeout_s=TIMEOUT_S
+    )
+    with leaving(observer):
+        stats = write_until_refused(observer, episode_length=episode_length)
+        check_pending(stats, limit, per_call=min(4, episode_length))
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_item_of_each_table_counts(server: HostedServer, limit: int) -> None:
+    observer = rw.TrajectoryObserver(
+        server.address, ["queue", "other"], 2, max_in_flight_items=limit, timeout_s=TIMEOUT_S
+    )
+    with leaving(observer):
+        stats = write_until_refused(observer)
+        check_pending(stats, limit, per_call=2, admitted=2 * ADMITTED)
+
+
+@pytest.mark.parametrize("limit", [20, 400])
+def test_windows_of_each_kind_count(server: HostedServer, limit: int) -> None:
+    windows: Any = {"queue": rw.WindowSpec(2, 1), "other": rw.WindowSpec(5, 3)}
+    observer = rw.TrajectoryObserver(
+        server.address, windows=windows, max_in_flight_items=limit, timeout_s=TIMEOUT_S, chunk_length=7
+    )
+    with leaving(observer):
+        stats = write_until_refused(observer)
+        assert (
+            ADMITTED <= stats.acknowledged_items <= 2 * ADMITTED
+        )  # Reverb stops a stream at the first table that is full
+        assert limit <= stats.pending_items <= limit + 1
+
+
+@pytest.mark.parametrize("limit", [1, 400])
+def test_extend_is_as_many_calls(server: HostedServer, limit: int) -> None:
+    observer = rw.TrajectoryObserver(server.address, "queue", 3, max_in_flight_items=limit, timeout_s=TIMEOUT_S)
+    with leaving(observer):
+        with pytest.raises(rw.ReplayTimeoutError):
+            observer.extend({"n": np.arange(5_000)})
+        stats = observer.stats()
+        check_pending(stats, limit)
+        assert stats.steps == 3 + ADMITTED + limit - 1
+
+
+def test_refused_step_is_taken_once_an_item_is_confirmed(server: HostedServer) -> None:
+    observer = rw.TrajectoryObserver(server.address, "queue", 1, max_in_flight_items=20, timeout_s=TIMEOUT_S)
+    with leaving(observer), rw.Client(server.address) as client:
+        refused = write_until_refused(observer).steps
+        taken = [int(sample.data["n"][0]) for sample in client.sample("queue", 1)]
+        observer(step(refused), end_of_episode=False)
+        with pytest.raises(rw.ReplayTimeoutError):
+            observer(step(refused + 1), end_of_episode=False)
+        check_pending(observer.stats(), 20, admitted=ADMITTED + 1)
+        assert taken == [0]
+
+
+@pytest.mark.parametrize("limit", [20, 400])
+def test_raise_refuses_at_the_limit(server: HostedServer, limit: int) -> None:
+    observer = rw.TrajectoryObserver(
+        server.address, "queue", 2, max_in_flight_items=limit, on_block="raise", timeout_s=LONG_S
+    )
+    with leaving(observer):
+        refused = write_until_refused(observer).steps  # at once: the first items may be unconfirmed
+        eventually(lambda: observer.stats().acknowledged_items == ADMITTED, "the queue is full")
+        with contextlib.suppress(rw.ReplayTimeoutError):
+            for number in range(refused, refused + 2 * limit):
+                observer(step(number), end_of_episode=False)
+        check_pending(observer.stats(), limit)
+
+
+# --------------------------------------------------------------------------------------- several environments
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize(("num_envs", "length", "stride"), [(1, 1, 1), (1, 5, 3), (4, 5, 1)])
+def test_vector_is_stopped_at_the_limit(
+    server: HostedServer, limit: int, num_envs: int, length: int, stride: int
+) -> None:
+    observer = rw.TrajectoryObserver(
+        server.address, "queue", length, stride, num_envs=num_envs, max_in_flight_items=limit, timeout_s=TIMEOUT_S
+    )
+    with leaving(observer):
+        stats = vector_until_refused(observer)
+        check_pending(stats, limit, per_call=num_envs)
+        assert stats.steps % num_envs == 0  # no call was split
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_vector_whose_episodes_end_at_different_calls_is_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
+    observer = rw.TrajectoryObserver(
+        server.address,
+        "queue",
+        4,
+        2,
+        num_envs=4,
+        end_of_episode="tile",
+        max_in_flight_items=limit,
+        timeout_s=TIMEOUT_S,
+    )
+    with leaving(observer):
+        stats = vector_until_refused(observer, episode_lengths=np.array([3, 7, 8, 30]))
+        check_pending(stats, limit, per_call=2 * 4)  # an end of an episode completes two windows
+
+
+@pytest.mark.parametrize("limit", [20])
+def test_masked_environments_are_stopped_at_the_limit(server: HostedServer, limit: int) -> None:
+    observer = rw.TrajectoryObserver(
+        server.address, "queue", 2, num_envs=4, max_in_flight_items=limit, timeout_s=TIMEOUT_S
+    )
+    with leaving(observer):
+        rng = np.random.default_rng(0)
+        with contextlib.suppress(rw.ReplayTimeoutError):
+            for number in range(1_000):
+                mask = rng.random(4) < 0.5
+                observer({"n": np.full(4, number)}, end_of_episode=np.zeros(4, bool), env_mask=mask)
+        check_pending(observer.stats(), limit, per_call=4)
+
+
+def vector_until_refused(observer: rw.TrajectoryObserver, episode_lengths: Any = NEVER_S) -> rw.ObserverStats:
+    """Write a step of all environments in a tight loop until one is refused, and return the counters."""
+    num_envs = observer.num_envs or 1
+    for number in itertools.count():
+        ends = np.broadcast_to((number + 1) % episode_lengths == 0, num_envs)
+        try:
+            observer({"n": np.arange(number, number + num_envs)}, end_of_episode=ends)
+        except rw.ReplayTimeoutError:
+            stats = observer.stats()
+            assert stats.steps == number * num_envs
+            return stats
+        assert number < 100_000
+    raise AssertionError
+
+
+# ------------------------------------------------------------------------------------------------ the default
+
+
+def test_actor_without_a_learner_stops_soon_by_default(replay_server: StartServer) -> None:
+    limiter = rw.SampleToInsertRatio(samples_per_insert=8, min_size=100, error_buffer=200)  # admits (800 + 200) / 8
+    server = replay_server(rw.TableConfig("replay", 10_000, rate_limiter=limiter))
+    observer = rw.TrajectoryObserver(server.address, "replay", 2, timeout_s=TIMEOUT_S)
+    with leaving(observer), rw.Client(server.address) as client:
+        stats = write_until_refused(observer)
+        check_pending(stats, 400, admitted=125)
+        assert stats.steps == 125 + 400 + 1  # the first window takes two steps
+        assert client.server_info()["replay"].rate_limiter.num_inserts == 125
+
+
+# ------------------------------------------------------------------------------- while it waits, and who hears
+
+
+@pytest.mark.parametrize("num_envs", [None, 3])
+def test_complete_items_are_sent_before_a_step_waits(replay_server: StartServer, num_envs: int | None) -> None:
+    server = replay_server(rw.TableConfig("replay", 10_000))
+    options: Any = {"max_in_flight_items": 5, "max_delay_s": NEVER_S, "chunk_length": 1_000, "timeout_s": LONG_S}
+    observer: Any = (
+        rw.TrajectoryObserver(server.address, "replay", 2, **options)
+        if num_envs is None
+        else rw.TrajectoryObserver(server.address, "replay", 2, num_envs=num_envs, **options)
+    )
+    with leaving(observer):
+        for number in range(200):
+            shape = () if num_envs is None else (num_envs,)
+            observer({"n": np.full(shape, number)}, end_of_episode=np.zeros(shape, bool))
+        assert observer.stats().acknowledged_items >= (199 * (num_envs or 1)) - 5 - (num_envs or 1)
+
+
+def test_items_arrive_in_order_and_none_is_lost_across_waits(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay", 10_000, sampler="fifo", max_times_sampled=1))
+    options: Any = {"end_of_episode": "tile", "max_in_flight_items": 7, "timeout_s": LONG_S}
+    with rw.TrajectoryObserver(server.address, "replay", 3, **options) as observer:
+        for number in range(500):
+            observer(step(number), end_of_episode=number % 5 == 4)
+    with rw.Client(server.address) as client:
+        starts = [int(sample.data["n"][0]) for sample in client.sample("replay", 500)]
+    assert starts == list(range(500))
+
+
+def test_first_wait_for_a_rate_limiter_is_logged_once(server: HostedServer, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "reverb_writer")
+    observer = rw.TrajectoryObserver(server.address, "queue", 1, max_in_flight_items=20, timeout_s=TIMEOUT_S)
+    with leaving(observer):
+        refused = write_until_refused(observer).steps
+        lines = limiter_lines(caplog)
+        assert len(lines) == 1
+        for part in ("rate limiter of table `queue` blocks inserts", "samples = 10, max_diff 10", server.address):
+            assert part in lines[0]
+        with pytest.raises(rw.ReplayTimeoutError):
+            observer(step(refused), end_of_episode=False)
+        assert limiter_lines(caplog) == lines
+
+
+def test_wait_without_a_rate_limiter_is_not_logged(
+    replay_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "reverb_writer")
+    server = replay_server(rw.TableConfig("replay", 10_000))
+    options: Any = {"max_in_flight_items": 1, "timeout_s": LONG_S}
+    with rw.TrajectoryObserver(server.address, "replay", 1, **options) as observer:
+        for number in range(500):
+            observer(step(number), end_of_episode=False)
+    assert not limiter_lines(caplog)
+
+
+def limiter_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno == logging.INFO and "rate limiter" in record.getMessage()
+    ]

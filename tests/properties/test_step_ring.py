@@ -1,0 +1,408 @@
+"""Whatever is written to the ring, and whenever its rows are taken: the items are the windows of `WindowSpec`."""
+
+from __future__ import annotations
+
+import collections
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import tensor_codec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reverb_writer.protocol.messages import InsertStreamRequest
+from reverb_writer.steps import StepStructure
+from reverb_writer.transport.in_flight import InFlight
+from reverb_writer.windows import EndOfEpisode, WindowSpec
+from reverb_writer.writing.chunk_encoder import ChunkEncoder, chunk_grid
+from reverb_writer.writing.cutter import Cutter
+from reverb_writer.writing.open_episode import OpenEpisode
+from reverb_writer.writing.priorities import WindowPriorities
+from reverb_writer.writing.ring import NewPriority, Reset, StepRing
+from reverb_writer.writing.step_layout import StepLayout
+from reverb_writer.writing.window_items import stream_update
+from reverb_writer.writing.window_kinds import WindowKinds
+from reverb_writer.writing.window_targets import WindowTarget
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`stride_length`"),
+    pytest.mark.filterwarnings("error::RuntimeWarning"),
+]
+
+NEEDS_OVERLAP = (EndOfEpisode.COVER, EndOfEpisode.TRUNCATE, EndOfEpisode.ALIGN_END)
+ENV = 1_000_000  # steps are numbered from this on times the environment's number, so that zeros are padding
+
+
+def mean_of_real_steps(window: Any, mask: Any) -> float:
+    """Return the mean, unless it is a multiple of three: those windows are lost."""
+    mean = float(window["n"][mask].mean())
+    if mean % 3 == 0:
+        raise ZeroDivisionError
+    return mean
+
+
+class Item(NamedTuple):
+    """An item as the server gets it, or as it should."""
+
+    steps: tuple[int, ...]
+    priority: float
+
+
+class Config(NamedTuple):
+    """An observer."""
+
+    targets: tuple[WindowTarget, ...]
+    num_envs: int | None
+    spans_episodes: bool
+    mask: bool
+    chunk_length: int
+    ring_size: int
+    max_steps: int | None
+
+
+Operation = tuple[str, Any]
+
+
+# ------------------------------------------------------------------------------------------------- what should come
+
+
+class Oracle:
+    """The windows of every episode, from its length alone."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.items: dict[str, list[Item]] = collections.defaultdict(list)  # by table and environment
+        self.num_items = self.num_dropped = self.num_failed = 0
+        self._priorities = [target.priority for target in config.targets]
+        count = config.num_envs or 1
+        self._episodes: list[list[int]] = [[] for _ in range(count)]
+        self._known = [[0] * len(config.targets) for _ in range(count)]  # windows complete so far
+
+    def step(self, env: int, number: int, *, last: bool) -> None:
+        episode = self._episodes[env]
+        episode.append(number)
+        if not self._is_too_long(env):
+            for index, target in enumerate(self.config.targets):
+                if target.spec.sequence_length is not None:
+                    self._complete(env, index, target.spec.spanning_windows(len(episode)))
+        if last and not self.config.spans_episodes:
+            self.end(env)
+
+    def end(self, env: int, *, align: bool = False, discard: bool = False) -> None:
+        n = len(self._episodes[env])
+        for index, target in enumerate(self.config.targets):
+            spec, length = target.spec, target.spec.sequence_length
+            if self._is_too_long(env):
+                windows = []
+            elif discard:
+                windows = [] if length is None else spec.spanning_windows(n)
+            else:
+                windows = spec.windows(n)
+                if align and length and spec.end_of_episode is EndOfEpisode.DROP and n >= length:
+                    windows = sorted({*windows, (n - length, n)})
+            self._complete(env, index, windows)
+            covered = set().union(*(range(*window) for window in windows))
+            self.num_dropped += len(set(range(n)) - covered)
+        self._episodes[env], self._known[env] = [], [0] * len(self.config.targets)
+
+    def new_priority(self, priority: float) -> None:
+        self._priorities = [priority] * len(self._priorities)
+
+    def _is_too_long(self, env: int) -> bool:
+        return self.config.max_steps is not None and len(self._episodes[env]) > self.config.max_steps
+
+    def _complete(self, env: int, index: int, windows: Sequence[tuple[int, int]]) -> None:
+        new = windows[self._known[env][index] :]
+        self._known[env][index] = len(windows)
+        target, n = self.config.targets[index], len(self._episodes[env])
+        for start, stop in new:
+            steps = self._episodes[env][start:stop]
+            priority: Any = self._priorities[index]
+            self.num_items += len(target.tables)
+            if callable(priority):
+                priority = sum(steps) / len(steps)
+                if priority % 3 == 0:
+                    self.num_failed += len(target.tables)
+                    continue
+            padded = (*steps, *[0] * (stop - max(start, n) if stop > n else 0))
+            for table in target.tables:
+                self.items[f"{table}/{env}"].append(Item(tuple(padded), priority))
+
+
+# ----------------------------------------------------------------------------------------------------- what does come
+
+
+class Server:
+    """The end of an insert stream: keeps the chunks that it is told to keep, and refuses items of others."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, list[Item]] = collections.defaultdict(list)
+        self.chunks: dict[int, Any] = {}
+        self._keys: set[int] = set()
+
+    def receive(self, message: bytes, *, mask: bool) -> list[int]:
+        """Take a message; return the keys of its items."""
+        request = InsertStreamRequest.FromString(message)
+        for chunk in request.chunks:
+            assert chunk.chunk_key not in self.chunks, "a chunk is sent once"
+            self.chunks[chunk.chunk_key] = chunk
+        for item in request.items:
+            columns = [self._column(column) for column in item.flat_trajectory.columns]
+            numbers, doubled = columns[0], columns[1]
+            np.testing.assert_array_equal(doubled, np.stack([numbers, 2 * numbers], axis=1))
+            if mask:
+                np.testing.assert_array_equal(columns[2], numbers > 0)
+            assert len(columns) == 2 + mask
+            assert item.key not in self._keys
+            self._keys.add(item.key)
+            env = int(numbers[0]) // ENV - 1
+            self.items[f"{item.table}/{env}"].append(Item(tuple(numbers.tolist()), item.priority))
+        keep = set(request.keep_chunk_keys)
+        assert keep <= self.chunks.keys(), "the server refuses to keep chunks that it does not have"
+        self.chunks = {key: self.chunks[key] for key in keep}
+        return [item.key for item in request.items]
+
+    def _column(self, column: Any) -> Any:
+        parts = []
+        for piece in column.chunk_slices:
+            chunk = self.chunks[piece.chunk_key]
+            assert len(chunk.data.tensors) >= 3, "the leaves, the mask if there is one, and the spec"
+            tensor = tensor_codec.decode(chunk.data.tensors[piece.index])
+            assert len(tensor) == chunk.sequence_range.end - chunk.sequence_range.start + 1
+            assert piece.offset + piece.length <= len(tensor)
+            parts.append(tensor[piece.offset : piece.offset + piece.length])
+        return np.concatenate(parts)
+
+
+class Writer:
+    """Both sides of the ring in one thread, without a connection: what an observer and its sender do between them."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.num_envs = config, config.num_envs or 1
+        self.oracle, self.server, self.flight = Oracle(config), Server(), InFlight()
+        self.dropped: collections.Counter[str] = collections.Counter()
+        shape = () if config.num_envs is None else (config.num_envs,)
+        example = {"n": np.zeros(shape, np.int64), "pair": np.zeros((*shape, 2), np.float64)}
+        structure = StepStructure(example, batch_size=config.num_envs)
+        layout = StepLayout(structure, mask=config.mask)
+        self.ring = StepRing(
+            structure.dtypes,
+            structure.shapes,
+            config.num_envs,
+            config.ring_size,
+            spans_episodes=config.spans_episodes,
+        )
+        self.kinds = kinds = WindowKinds(config.targets, spans_episodes=config.spans_episodes)
+        has_functions = any(callable(target.priority) for target in config.targets)
+        self.encoder = encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
+        self.priorities = priorities = WindowPriorities(layout.pack, lambda _: 1.0)
+        length = min(config.chunk_length, max(config.ring_size // (2 * self.num_envs), 1))
+        grid = chunk_grid([target.spec for target in config.targets], length)
+        self.cutter = Cutter(
+            self.ring,
+            kinds,
+            config.num_envs,
+            lambda: OpenEpisode(encoder, kinds, priorities, grid),
+            self.dropped.update,
+        )
+        self._next = [ENV * (env + 1) for env in range(self.num_envs)]
+        self._budget: tuple[int, int, int] | None = None
+
+    # The observer's side.
+
+    def step(self, env_ids: Sequence[int], last: Sequence[bool]) -> None:
+        """Write a step of some environments; `last` has a flag for each environment."""
+        self._make_room()
+        numbers = np.array(self._next, np.int64)
+        leaves = [numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)]
+        num_steps, most = self.ring.head[1], self.config.max_steps
+        if self.config.num_envs is not None:
+            skipped = None if most is None else num_steps >= most
+            self.ring.write_envs(leaves, np.array(last, bool), np.array(env_ids, np.int64), skipped)
+        elif most is not None and num_steps >= most:
+            self.ring.skip(last=last[0])
+        else:
+            self.ring.write([leaf[0] for leaf in leaves], last=last[0])
+        for env in env_ids:
+            self.oracle.step(env, self._next[env], last=last[env])
+            self._next[env] += 1
+        self._check_budget()
+
+    def block(self, num_steps: int) -> None:
+        """Write steps of the only environment at once, as many as are granted."""
+        most = self.config.max_steps
+        if self.config.num_envs is not None or (most is not None and self.ring.head[1] + num_steps > most):
+            return
+        self._make_room()
+        count = min(num_steps, self._granted() - self.ring.head[0])
+        numbers = self._next[0] + np.arange(count)
+        self.ring.write_block([numbers, np.stack([numbers, 2 * numbers], axis=1).astype(np.float64)], count)
+        for number in numbers.tolist():
+            self.oracle.step(0, number, last=False)
+        self._next[0] += count
+        self._budget = None
+
+    def reset(self, env_ids: Sequence[int], *, align: bool, discard: bool) -> None:
+        self._mark(Reset(env_ids, align, discard))
+        for env in env_ids:
+            self.oracle.end(env, align=align, discard=discard)
+
+    def new_priority(self, priority: float) -> None:
+        if all(target.spec.sequence_length is None for target in self.config.targets):
+            self._mark(NewPriority(priority))
+            self.oracle.new_priority(priority)
+
+    def _mark(self, mark: Any) -> None:
+        if self.ring.head[0] - self.cutter.taken >= self.config.ring_size // 2:
+            self.take()
+        self.ring.mark(mark)
+        self._budget = None
+
+    def _granted(self) -> int:
+        return self.cutter.first_needed + self.config.ring_size - self.num_envs + 1
+
+    def _make_room(self) -> None:
+        if self.ring.head[0] >= self._granted():
+            self.take()
+        assert self.ring.head[0] < self._granted(), "the ring always has room again"
+
+    def _check_budget(self) -> None:
+        """Until the last row that `rows_within` allows, the items stay below the number that it was asked for."""
+        if self._budget is not None:
+            last_row, num_items, room = self._budget
+            if self.ring.head[0] < last_row:
+                assert self.oracle.num_items - num_items < room
+
+    def budget(self, room: int) -> None:
+        rows = self.kinds.rows_within(room, self.num_envs)
+        self._budget = self.ring.head[0] + rows, self.oracle.num_items, room
+
+    # The sender's side.
+
+    def take(self) -> None:
+        cutter, size = self.cutter, self.config.ring_size
+        cutter.take(self.ring.head[0])
+        if cutter.taken - cutter.first_needed > size // 2:
+            cutter.seal_before(cutter.taken - size // 2)
+        assert cutter.num_items == self.oracle.num_items
+
+    def encode(self) -> None:
+        ready = self.cutter.take_ready()
+        kept, update = stream_update(
+            [each.windows for each in ready], self.kinds.tables, self.encoder.new_key(), self.encoder.num_columns
+        )
+        for each, chunks in zip(ready, kept, strict=True):
+            each.episode.chunks = chunks
+            self.cutter.num_unencoded -= each.num_items
+        self.flight.hold(update.hold)
+        if update.request is not None:
+            self.flight.add(update.request)
+        self.flight.release(update.release)
+        while self.flight.has_queued:
+            keys = self.server.receive(self.flight.take_message(1 << 10), mask=self.config.mask)
+            self.flight.acknowledge(np.array(keys, np.uint64))
+
+    def send(self) -> None:
+        self.take()
+        self.cutter.seal_complete()
+        self.encode()
+
+    def run(self, operations: Sequence[Operation]) -> None:
+        """Do all of it, and end the episodes that are under way."""
+        every = range(self.num_envs)
+        for name, value in operations:
+            if name == "steps":
+                count, mask, last = value
+                env_ids = [0] if self.config.num_envs is None else [env for env in every if mask >> env & 1]
+                for i in range(count):
+                    self.step(env_ids, [i == count - 1 and bool(last >> env & 1) for env in every])
+            elif name == "reset":
+                mask, align, discard = value
+                env_ids = [env for env in every if mask >> env & 1]
+                self.reset(env_ids, align=align and not discard, discard=discard)
+            else:
+                getattr(self, name)(*value)
+        self.reset(every, align=False, discard=True)
+        self.send()
+
+    def check(self) -> None:
+        """Compare all that has come with what should."""
+        assert dict(self.server.items) == dict(self.oracle.items)
+        assert self.cutter.num_items == self.oracle.num_items
+        assert self.cutter.num_unencoded == 0
+        assert self.priorities.num_failed == self.oracle.num_failed
+        assert self.flight.acknowledged == self.oracle.num_items - self.oracle.num_failed
+        assert sum(self.dropped.values()) == sum(self.cutter.dropped.values()) == self.oracle.num_dropped
+        assert self.cutter.num_steps == sum(number - ENV * (env + 1) for env, number in enumerate(self._next))
+        # Nothing is left behind: no chunk is held any more, here or at the server.
+        assert (self.flight.pending, self.flight.pending_bytes) == (0, 0)
+        assert InsertStreamRequest.FromString(self.flight.take_message(1)).keep_chunk_keys == []
+        assert self.cutter.first_needed == self.cutter.taken == self.ring.head[0]
+
+
+# --------------------------------------------------------------------------------------------------------- the cases
+
+
+def specs() -> Iterator[WindowSpec]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for mode in EndOfEpisode:
+            for length in range(1, 7):
+                for stride in range(1, length + 1 if mode in NEEDS_OVERLAP else 9):
+                    yield WindowSpec(length, stride, mode)
+
+
+SPECS = st.sampled_from([*specs()]) | st.just(WindowSpec.whole_episode())
+PRIORITIES: st.SearchStrategy[Any] = st.sampled_from([1.0, 0.5, mean_of_real_steps])
+SOME = st.integers(0, 15)  # environments, as bits
+OPERATIONS = st.lists(
+    st.tuples(st.just("steps"), st.tuples(st.integers(1, 12), SOME, SOME))
+    | st.tuples(st.just("steps"), st.tuples(st.integers(1, 12), st.just(15), SOME))
+    | st.tuples(st.just("block"), st.tuples(st.integers(1, 12)))
+    | st.tuples(st.just("reset"), st.tuples(SOME, st.booleans(), st.booleans()))
+    | st.tuples(st.just("new_priority"), st.tuples(st.sampled_from([2.0, 3.0])))
+    | st.tuples(st.just("budget"), st.tuples(st.integers(1, 60)))
+    | st.tuples(st.sampled_from(["take", "encode", "send"]), st.just(())),
+    max_size=40,
+)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    windows = draw(st.lists(st.tuples(SPECS, st.integers(1, 2), PRIORITIES), min_size=1, max_size=3))
+    targets = tuple(
+        WindowTarget(spec, tuple(f"{number}{letter}" for letter in "ab"[:num_tables]), priority)
+        for number, (spec, num_tables, priority) in enumerate(windows)
+    )
+    num_envs = draw(st.none() | st.integers(1, 4))
+    are_episodes = all(spec.sequence_length is None for spec, _, _ in windows)
+    spans_episodes = draw(st.booleans()) and not are_episodes
+    return Config(
+        targets,
+        num_envs,
+        spans_episodes,
+        draw(st.booleans()),
+        draw(st.integers(1, 9)),
+        draw(st.integers(4, 30)) * (num_envs or 1),
+        draw(st.none() | st.integers(1, 12)) if are_episodes and len(windows) == 1 else None,
+    )
+
+
+@settings(deadline=None, max_examples=150)
+@given(configs(), OPERATIONS)
+def test_items_are_the_windows_of_the_closed_form(config: Config, operations: list[Operation]) -> None:
+    writer = Writer(config)
+    writer.run(operations)
+    writer.check()
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=2000)
+@given(configs(), OPERATIONS)
+def test_items_are_the_windows_of_the_closed_form_at_length(config: Config, operations: list[Operation]) -> None:
+    writer = Writer(config)
+    writer.run(operations)
+    writer.check()

@@ -1,0 +1,128 @@
+"""The parser of trajectories accepts only bytes that protobuf accepts, and reads the same numbers."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+
+from reverb_writer.errors import FormatError
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.trajectory_parsing import parse_trajectory
+
+MUTATIONS = int(os.environ.get("REVERB_WRITER_FUZZ", "100000"))
+
+_TAGS = b"\x00\x08\x0a\x10\x18\x20\x2a\x80\x81\xff"
+
+
+def _varint(value: int, width: int) -> list[int]:
+    return [value >> 7 * place & 0x7F | (0x80 if place < width - 1 else 0) for place in range(width)]
+
+
+def trajectory(num_columns: int, slices: Sequence[tuple[int, int, int]], *, squeeze: bool = False) -> bytes:
+    """Return the bytes of an item in protobuf's canonical form, as dm-reverb's writers send it."""
+    part = messages.FlatTrajectory.ChunkSlice
+    columns = [
+        messages.FlatTrajectory.Column(
+            chunk_slices=[
+                part(chunk_key=key, offset=offset, length=length, index=index) for key, offset, length in slices
+            ],
+            squeeze=squeeze,
+        )
+        for index in range(num_columns)
+    ]
+    return bytes(messages.FlatTrajectory(columns=columns).SerializeToString())
+
+
+def padded(num_columns: int, slices: Sequence[tuple[int, int, int]]) -> bytes:
+    """Return the bytes of an item as our observers send it: with an index of 0, and varints of a fixed width."""
+    encoded = b""
+    for index in range(num_columns):
+        column = b""
+        for key, offset, length in slices:
+            numbers = [*_varint(key, 9), 0x10, *_varint(offset, 2), 0x18, *_varint(length, 2), 0x20, index]
+            column += bytes([0x0A, 1 + len(numbers), 0x08, *numbers])
+        encoded += b"\x0a" + (bytes([len(column)]) if len(column) < 128 else bytes(_varint(len(column), 2))) + column
+    return encoded
+
+
+REAL = [
+    trajectory(1, [(11, 0, 3)]),
+    trajectory(2, [(2**62, 5, 300)]),
+    trajectory(6, [(2**64 - 1, 60, 4), (12, 0, 4)]),
+    trajectory(3, [(9, 7, 1)], squeeze=True),
+    trajectory(4, [(2**61 + number, 0, 20) for number in range(9)]),
+    padded(1, [(11, 0, 3)]),
+    padded(3, [(2**62, 5, 300), (2**62 + 1, 0, 2)]),
+    padded(5, [(2**61 + number, 0, 20) for number in range(12)]),
+]
+
+
+def columns_of(flat: bytes) -> list[tuple[list[tuple[int, int, int]], int, bool]] | None:
+    """Return each column's slices, tensor and mark as a scalar, as protobuf reads them; None if it does not."""
+    try:
+        read = messages.FlatTrajectory.FromString(flat)
+    except DecodeError:
+        return None
+    columns = []
+    for column in read.columns:
+        tensors = {one.index for one in column.chunk_slices}
+        if len(tensors) != 1 or min(tensors) < 0:
+            return None
+        slices = [(one.chunk_key, one.offset, one.length) for one in column.chunk_slices]
+        columns.append((slices, tensors.pop(), column.squeeze))
+    return columns
+
+
+def parsed(flat: bytes) -> list[tuple[list[tuple[int, int, int]], int, bool]] | None:
+    """Return the same, as our parser reads it; None if it refuses."""
+    try:
+        layout, slices = parse_trajectory(flat)
+    except FormatError:
+        return None
+    found: dict[int, Any] = {}
+    for group, its_slices in zip(layout.groups, slices, strict=True):
+        for column, tensor in zip(group.columns, group.tensors, strict=True):
+            found[column] = (list(its_slices), tensor, layout.is_scalar[column])
+    return [found[column] for column in range(len(layout.is_scalar))]
+
+
+def mutated(flat: bytes, rng: random.Random) -> bytes:
+    """Return bytes with some of them changed, cut off, inserted, removed or repeated."""
+    changed = bytearray(flat)
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        at, stop = sorted((rng.randrange(len(changed) + 1), rng.randrange(len(changed) + 1)))
+        kind = rng.randrange(7)
+        if kind <= 1 and at < len(changed):
+            changed[at] = rng.choice((rng.randrange(256), rng.choice(_TAGS), changed[at] + rng.choice((-1, 1)) & 0xFF))
+        elif kind == 2:
+            del changed[at:]
+        elif kind == 3:
+            changed[at:at] = bytes([rng.choice(_TAGS) for _ in range(rng.randrange(1, 4))])
+        elif kind == 4:
+            del changed[at : at + rng.randrange(1, 4)]
+        elif kind == 5:
+            changed += changed[at:stop]
+        elif at < len(changed):  # a varint with one byte more, which changes its value or does not
+            changed[at : at + 1] = bytes([changed[at] | 0x80, rng.choice((0, 0, 1, 0x80))])
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("flat", REAL)
+def test_real_trajectories_are_read_as_protobuf_reads_them(flat: bytes) -> None:
+    assert parsed(flat) == columns_of(flat) is not None
+
+
+def test_mutated_trajectories_are_refused_or_read_as_protobuf_reads_them() -> None:
+    rng = random.Random(9)  # noqa: S311  # repeatable
+    num_accepted = 0
+    for _ in range(MUTATIONS):
+        flat = mutated(rng.choice(REAL), rng)
+        if (ours := parsed(flat)) is not None:
+            num_accepted += 1
+            assert ours == columns_of(flat), flat.hex()
+    assert num_accepted > MUTATIONS // 100
