@@ -31,7 +31,8 @@ from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, merge_tables
-from reverb_writer.transport.channel import TLS, Channel
+from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.tls import TLS
 
 if TYPE_CHECKING:
     from typing_extensions import Self

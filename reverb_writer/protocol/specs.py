@@ -101,6 +101,7 @@ def read_spec(dtype: int, encoded_shape: bytes, content: bytes) -> bytes:
 def spec_text(spec: Any) -> str:
     """Return the leaves of a spec with their dtypes and shapes.
 
+    >>> from reverb_writer.protocol.signatures import ArraySpec
     >>> spec_text({"n": ArraySpec((), "int64"), "x": ArraySpec((3,), "float32")})
     'n int64 (), x float32 (3,)'
     """

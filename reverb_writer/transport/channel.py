@@ -12,13 +12,11 @@ import asyncio
 import contextlib
 import functools
 import os
-import pathlib
 import queue
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import grpc.aio
@@ -29,6 +27,7 @@ from reverb_writer.protocol.messages import SERVER_INFO
 from reverb_writer.transport import loop, process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
 from reverb_writer.transport.pending_call import Outcome, PendingCall
+from reverb_writer.transport.tls import TLS, credentials_of
 from reverb_writer.transport.wire import OPTIONS, PERMANENT, Wire, WireClosedError
 
 _TOKEN = re.compile(r"[!-~]+")
@@ -38,30 +37,6 @@ _ANSWER_WITHIN_S, _AGAIN_WITHIN_S = 2.0, 3.0
 _CLOSE_S = 1.0  # how long `close` waits until the connection is closed
 _NOT_BEFORE_S = 10.0  # from an examination without a finding to the next one
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.05, 2.0
-
-
-@dataclass(frozen=True)
-class TLS:
-    """Certificates for an encrypted connection, as paths to PEM files.
-
-    Attributes:
-        root_certificates: certificates that may have signed the server's; None for those of the system.
-        certificate: this client's own certificate chain, for mutual TLS.
-        private_key: its key; given together with `certificate`.
-        server_name: the name that the server's certificate must carry, if it is not the address's.
-
-    Raises:
-        SpecError: one of `certificate` and `private_key` is given without the other.
-    """
-
-    root_certificates: str | os.PathLike[str] | None = None
-    certificate: str | os.PathLike[str] | None = None
-    private_key: str | os.PathLike[str] | None = None
-    server_name: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.certificate is None) != (self.private_key is None):
-            raise SpecError("`certificate` and `private_key` must be given together: each is useless alone.")
 
 
 class Channel:
@@ -116,7 +91,7 @@ class Channel:
             tls = TLS() if tls is True else tls
             if tls.server_name is not None:
                 self._options["grpc.ssl_target_name_override"] = tls.server_name
-            self._dial = functools.partial(grpc.aio.secure_channel, credentials=_credentials(tls))
+            self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
             self._advice = "the certificates; the server may ask for one of the client, too"
         self._pid = os.getpid()
         self._connect_errors: list[tuple[str, float]] = []
@@ -396,30 +371,3 @@ def backoff_s(failures: int) -> float:
     """Return a random time that doubles with each failure in a row, seconds, so that clients come back one by one."""
     longest = min(_LAST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(failures, 16))
     return random.uniform(longest / 2, longest)  # noqa: S311  # jitter, no secret
-
-
-def _credentials(tls: TLS) -> grpc.ChannelCredentials:
-    """Read the PEM files; gRPC itself would say only at the first call, and in its log, that it cannot use them."""
-    import ssl  # noqa: PLC0415  # not needed for plain text, and it takes time
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if tls.root_certificates is not None:
-        with _readable("root_certificates", tls.root_certificates):
-            context.load_verify_locations(tls.root_certificates)
-    if tls.certificate is not None:
-        with _readable("certificate` and `private_key", tls.certificate, tls.private_key):
-            context.load_cert_chain(tls.certificate, tls.private_key, password=lambda: "")
-    return grpc.ssl_channel_credentials(*map(_read, (tls.root_certificates, tls.private_key, tls.certificate)))
-
-
-@contextlib.contextmanager
-def _readable(name: str, *paths: str | os.PathLike[str] | None) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:  # ssl.SSLError is one, too
-        files = ", ".join(os.fspath(path) for path in paths if path is not None)
-        raise SpecError(f"`{name}`: cannot use the PEM files {files} ({error.strerror or error}).") from error
-
-
-def _read(path: str | os.PathLike[str] | None) -> bytes | None:
-    return None if path is None else pathlib.Path(path).read_bytes()

@@ -239,11 +239,12 @@ class Observer(ObserverLife):
         self._refuse_envs("write_episode")
         steps = episode.steps()
         self.check_episode(episode)
+        written = 0 if self._sender is None else self._sender.ring.head[0]
         try:
             self.extend(tree.map_structure(lambda leaf: leaf[:-1], steps))
             self(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
         except BaseException:
-            if self._sender is not None and not self._sender.is_forked:
+            if self._sender is not None and not self._sender.is_forked and self._sender.ring.head[0] != written:
                 self._end_episodes(self._sender, range(1), align=False, discard=True)
             raise
 

@@ -190,8 +190,8 @@ class Sender:
         except queue.Empty:
             pass
         self._turned_at = time.monotonic()
+        self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
         self._take()
-        self._outbox.check_shards()
         if self._due_at <= self._turned_at or self._is_urgent():
             self._send_now()
         elif self._outbox.is_enough:

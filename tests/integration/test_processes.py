@@ -628,6 +628,8 @@ while others := [one for one in threading.enumerate() if not any(name in one.nam
 
 def test_observers_that_are_closed_without_a_server_leave_nothing_either(lone_server: StartServer) -> None:
     server = lone_server(fifo("replay"))
+    with rw.Client(server.address) as client:
+        client.server_info()  # the process's loop lasts
     files = num_files()
     observers = [rw.TrajectoryObserver(server.address, "replay", 1, max_delay_s=0.05) for _ in range(5)]
     for observer in observers:

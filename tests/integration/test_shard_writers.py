@@ -273,7 +273,7 @@ def test_windows_that_cross_episodes_stay_at_a_shard_for_so_many_items(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One window is cut where the next shard begins: its step is counted."""
-    monkeypatch.setattr("reverb_writer.writing.sender._SPANNING_ITEMS", 10)
+    monkeypatch.setattr("reverb_writer.writing.outbox._SPANNING_ITEMS", 10)
     servers = [replay_server(fifo("replay")) for _ in range(2)]
     with rw.SequenceObserver(addresses(servers), "replay", 3, 2, actor_id="actor", chunk_length=3) as observer:
         for number in range(400):

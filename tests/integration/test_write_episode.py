@@ -69,6 +69,16 @@ def test_spanning_observer_writes_one_episode_after_the_other(place: Place) -> N
     assert numbers == [[1, 2, 3, 11], [12, 13, 14, 15]]
 
 
+def test_refused_episode_does_not_end_a_stream_that_spans_episodes(place: Place) -> None:
+    with rw.SequenceObserver(place.client, "a", 4, 4) as observer:
+        observer.write_episode(episode(2, first=1))
+        with pytest.raises(rw.StructureError, match="observation/n"):
+            observer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
+        observer.write_episode(episode(4, first=11))
+    numbers = [item.data[5].tolist() for item in read(place.client, "a")]
+    assert numbers == [[1, 2, 3, 11], [12, 13, 14, 15]]
+
+
 def test_refused_episode_changes_nothing(place: Place) -> None:
     with rw.EpisodeObserver(place.client, "a", 5) as observer:
         observer.write_episode(episode(3))
