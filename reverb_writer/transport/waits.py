@@ -42,6 +42,7 @@ class Wait:
         self.is_abandoned = False
         self._began_at = self._since = time.monotonic()
         self._questions = 0
+        self._look_at = math.inf
         self._logged_at = self._began_at
         self._acknowledged = -1  # items, at the last progress
         self._confirmed = 0
@@ -92,10 +93,16 @@ class Wait:
         """Seconds since the call."""
         return time.monotonic() - self._began_at
 
+    def had_room_for(self, seconds: float) -> bool:
+        """Return whether there is some room since so many seconds; the first call says that there is."""
+        now = time.monotonic()
+        self._look_at = min(self._look_at, now + seconds)
+        return now >= self._look_at
+
     def left_s(self) -> float:
         """Return in how many seconds there is something to do."""
         now = time.monotonic()
-        times = [self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S]
+        times = [self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at]
         times += [self._since + seconds for seconds in self._question_times[self._questions :]]
         return max(min(times) - now, 0.0)
 

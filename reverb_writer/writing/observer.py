@@ -9,9 +9,9 @@ taken if its call has advanced the ring, and it is not taken otherwise.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class Observer(ObserverLife):
             end_of_episode = self._ends_episode(leaves)
         else:
             self._is_marked = True
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             self._change_thread(num_steps)
         if self._sizes is not None:
             self._sizes[0].check(leaves, num_steps + 1)
@@ -110,7 +110,7 @@ class Observer(ObserverLife):
             last = self._ends_episode(leaves)
         else:
             self._is_marked = True
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             self._change_thread(num_steps.max())
         if self._sizes is not None:
             for env in env_ids.tolist():
@@ -161,7 +161,7 @@ class Observer(ObserverLife):
                 f"the observer is in the middle of an episode of another thread, at step {num_steps}. Make one "
                 "observer per thread; the thread may change between episodes, or after `reset`."
             )
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def _wait_for_room(self, sender: Sender, written: int) -> None:
         """Return when the next row is granted."""
@@ -193,7 +193,7 @@ class Observer(ObserverLife):
         sender = self._sender or self._start(tree.map_structure(lambda leaf: leaf[0], steps))
         if self._fits_at_once(sender, steps, leaves):
             ring = sender.ring
-            if threading.get_ident() != self._thread:
+            if get_ident() != self._thread:
                 self._change_thread(ring.head[1])
             while at < num_steps:
                 written = ring.head[0]
@@ -285,7 +285,7 @@ class Observer(ObserverLife):
         if sender is None:
             return
         _, num_steps, _ = sender.ring.head
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         if not np.any(num_steps):
             return
         is_overflow = self._max_steps is not None and np.any(num_steps > self._max_steps)

@@ -121,6 +121,10 @@ class Outbox:
             return limit
         return min(limit, self.cutter.taken + self._kinds.rows_within(self._room(), num_envs))
 
+    def num_rows_worth(self, num_envs: int) -> int:
+        """Return for how many rows it is worth to wake the thread that waits to write them."""
+        return self._kinds.rows_within(max(self.destinations.least_limit // 4, 1), num_envs)
+
     def _room(self) -> int:
         """Return how many further items may be complete: those of the destination with the least room."""
         destinations = {episode.destination for episode in self.cutter.episodes}

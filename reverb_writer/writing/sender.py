@@ -34,6 +34,7 @@ _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
 _NEVER_ROW = 1 << 62
+_ROOM_S = 0.002
 _NOTICE_S = 0.2  # how long steps wait until the log says so
 _LOOK_S, _GATHER_S = 0.5, 0.025  # twice how long rows are not looked at; how long windows of ended episodes wait
 _HANDOVER_S = 5.0  # how much longer than its time-out a call waits for the sender to answer
@@ -181,18 +182,21 @@ class Sender:
 
     def _turn(self) -> None:
         """Wait for something to do, and do all that there is."""
-        try:
+        is_quiet = True
+        with contextlib.suppress(queue.Empty):
             work = self._inbox.get(timeout=self._pause_s())
+            is_quiet = False
             while True:
                 if work is not None:
                     work()
                 work = self._inbox.get_nowait()
-        except queue.Empty:
-            pass
         self._turned_at = time.monotonic()
         self._outbox.check_shards()  # before new rows are taken: they are no part of an episode that is cut
-        self._take()
-        if self._due_at <= self._turned_at or self._is_urgent():
+        is_due = self._due_at <= self._turned_at
+        # A confirmation alone is no reason to look for rows: with few of them, a turn costs more than they do.
+        if is_quiet or is_due or self._waits or self._is_idle or self.ring.head[0] > self.ring.wake_at:
+            self._is_idle = not self._take() and is_quiet
+        if is_due or self._is_urgent():
             self._send_now()
         elif self._outbox.is_enough:
             self._encode()
@@ -209,10 +213,11 @@ class Sender:
         pause_s = min(times)
         return None if pause_s > threading.TIMEOUT_MAX else max(pause_s, 0.0)
 
-    def _take(self) -> None:
-        """Take the rows that were written."""
-        self._is_idle = not self._outbox.take()
+    def _take(self) -> bool:
+        """Take the rows that were written; return whether there were any."""
+        has_rows = self._outbox.take()
         self._note_due()
+        return has_rows
 
     def _note_due(self) -> None:
         cutter = self._outbox.cutter
@@ -305,8 +310,19 @@ class Sender:
             kind, text = self._fault
             raise kind(text)
         if wait.kind == "room":
-            return self.ring.granted > wait.row
+            return self._has_room(wait)
         return not self._outbox.num_pending
+
+    def _has_room(self, wait: Wait) -> bool:
+        """Return whether a step may be written, and several more: to wake its thread for each costs more than they do.
+
+        It waits two milliseconds for the others, while confirmations may come.
+        """
+        num_rows = self.ring.granted - wait.row
+        if num_rows <= 0:
+            return False
+        is_enough = num_rows >= self._outbox.num_rows_worth(self._num_envs)
+        return is_enough or not self._outbox.destinations.num_pending or wait.had_room_for(_ROOM_S)
 
     def _answer(self, wait: Wait, error: Exception | None) -> None:
         self._waits.remove(wait)
