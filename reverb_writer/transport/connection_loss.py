@@ -21,12 +21,20 @@ class ConnectionLoss:
         """Whether the server is there and does not answer."""
         return isinstance(self.error, ReplayTimeoutError) or is_silence(self.reason)
 
+    def is_silent(self, channel: Channel) -> bool:
+        """Whether the server is there and does not answer, by all attempts to connect in the last seconds."""
+        seen = self._seen(channel)
+        return self.is_silence or is_silence(seen) or (is_refusal(seen) and is_listening(channel.address))
+
     def explain(self, channel: Channel, silence_s: float) -> str:
         """Say what was seen. Only a refused connection advises a start: a paused server would lose its tables by it."""
-        seen = "; ".join([self.reason.rstrip("."), *channel.recent_connect_errors()])
+        seen = self._seen(channel)
         heard = f"last heard of {silence_s:.1f} s ago ({seen})"
-        if self.is_silence or is_silence(seen) or (is_refusal(seen) and is_listening(channel.address)):
+        if self.is_silent(channel):
             return f"The server at {channel.address} does not answer, {heard}. It may be paused: look at its process."
         if is_refusal(seen):
             return f"The server at {channel.address} is gone, {heard}. Start it again."
         return f"There is no connection to the server at {channel.address}, {heard}. It is tried again and again."
+
+    def _seen(self, channel: Channel) -> str:
+        return "; ".join([self.reason.rstrip("."), *channel.recent_connect_errors()])

@@ -116,7 +116,7 @@ class Wait:
         tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
         spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
         text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self.why(delivery)}"
-        is_there = delivery.loss is None or delivery.loss.is_silence
+        is_there = delivery.loss is None or delivery.loss.is_silent(delivery.channel)
         return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
 
     def why(self, delivery: Delivery) -> str:
