@@ -125,7 +125,10 @@ KINDS: dict[str, tuple[Callable[..., Any], rw.WindowSpec]] = {
     "tile": (functools.partial(rw.TrajectoryObserver, chunk_length=2), rw.WindowSpec(2, 1, "tile")),
     "align_end": (rw.TrajectoryObserver, rw.WindowSpec(3, 3, "align_end")),
     "function": (functools.partial(rw.TrajectoryObserver, priority=sum_of_window), rw.WindowSpec(3, 2, "cover")),
-    "drop_oldest": (functools.partial(rw.TrajectoryObserver, on_block="drop_oldest"), rw.WindowSpec(2)),
+    "drop_oldest": (
+        functools.partial(rw.TrajectoryObserver, on_block="drop_oldest", max_in_flight_items=100_000),
+        rw.WindowSpec(2),
+    ),
     "sized": (functools.partial(rw.TrajectoryObserver, max_item_bytes=1000), rw.WindowSpec(2)),
     "episode": (rw.EpisodeObserver, rw.WindowSpec.whole_episode()),
 }
