@@ -29,6 +29,7 @@ import reverb_writer as rw
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 _NUM_STEPS = 5
+_NUM_SIGNALS = 300  # of each kind
 _END_WITHIN_S = 60.0
 
 BLANK = rw.Episode(observations=np.zeros(2, np.int64), actions=np.zeros(1), rewards=np.zeros(1), len_lookback_buffer=0)
@@ -313,12 +314,13 @@ def test_interrupt_at_any_moment_of_a_close_loses_and_doubles_nothing(place: Pla
 
 
 @pytest.mark.slow
+@pytest.mark.only_server("local", "an interrupt meets the caller's thread, whatever the server is")
 @pytest.mark.parametrize("kind", KINDS)
 def test_signals_at_random_moments_lose_and_double_nothing(place: Place, kind: str, signals: Signals) -> None:
     chance = random.Random(kind)  # noqa: S311  # no secrets
     with observer_of(place, kind, max_delay_s=0.01) as observer:
         caller = Caller(observer, KINDS[kind][1], signals)
-        while signals.num_interrupted < 1000:
+        while signals.num_interrupted < _NUM_SIGNALS:
             deed = chance.randrange(20)
             if deed == 0:
                 caller.reset(discard=True)
@@ -396,8 +398,9 @@ def test_interrupt_at_any_moment_of_a_call_of_many_environments_loses_and_double
 
 
 @pytest.mark.slow
+@pytest.mark.only_server("local", "as above")
 def test_signals_at_random_moments_of_many_environments_lose_and_double_nothing(place: Place, signals: Signals) -> None:
-    write_three(place, signals, iter(lambda: signals.num_interrupted < 1000, False), max_delay_s=0.01)
+    write_three(place, signals, iter(lambda: signals.num_interrupted < _NUM_SIGNALS, False), max_delay_s=0.01)
 
 
 def test_interrupt_at_any_moment_of_the_first_step_leaves_no_thread(place: Place) -> None:
