@@ -114,7 +114,7 @@ ray: .venv/.made .venv-ray/.made  ## shards that Ray places: fake nodes on this 
 .PHONY: newest
 newest: .venv-newest/.made  ## the client's tests on the newest CPython here, on the server in pure Python
 	$(install-client)
-	.venv-newest/bin/pytest $(CLIENT_TESTS)
+	.venv-newest/bin/pytest -m 'not slow' $(CLIENT_TESTS)
 
 .PHONY: oldest
 oldest: .venv/.made .venv-oldest/.made  ## the client's tests on CPython 3.10 with its oldest dependencies

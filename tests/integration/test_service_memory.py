@@ -63,7 +63,8 @@ def test_full_table_takes_about_what_was_estimated(tmp_path: Path, seed: int) ->
 def test_inserts_are_refused_with_the_reason_above_the_limit_and_accepted_below_it(tmp_path: Path) -> None:
     limit = 700 << 20
     text = f'[memory]\nmax_total_bytes = {limit}\n[tables.q]\nrate_limiter = "queue"\nmax_size = 100000'
-    with service(tmp_path, text) as server, rw.Client(server.address, timeout_s=60) as learner:
+    # Other options than the writer's, so that the two do not share a connection: learners are other processes.
+    with service(tmp_path, text) as server, rw.Client(server.address, timeout_s=60, use_proxy=True) as learner:
         assert learner.server_info()["q"].current_size == 0  # it is connected
         with pytest.raises(rw.ReverbWriterError, match=r"RESOURCE_EXHAUSTED: inserts are refused: the Reverb process"):
             _fill(server.address)
