@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reading import spec
 from server_process import HostedServer
 
 import reverb_writer as rw
@@ -58,14 +59,15 @@ def test_pytorch_gets_the_data_and_its_markers_as_tensors(address: str) -> None:
 
 
 def test_pytorch_data_loader_workers_sample_by_themselves(address: str) -> None:
-    data = pytest.importorskip("torch.utils.data")
+    loading = pytest.importorskip("torch.utils.data")
     with open_dataset(address) as dataset:
         view = dataset.as_torch()
         assert len(list(dataset)) == 2
     with rw.Client(address) as client:
         for row in range(4):
-            client.insert({"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}, {"other": 1.0})
-    loader = data.DataLoader(view, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+            data = {"row": np.full((3, 3), row, np.float32), "terminated": np.zeros(3, bool)}
+            client.insert(data, {"other": 1.0}, spec={"row": spec((3,), np.float32), "terminated": spec((), bool)})
+    loader = loading.DataLoader(view, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     assert [batch.data["row"][:, 0].tolist() for batch in loader] == [[0, 0, 0, 1, 1, 1], [2, 2, 2, 3, 3, 3]]
 
 

@@ -73,6 +73,7 @@ def test_connection_is_closed_with_its_last_user_and_made_again(forwarder: Forwa
         with rw.TrajectoryObserver(forwarder.address, "free", 1) as observer:
             observer({"n": np.int64(0)})
         assert forwarder.accepted == number
+        assert eventually(lambda: not forwarder.is_connected)
 
 
 def test_who_has_closed_may_not_use_what_others_hold_open(forwarder: Forwarder) -> None:
