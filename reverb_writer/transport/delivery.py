@@ -74,7 +74,7 @@ class Delivery:
         self._state_id: int | None = None
         self._first_answer: ServerInfo | None = None
         self._last_answer: ServerInfo | None = None
-        self._asked_at, self._num_asked, self._refusal = 0.0, 0, ""
+        self._num_asked, self._refusal = 0, ""
 
     # --------------------------------------------------------------------------------------------------- what to send
 
@@ -211,7 +211,6 @@ class Delivery:
     def ask(self) -> None:
         """Ask the server for the state of its tables; the answer counts when it has come."""
         self._num_asked += 1
-        self._asked_at = time.monotonic()
         deliver = functools.partial(self._hand_over, self._on_reply, None)
         try:
             start_server_info(self.channel, _QUESTION_TIMEOUT_S, deliver)
@@ -230,11 +229,6 @@ class Delivery:
     def has_asked(self) -> bool:
         """Whether a question was asked since the wait began."""
         return self._num_asked > 0
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the newest question is answered."""
-        return self._last_answer is not None and self._last_answer.at >= self._asked_at
 
     def limiter_text(self) -> str | None:
         """Say which rate limiter blocks, by the newest answer, and what would end that; None if none is known to."""

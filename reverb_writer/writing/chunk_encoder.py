@@ -34,14 +34,12 @@ class ChunkEncoder:
 
     Attributes:
         layout: the columns of a step.
-        num_chunks: chunks encoded so far.
         num_columns: columns of a step.
     """
 
     def __init__(self, ring: StepRing, layout: StepLayout, *, keeps_columns: bool) -> None:
         """Take where the rows are; `keeps_columns` for chunks with their columns."""
         self.layout = layout
-        self.num_chunks = 0
         self.num_columns = len(layout.dtypes)
         self._keeps_columns = keeps_columns
         self._ring = ring
@@ -80,7 +78,6 @@ class ChunkEncoder:
             encoders = self._encoders[size] = [tensors.encoder(column.dtype, column.shape) for column in columns]
         key = self.new_key()
         data = encode_chunk(key, episode, start & 0x3FFFFFFF, columns, encoders, self.layout.encoded_spec)
-        self.num_chunks += 1
         kept = [np.array(column) for column in columns] if self._keeps_columns else None
         return Chunk(key, start, start + size, data, kept)
 
