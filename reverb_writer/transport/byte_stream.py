@@ -23,6 +23,7 @@ class ByteStream:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._num_put = self._num_got = 0  # bytes; each is changed by one thread
         self._is_paused = False
+        self._error: ReverbWriterError | None = None  # what has ended it, once a read or `cancel` has met it
         self._address = channel.address
         self._pipe = Pipe(channel, method, self._put, timeout_s=timeout_s)
 
@@ -36,9 +37,11 @@ class ByteStream:
         Raises:
             ReverbWriterError: the stream has ended; see `translate_error`.
         """
-        event = self._events.get()
+        event = self._error or self._events.get()
+        if self._error is not None:  # cancelled; what came before is left out
+            raise self._error
         if isinstance(event, ReverbWriterError):
-            self._events.put(event)  # for the next call
+            self._error = event
             raise event
         self._num_got += len(event)
         if self._is_paused and self._num_put - self._num_got < _MAX_UNREAD_BYTES / 2:
@@ -51,9 +54,10 @@ class ByteStream:
             yield self.read()
 
     def cancel(self) -> None:
-        """End the stream; a `read` that waits raises. Idempotent; never waits."""
+        """End the stream: a `read` that waits raises, and so do those that follow. Idempotent; never waits."""
         self._pipe.close()
-        self._events.put(ServerUnavailableError(f"the stream to the server at {self._address} was cancelled."))
+        self._error = ServerUnavailableError(f"the stream to the server at {self._address} was cancelled.")
+        self._events.put(self._error)  # wakes the one that waits
 
     def _put(self, event: Event) -> None:
         self._events.put(event)

@@ -10,6 +10,7 @@ keeps an item whose key it knows and only takes the new priority, so no item is 
 
 from __future__ import annotations
 
+import collections
 import functools
 import logging
 import math
@@ -128,6 +129,15 @@ class Delivery:
             self._pipe.close()
             self._pipe = None
         return self.flight.drop_all()
+
+    def counts(self) -> collections.Counter[str]:
+        """Return how many items were confirmed and sent again, and how many connections and servers were new."""
+        return collections.Counter(
+            acknowledged_items=self.flight.acknowledged,
+            resent_items=self.resent,
+            reconnects=self.reconnects,
+            server_restarts=self.restarts,
+        )
 
     # ------------------------------------------------------------------------------------------------- the connection
 

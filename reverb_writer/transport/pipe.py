@@ -49,7 +49,8 @@ class Pipe:
         """
         channel.check_usable()
         self.reason: str | None = None
-        self._channel, self._method, self._deliver = channel, method, deliver
+        self._channel, self._method = channel, method
+        self._deliver: Callable[[Event], object] = deliver
         self._timeout_s = timeout_s
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._outgoing: collections.deque[bytes] = collections.deque()
@@ -116,9 +117,10 @@ class Pipe:
         self._cancel()
         self._call = None  # gRPC keeps the connection as long as there is a call of it
         self._outgoing.clear()
+        deliver, self._deliver = self._deliver, _ignore  # the owner must not be kept, and the connection with it
         if not self._has_ended:
             self._has_ended = True
-            self._deliver(error)
+            deliver(error)
 
     async def _carry(self) -> ReverbWriterError:
         """Carry messages until the stream ends; return the error that says why."""
@@ -175,3 +177,7 @@ class Pipe:
                     self._is_writing = True
                     await call.write(self._outgoing.popleft())
                     self._is_writing = False
+
+
+def _ignore(_: Event) -> None:
+    """Do nothing with what comes after the end."""

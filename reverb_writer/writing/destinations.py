@@ -8,6 +8,7 @@ there are cut. The next episodes go elsewhere. A server that answers is not lost
 
 from __future__ import annotations
 
+import collections
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -79,17 +80,16 @@ class Destinations:
         self._client, self._actor_id, self._patience_s, self._new_delivery = client, actor_id, patience_s, new_delivery
         self._num_episodes = 0
         self._shards: Sequence[Server] = ()
-        self._lanes: dict[str, Destination] = {}
-        self._left: list[Delivery] = []  # of destinations that are not in use any more, for the counters
+        self._destinations: dict[str, Destination] = {}
+        self._past: collections.Counter[str] = collections.Counter()  # of deliveries that are closed
         self.follow_target()
 
     def __iter__(self) -> Iterator[Destination]:
-        return iter(self._lanes.values())
+        return iter(self._destinations.values())
 
-    @property
-    def deliveries(self) -> list[Delivery]:
-        """Of all destinations, also of those that are not in use any more."""
-        return [*self._left, *(destination.delivery for destination in self._lanes.values())]
+    def counts(self) -> collections.Counter[str]:
+        """Return the counters of all deliveries, also of those to servers that are not in use any more."""
+        return sum((destination.delivery.counts() for destination in self), self._past)
 
     @property
     def num_pending(self) -> int:
@@ -104,7 +104,7 @@ class Destinations:
     @property
     def has_choice(self) -> bool:
         """Whether there are several servers, or may be."""
-        return len(self._lanes) > 1 or self._client.may_have_several
+        return len(self._destinations) > 1 or self._client.may_have_several
 
     def follow_target(self) -> list[Destination]:
         """Make destinations for new servers; return those whose server has left the target, and give them up."""
@@ -113,24 +113,24 @@ class Destinations:
             return []
         self._shards = shards
         names = {shard.name for shard in shards}
-        left = [destination for name, destination in self._lanes.items() if name not in names]
+        left = [destination for name, destination in self._destinations.items() if name not in names]
         for destination in left:
-            del self._lanes[destination.server.name]
+            del self._destinations[destination.server.name]
             destination.is_lost = True
             self._give_up(destination, "has left the target")
         for shard in shards:
-            if shard.name not in self._lanes:
-                self._lanes[shard.name] = Destination(shard, self._new_delivery(shard), self._new_limit())
+            if shard.name not in self._destinations:
+                self._destinations[shard.name] = Destination(shard, self._new_delivery(shard), self._new_limit())
         return left
 
     def choose(self, num_items: int) -> Destination:
         """Return where the next episode goes: to the first in its order that is there and has room for its items."""
         self._num_episodes += 1
-        if len(self._lanes) == 1:
-            return next(iter(self._lanes.values()))
+        if len(self._destinations) == 1:
+            return next(iter(self._destinations.values()))
         usable = {
-            name: destination for name, destination in self._lanes.items() if destination.server.shard.state == "up"
-        } or self._lanes
+            name: destination for name, destination in self._destinations.items() if destination.server.shard.state == "up"
+        } or self._destinations
         ranked = [usable[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", usable)]
         there = [destination for destination in ranked if not destination.is_lost] or ranked
         free = (destination for destination in there if self.room(destination) >= max(num_items, 1))
@@ -199,7 +199,7 @@ class Destinations:
     def _give_up(self, destination: Destination, why: str) -> None:
         delivery = destination.delivery
         num_items = delivery.close()
-        self._left.append(delivery)
+        self._past += delivery.counts()
         self.lost += 1
         self.unconfirmed += num_items
         text = "Shard %s %s: %d unconfirmed items are given up, and may be stored there nevertheless."

@@ -179,7 +179,7 @@ class Outbox:
     @property
     def num_acknowledged(self) -> int:
         """Items confirmed so far."""
-        return sum(delivery.flight.acknowledged for delivery in self.destinations.deliveries)
+        return self.destinations.counts()["acknowledged_items"]
 
     def close(self) -> int:
         """Give up what is left; return how many items that is."""
@@ -189,20 +189,20 @@ class Outbox:
 
     def stats(self) -> ObserverStats:
         """Return the counters."""
-        cutter, deliveries = self.cutter, self.destinations.deliveries
-        pending, acknowledged = self.num_pending, self.num_acknowledged
+        cutter, counts = self.cutter, self.destinations.counts()
+        pending, acknowledged = self.num_pending, counts["acknowledged_items"]
         return ObserverStats(
             steps=cutter.num_steps,
             episodes=cutter.num_episodes,
             items=cutter.num_items,
             acknowledged_items=acknowledged,
             pending_items=pending,
-            pending_bytes=sum(delivery.flight.pending_bytes for delivery in deliveries),
+            pending_bytes=sum(destination.delivery.flight.pending_bytes for destination in self.destinations),
             dropped_items=cutter.num_items - acknowledged - pending,
             dropped_steps=dict(cutter.dropped),
-            reconnects=sum(delivery.reconnects for delivery in deliveries),
-            server_restarts=sum(delivery.restarts for delivery in deliveries),
-            resent_items=sum(delivery.resent for delivery in deliveries),
+            reconnects=counts["reconnects"],
+            server_restarts=counts["server_restarts"],
+            resent_items=counts["resent_items"],
             lost_shards=self.destinations.lost,
             unconfirmed_items=self.destinations.unconfirmed,
             failed_priorities=self._priorities.num_failed,

@@ -86,7 +86,8 @@ def test_connections_to_shards_that_have_left_are_closed_once_nothing_uses_them(
             source.answer = rw.Target(number, (rw.Shard(str(number), pod.address),))
             client.connections.refresh()
             assert len(sizes(client)) == 1
-        assert eventually(lambda: not any(pod.is_connected for pod in pods[1:-1]))
+        # An observer that has nothing to do keeps the target that it saw last.
+        assert eventually(lambda: sum(pod.is_connected for pod in pods[:-1]) <= 1)
         for number in range(1, 10):
             observer({"n": np.int64(number)})
         observer.close()
