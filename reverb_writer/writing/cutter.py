@@ -95,24 +95,27 @@ class Cutter:
         if start == stop:
             return
         self.num_steps += stop - start
-        codes = self._ring.codes_of(start, stop)
+        is_other = self._ring.codes_of(start, stop) != STEP
         if self._ring.envs is None:
             new = np.array([stop - start])
             if not self._open[0]:
                 self._first[0] = start
-            is_busy = (self._open + new >= self._capacity) | (codes != STEP).any()
+            has_other = is_other.any(keepdims=True)
         else:
             envs = self._ring.envs_of(start, stop)
             new = np.bincount(envs, minlength=len(self._episodes))
             firsts = np.zeros(len(new), np.int64)
             firsts[envs[::-1]] = np.arange(stop - 1, start - 1, -1)  # of several assignments, the last one counts
             np.copyto(self._first, firsts, where=(self._open == 0) & (new > 0))
-            is_busy = self._open + new >= self._capacity
-            is_busy[envs[codes != STEP]] = True
-        self._count(slice(None), np.where(is_busy, 0, new))
+            has_other = np.zeros(len(new), bool)
+            has_other[envs[is_other]] = True
+        self._count(slice(None), np.where(has_other, 0, new))
         self.taken = stop
-        for env, rows in self._open_rows(is_busy.nonzero()[0]):
-            self._advance(env, rows, int(self._open[env]))
+        for env, rows in self._open_rows((has_other | (self._open >= self._capacity)).nonzero()[0]):
+            start = self._advance(env, rows, int(self._open[env])) if has_other[env] else 0
+            sealed = self._seal_full(env, rows, start)
+            if sealed < len(rows):
+                self._first[env] = rows[sealed]
 
     def _count(self, env: Any, num_new: Any) -> None:
         """Count further steps of an environment, or of all, and the windows that they complete."""
@@ -146,8 +149,8 @@ class Cutter:
         """Return the rows of an environment that are in no chunk."""
         return self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
 
-    def _advance(self, env: int, rows: _Integers, num_counted: int) -> None:
-        """Seal the full chunks of an environment and end its episodes; so many of its open rows were counted before."""
+    def _advance(self, env: int, rows: _Integers, num_counted: int) -> int:
+        """Count the open rows of an environment but `num_counted`, and end its episodes; return where the last began."""
         codes = self._ring.codes_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
         sealed, known = 0, num_counted
         for stop in ((codes[known:] != STEP).nonzero()[0] + known + 1).tolist():
@@ -168,9 +171,7 @@ class Cutter:
                     sealed = stop
             known = stop
         self._count(env, len(rows) - known)
-        sealed = self._seal_full(env, rows, sealed)
-        if sealed < len(rows):
-            self._first[env] = rows[sealed]
+        return sealed
 
     # ------------------------------------------------------------------------------------------------ steps to chunks
 

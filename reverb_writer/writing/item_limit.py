@@ -7,7 +7,7 @@ import time
 
 _LEAST, _LEAST_CALLS = 400, 32
 _MOST = 16_384
-_AHEAD_S, _EPOCH_S = 0.04, 0.05
+_AHEAD_S, _EPOCH_S = 0.1, 0.05
 
 
 def least_items(items_per_call: float) -> int:
@@ -22,7 +22,7 @@ def least_items(items_per_call: float) -> int:
 
 
 class ItemLimit:
-    """A fixed number of items; or one that is larger while the server confirms more in 40 ms.
+    """A fixed number of items; or one that is larger while the server confirms more in a tenth of a second.
 
     An actor that does nothing but write would stand still half of the time with 400 items. One that a rate limiter
     holds up gets few confirmations, so its limit is the smallest one again a tenth of a second later. Not thread-safe.

@@ -62,7 +62,7 @@ class OpenEpisode:
             starts, ends = self._kinds.bounds(index, encoded, self.num_sealed, end)
             num_items += len(ends) * len(target.tables)
             priorities = self._priorities.of(target, starts, ends, self.chunks, num_steps)
-            if np.isnan(priorities).any():
+            if callable(target.priority) and np.isnan(priorities).any():
                 good = ~np.isnan(priorities)
                 starts, ends, priorities = starts[good], ends[good], priorities[good]
             windows.append(Windows(target.tables, starts, ends, priorities))

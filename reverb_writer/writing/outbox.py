@@ -67,6 +67,11 @@ class Outbox:
         enough = min(_REQUEST_ITEMS, max(self.destinations.least_limit // 2, 1))
         return self.cutter.num_unencoded >= enough or self.cutter.unsent_bytes >= _REQUEST_BYTES
 
+    @property
+    def is_half(self) -> bool:
+        """Whether half of the items that may be in flight are here: the server would run out of work meanwhile."""
+        return self.cutter.num_unencoded >= max(self.destinations.least_limit // 2, 1)
+
     def encode(self) -> None:
         """Encode the windows that are complete in chunks, and write them to their destinations."""
         groups: dict[Destination, list[Ready]] = {}
@@ -122,8 +127,9 @@ class Outbox:
         return min(limit, self.cutter.taken + self._kinds.rows_within(self._room(), num_envs))
 
     def num_rows_worth(self, num_envs: int) -> int:
-        """Return for how many rows it is worth to wake the thread that waits to write them."""
-        return self._kinds.rows_within(max(self.destinations.least_limit // 4, 1), num_envs)
+        """Return how many rows are worth being granted at once."""
+        rows = self._kinds.rows_within(max(self.destinations.least_limit // 4, 1), num_envs)
+        return max(min(rows, self._ring.size // 4), 1)
 
     def _room(self) -> int:
         """Return how many further items may be complete: those of the destination with the least room."""

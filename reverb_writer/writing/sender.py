@@ -65,6 +65,7 @@ class Sender:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waits: list[Wait] = []
         self._due_at = math.inf  # when complete windows must be encoded
+        self._limit = 0  # rows below it may be granted
         self._is_idle = True  # whether no row came for a while: the next one wakes the thread
         self._is_closing = False
         self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
@@ -200,6 +201,8 @@ class Sender:
             self._send_now()
         elif self._outbox.is_enough:
             self._encode()
+            if self._outbox.is_half:
+                self._send_now()
         self._outbox.proceed()
         self._grant()
         self._answer_waits()
@@ -245,13 +248,13 @@ class Sender:
         self._note_due()
 
     def _grant(self) -> None:
-        """Say how many rows may be written."""
+        """Say how many rows may be written. Many at a time, because a thread that follows each one does little else."""
         if self._is_closing or self._fault is not None or self.is_ended:
             self.ring.granted = -1
             return
-        limit = self._outbox.num_rows_granted(self._num_envs)
-        if limit > self.ring.granted or self.ring.granted < 0:
-            self.ring.granted = max(limit, 0)
+        self._limit = self._outbox.num_rows_granted(self._num_envs)
+        if self.ring.granted < 0 or self._limit - self.ring.granted >= self._outbox.num_rows_worth(self._num_envs):
+            self.ring.granted = max(self._limit, 0)
 
     def _watch_ring(self) -> None:
         """Say at which row the thread wants to be woken."""
@@ -261,7 +264,7 @@ class Sender:
             if self.ring.head[0] != taken:  # a row came before it could see this
                 self._is_idle = False
         if not self._is_idle:
-            self.ring.wake_at = taken + max(min(self._wake_rows, (self.ring.granted - taken) // 2), 1) - 1
+            self.ring.wake_at = taken + min(self._wake_rows, 2 * self._outbox.num_rows_worth(self._num_envs)) - 1
 
     @property
     def _fault(self) -> tuple[type[Exception], str] | None:
@@ -314,15 +317,18 @@ class Sender:
         return not self._outbox.num_pending
 
     def _has_room(self, wait: Wait) -> bool:
-        """Return whether a step may be written, and several more: to wake its thread for each costs more than they do.
+        """Return whether a step may be written, and grant it.
 
-        It waits two milliseconds for the others, while confirmations may come.
+        While confirmations may come, that takes two milliseconds more, unless many rows can be granted at once.
         """
-        num_rows = self.ring.granted - wait.row
-        if num_rows <= 0:
+        limit = max(self._limit, self.ring.granted)
+        if limit <= wait.row:
             return False
-        is_enough = num_rows >= self._outbox.num_rows_worth(self._num_envs)
-        return is_enough or not self._outbox.destinations.num_pending or wait.had_room_for(_ROOM_S)
+        is_enough = limit - wait.row >= self._outbox.num_rows_worth(self._num_envs)
+        if is_enough or not self._outbox.destinations.num_pending or wait.had_room_for(min(_ROOM_S, wait.timeout_s)):
+            self.ring.granted = limit
+            return True
+        return False
 
     def _answer(self, wait: Wait, error: Exception | None) -> None:
         self._waits.remove(wait)

@@ -38,7 +38,7 @@ class StreamOptions:
         max_delay_s: longest time that a complete window waits to be sent, seconds; infinity for no such bound.
         max_in_flight_items: items that may be complete and unconfirmed, sent or not, for each server; steps wait while
             as many are. One call is never split, so it may exceed this by what it completes. None for 400, or
-            what 32 calls complete if that is more; and for more while a server confirms more in 40 ms.
+            what 32 calls complete if that is more; and for more while a server confirms more in a tenth of a second.
         max_in_flight_bytes: bytes of unconfirmed items and chunks at which steps wait; also bounds the ring of steps.
         on_block: what a step does then: "wait" while there is progress, "raise" at once, or "drop_oldest" items.
         max_item_bytes: bytes of an item, all steps and leaves together, uncompressed, above which it is refused before
