@@ -154,16 +154,16 @@ def test_full_window_and_a_lost_shard_of_three_raise_public_errors_alone(lone_se
         observer.flush()
         assert_balanced(observer.stats())
         assert observer.stats().lost_shards == 1
-        for server in servers:
-            server.process.kill()
-        with pytest.raises(rw.ServerUnavailableError, match="items unconfirmed after"):  # noqa: PT012
-            observer.flush()  # there may be nothing to wait for
-            for number in range(40, 80):
-                episode(observer, 10 * number)
-            observer.flush(timeout_s=1)
-        with pytest.raises(rw.ReverbWriterError):
-            observer.close(0.5)
-    assert_balanced(observer.stats())
+    impatient = rw.TrajectoryObserver(addresses(ranked(1, servers)[1:]), "replay", 1, max_in_flight_items=1, timeout_s=1)
+    for server in servers:
+        server.process.kill()
+    with pytest.raises(rw.ServerUnavailableError, match="items unconfirmed after"):  # noqa: PT012
+        for number in range(40, 80):
+            episode(impatient, 10 * number)
+        impatient.flush(timeout_s=1)
+    with pytest.raises(rw.ReverbWriterError):
+        impatient.close(0.5)
+    assert_balanced(impatient.stats())
 
 
 def test_episode_under_way_at_a_lost_shard_is_cut_and_counted(lone_server: StartServer) -> None:
