@@ -76,7 +76,12 @@ def submit(call: Callable[..., object], *arguments: Any) -> None:
     if _is_ending:
         raise ClosedError("the interpreter ends: nothing is sent any more.")
     process_hooks.claim()
-    loop = _loops.get("") or _loops.setdefault("", _Loop())
+    loop = _loops.get("")
+    if loop is None:
+        new = _Loop()
+        loop = _loops.setdefault("", new)
+        if loop is not new:  # another thread was first
+            new.asyncio.close()
     if threading.get_ident() == loop.thread:
         loop.asyncio.call_soon(call, *arguments)
     else:
