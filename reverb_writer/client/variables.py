@@ -22,9 +22,9 @@ import tree
 
 from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.background import Flag, Outcome, in_background
+from reverb_writer.client.client import as_client
 from reverb_writer.client.on_shards import answering, first_that_answers, on_each
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.shared_clients import as_client
 from reverb_writer.client.targets import ShardState, rank_shards
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.client import largest_priorities
-from reverb_writer.client.client import Client
+from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.on_shards import answering
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.shared_clients import as_client
 from reverb_writer.client.targets import default_actor_id
 from reverb_writer.client.waiting_log import logged
 from reverb_writer.protocol.specs import check_signature
