@@ -13,7 +13,7 @@ import tree
 
 from reverb_writer.arguments import check_priority, check_timeout
 from reverb_writer.background import in_background
-from reverb_writer.client import largest_priorities
+from reverb_writer.client.same_process import forget_priorities, note_priority
 from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
@@ -122,15 +122,8 @@ class Server:
         tensor = b"" if spec is None else spec_tensor(spec)
         insert_items(self.channel, [one_item(columns, is_scalar, checked, tensor)], deadline)
 
-    def sample(
-        self,
-        table: str,
-        num_samples: int,
-        deadline: Deadline,
-        *,
-        remedy: str = "Start the actors or raise `timeout_s`.",
-    ) -> Iterator[Sample]:
-        """Sample items one after the other; an error says what they wait for, and the `remedy`.
+    def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
+        """Sample items one after the other; an error says what they wait for.
 
         The deadline bounds each wait: a caller that extends it by the time between two samples has only the waits
         counted. So the stream has no deadline of its own.
@@ -173,7 +166,7 @@ class Server:
                     is_whole = False
             is_whole = True
         except ReplayTimeoutError as error:
-            why = self._explain_samples(table, info, deadline, remedy)
+            why = self._explain_samples(table, info, deadline)
             raise ReplayTimeoutError(f"{error} {why}") from None
         except ServerUnavailableError as error:
             raise ServerUnavailableError(f"{missing()}: {error}") from None
@@ -196,12 +189,12 @@ class Server:
         )
         self._call(messages.MUTATE_PRIORITIES, request, deadline)
         if updates:
-            largest_priorities.note(self.address, table, max(updates.values()))
+            note_priority(self.address, table, max(updates.values()))
 
     def reset(self, table: str, deadline: Deadline) -> None:
         """Remove all items of a table, and set its rate limiter to zero."""
         self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
-        largest_priorities.forget(self.address, table)
+        forget_priorities(self.address, table)
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
@@ -218,14 +211,14 @@ class Server:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
 
-    def _explain_samples(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
+    def _explain_samples(self, table: str, before: ServerInfo, deadline: Deadline) -> str:
         try:
             now = try_server_info(self.channel, deadline.left_s())
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             return str(error)
         if now is None:
             return f"The server at {self.address} does not answer."
-        return explain_samples(now, table, before, remedy=remedy)
+        return explain_samples(now, table, before, remedy="Start the actors or raise `timeout_s`.")
 
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
