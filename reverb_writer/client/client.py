@@ -19,13 +19,7 @@ from reverb_writer.client.client_stats import ClientStats, TableStats, tables_ht
 from reverb_writer.client.on_shards import first_that_answers, on_all
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.shards import ServerSet, first_target
-from reverb_writer.client.targets import (
-    Shard,
-    ShardState,
-    Target,
-    TargetSource,
-    source_of,
-)
+from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
 from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
@@ -89,11 +83,11 @@ class Client:
         """
         source, timeout_s = source_of(address), check_timeout(timeout_s)
         first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
-        began_at = time.monotonic()
+        deadline = Deadline(first_s)
         self._connect((source, tls, token, timeout_s, use_proxy), first_target(source, first_s))
         if connect_timeout_s is not None:
             try:
-                self.server_info(max(first_s - (time.monotonic() - began_at), _LEAST_S))
+                self.server_info(max(first_s - deadline.spent_s, _LEAST_S))
             except BaseException:
                 self.close()
                 raise

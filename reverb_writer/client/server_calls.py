@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__package__)
 
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
-_REQUEST_SAMPLES = 1024  # twice as many may be in flight: the server is never without a request while half are used
+_MAX_IN_FLIGHT = 2048  # samples; more are requested when half of them have come
 _CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
 _STOP_S = 30.0  # for a read that was stopped to end: milliseconds, unless the machine has no time for this process
 
@@ -129,7 +129,7 @@ class Server:
         counted. So the stream has no deadline of its own.
         """
         keep_s = min(_DIAGNOSIS_PART * deadline.timeout_s, _DIAGNOSIS_S)
-        num_used = num_read = num_accepted = 0
+        num_used = num_read = 0
 
         def missing() -> str:
             return f"table `{table}`: {num_samples - num_used} of {num_samples} samples did not come"
@@ -145,7 +145,7 @@ class Server:
             self.channel,
             table,
             removes_items=info.tables[table].max_times_sampled > 0,
-            max_samples=2 * _REQUEST_SAMPLES,
+            max_samples=_MAX_IN_FLIGHT,
             num_held=lambda: 0,
             limit=num_samples,
             pause=lambda pause_s: time.sleep(min(pause_s or 0.0, left_s())),
@@ -156,9 +156,7 @@ class Server:
             while num_used < num_samples:
                 samples = _read(fetcher, left_s)
                 num_read += len(samples)
-                if num_read - num_accepted >= _REQUEST_SAMPLES:
-                    fetcher.accept(num_read - num_accepted)
-                    num_accepted = num_read
+                fetcher.accept(len(samples))
                 for columns, sample_info, spec in _decoded(assembler, samples):
                     num_used += 1
                     is_whole = True
