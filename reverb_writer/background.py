@@ -136,10 +136,7 @@ def uninterrupted(work: Callable[[], _T]) -> _T:
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """Start a daemon thread. If this is interrupted, the thread may start all the same."""
     thread = threading.Thread(target=target, name=name, daemon=True)
-    if may_be_interrupted():
-        in_background(thread.start).result()
-    else:
-        thread.start()
+    uninterrupted(thread.start)
     return thread
 
 

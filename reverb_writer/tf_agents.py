@@ -23,7 +23,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from reverb_writer.client.shared_clients import as_client
+from reverb_writer.client.client import as_client
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.nests import named_leaves, packer
 from reverb_writer.windows import EndOfEpisode

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import reverb_writer as rw
-from reverb_writer.client.single_item import one_item
+from reverb_writer.client.server_calls import one_item
 from reverb_writer.deadline import Deadline
 from reverb_writer.protocol import messages
 from reverb_writer.transport.insert_call import insert_items

@@ -168,7 +168,7 @@ class TrajectoryAccumulator:
             StructureError, SpecError, ServerUnavailableError: as for `Client.insert`. Nothing changed.
         """
         # They import gRPC and protobuf, which `add` and `build` do not need.
-        from reverb_writer.client.shared_clients import as_client  # noqa: PLC0415
+        from reverb_writer.client.client import as_client  # noqa: PLC0415
         from reverb_writer.protocol.signatures import ArraySpec  # noqa: PLC0415
 
         self._check(partial=partial)

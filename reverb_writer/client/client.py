@@ -3,8 +3,7 @@
 Each server is a `Server`. Samples come from the servers in turn, inserts go to one server after the other, and every
 other call goes to all servers at once. Servers that the target says are lost are left out.
 
-`shared_clients.as_client` reads every `client` argument. Objects that are given the same address and time-out share one
-connection per process; a `Client` that a caller makes is a connection of its own.
+Clients of one process with the same address and options share a connection, because gRPC's channels do.
 """
 
 from __future__ import annotations
@@ -20,13 +19,7 @@ from reverb_writer.client.client_stats import ClientStats, TableStats, tables_ht
 from reverb_writer.client.on_shards import first_that_answers, on_all
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.shards import ServerSet, first_target
-from reverb_writer.client.targets import (
-    Shard,
-    ShardState,
-    Target,
-    TargetSource,
-    source_of,
-)
+from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
 from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
@@ -40,6 +33,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
 _LEAST_S = 0.05
+_ADDRESSES = (str, list, tuple, TargetSource)
 
 
 class Client:
@@ -49,7 +43,7 @@ class Client:
     parent had a client or a `LocalServer` before the fork: start children with `spawn`.
 
     Attributes:
-        connections: to the servers; shared by clients that `as_client` makes.
+        connections: to the servers.
         timeout_s: time-out of a call that gives none of its own, seconds.
 
     Example:
@@ -89,17 +83,17 @@ class Client:
         """
         source, timeout_s = source_of(address), check_timeout(timeout_s)
         first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
-        began_at = time.monotonic()
-        self._connect((source, tls, token, timeout_s, use_proxy, connect_timeout_s), first_target(source, first_s))
+        deadline = Deadline(first_s)
+        self._connect((source, tls, token, timeout_s, use_proxy), first_target(source, first_s))
         if connect_timeout_s is not None:
             try:
-                self.server_info(max(first_s - (time.monotonic() - began_at), _LEAST_S))
+                self.server_info(max(first_s - deadline.spent_s, _LEAST_S))
             except BaseException:
                 self.close()
                 raise
 
     def _connect(self, arguments: tuple[Any, ...], target: Target) -> None:
-        (source, tls, token, timeout_s, use_proxy, _) = arguments
+        source, tls, token, timeout_s, use_proxy = arguments
 
         def connect(shard: Shard) -> Server:
             channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
@@ -107,13 +101,10 @@ class Client:
 
         self._use(ServerSet(source, target, connect), arguments)
 
-    def _use(
-        self, connections: ServerSet, arguments: tuple[Any, ...], release: Callable[[], None] | None = None
-    ) -> None:
+    def _use(self, connections: ServerSet, arguments: tuple[Any, ...]) -> None:
         self.connections = connections
         self.timeout_s = arguments[3]
         self._arguments = arguments
-        self._release = connections.close if release is None else release
         self._is_closed = False
         self._turns = itertools.count()
 
@@ -314,7 +305,7 @@ class Client:
         An `insert` of another thread that is under way raises `ClosedError`.
         """
         self._is_closed = True
-        self._release()
+        self.connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -346,6 +337,25 @@ class Client:
         if len(self.shards) > 1:
             raise SpecError(f"this is for a client of one server, got {self.address}. Use one of `client.each()`.")
         return self.shards[0]
+
+
+def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool]:
+    """Return a client for a `client` argument, and whether it was made here, for the caller to close.
+
+    Args:
+        client: a `Client`, an address or several, a `Target` or its source, or anything with a `server_address`, such
+            as `reverb.Client`.
+        timeout_s: for a client made here; None for the default.
+    """
+    if isinstance(client, Client):
+        return client, False
+    address = client if isinstance(client, _ADDRESSES) else getattr(client, "server_address", None)
+    if not isinstance(address, _ADDRESSES):
+        raise SpecError(
+            f"`client` must be a Client, an address, several, a Target or its source, or a reverb.Client, got "
+            f"{type(client).__name__}."
+        )
+    return Client(address, timeout_s=Client.DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s), True
 
 
 def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:

@@ -1,13 +1,16 @@
-"""Questions to all shards at once; shards that do not answer are left out."""
+"""Calls to all shards at once, from which shards that do not answer are left out; and what a call that waits logs."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from reverb_writer.background import in_background
+from reverb_writer.background import Flag, in_background
 from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
@@ -16,7 +19,10 @@ from reverb_writer.transport.server_info import try_server_info
 
 _T = TypeVar("_T")
 
-_ANSWER_WITHIN_S = 2.0
+_LOG = logging.getLogger(__package__)
+
+LOG_EVERY_S = 10.0
+ANSWER_WITHIN_S = 2.0  # each of several servers
 _RETRY_S = 0.1
 
 
@@ -53,6 +59,14 @@ def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
     return [done[shard] for shard in shards]
 
 
+def infos_within(
+    shards: Sequence[Server], timeout_s: float
+) -> tuple[dict[Server, ServerInfo], dict[Server, Exception]]:
+    """Ask all shards at once for their tables, once; return the answers, and why some are unreachable."""
+    infos, unreachable = on_each(shards, lambda shard: try_server_info(shard.channel, timeout_s))
+    return {shard: info for shard, info in infos.items() if info is not None}, unreachable
+
+
 def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
     """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
 
@@ -66,9 +80,8 @@ def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, Server
         return {shards[0]: shards[0].request_info(timeout_s)}
     until = time.monotonic() + timeout_s
     while True:
-        brief_s = max(min(until - time.monotonic(), _ANSWER_WITHIN_S), _RETRY_S)
-        infos, unreachable = on_each(shards, functools.partial(_try_info, timeout_s=brief_s))
-        if found := {shard: info for shard, info in infos.items() if info is not None}:
+        found, unreachable = infos_within(shards, max(min(until - time.monotonic(), ANSWER_WITHIN_S), _RETRY_S))
+        if found:
             return found
         if time.monotonic() + _RETRY_S > until:
             names = ", ".join(shard.name for shard in shards)
@@ -84,17 +97,29 @@ def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
     """
     for shard in shards if len(shards) > 1 else ():
         left_s = deadline.timeout_s - deadline.spent_s
-        if left_s > 0 and _answers(shard, min(left_s / 2, _ANSWER_WITHIN_S)):
-            return shard
+        with contextlib.suppress(ServerUnavailableError):
+            if left_s > 0 and try_server_info(shard.channel, min(left_s / 2, ANSWER_WITHIN_S)) is not None:
+                return shard
     return shards[0]
 
 
-def _answers(shard: Server, timeout_s: float) -> bool:
+@contextlib.contextmanager
+def logged(describe: Callable[[], str]) -> Iterator[None]:
+    """Log every ten seconds for how long the block has been waiting, and for what: `describe` says it."""
+    done, block = Flag(), _Block()
+    is_alive = weakref.ref(block)  # an interrupt may keep `done` from being set; nothing keeps the block alive
+    start = time.monotonic()
+
+    def run() -> None:
+        while not done.wait(LOG_EVERY_S) and is_alive():
+            _LOG.warning("%s for %.0f s.", describe(), time.monotonic() - start)
+
     try:
-        return _try_info(shard, timeout_s) is not None
-    except ServerUnavailableError:
-        return False
+        in_background(run)
+        yield
+    finally:
+        done.set()
 
 
-def _try_info(shard: Server, timeout_s: float) -> ServerInfo | None:
-    return try_server_info(shard.channel, timeout_s)
+class _Block:
+    """Lives as long as the frame of a block that waits."""

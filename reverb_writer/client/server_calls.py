@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
 from reverb_writer.arguments import check_priority, check_timeout
-from reverb_writer.client import largest_priorities
-from reverb_writer.client.draw_samples import CACHE_BYTES, draw, make_assembler
-from reverb_writer.client.single_item import column, one_item
+from reverb_writer.background import in_background
+from reverb_writer.client.same_process import forget_priorities, note_priority
 from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
-from reverb_writer.decoding.batch_assembler import BatchAssembler
-from reverb_writer.decoding.samples import SampleInfo
+from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
+from reverb_writer.decoding.samples import SampleInfo, split_samples
 from reverb_writer.errors import (
     ReplayTimeoutError,
+    ReverbWriterError,
     ServerUnavailableError,
     SpecError,
     StructureError,
@@ -26,17 +28,24 @@ from reverb_writer.errors import (
 from reverb_writer.leaves import stored_dtype
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
+from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import parse
 from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor, with_trajectories
 from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.insert_call import insert_items
+from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.server_info import request_server_info, try_server_info
+
+_LOG = logging.getLogger(__package__)
 
 # What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
-_MAX_ASSEMBLERS = 4
+_MAX_IN_FLIGHT = 2048  # samples; more are requested when half of them have come
+_CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
+_STOP_S = 30.0  # for a read that was stopped to end: milliseconds, unless the machine has no time for this process
 
 
 class Sample(NamedTuple):
@@ -60,8 +69,7 @@ class Server:
         self.shard = shard  # what the client's target says of the server
         self.channel = channel  # the connection; it stays when the server has another address
         self.timeout_s = timeout_s  # time-out of calls that give none, seconds
-        self._lock = threading.Lock()
-        self._assemblers: dict[str, BatchAssembler] = {}  # of tables that were sampled last, none that is in use
+        self._assemblers: dict[str, BatchAssembler] = {}  # by table, none that is in use: they know its chunks
 
     @property
     def address(self) -> str:
@@ -103,7 +111,7 @@ class Server:
                 f"`squeeze` must have a leaf for each of the {len(leaves)} of `data`, got {squeeze!r}."
             )
         columns = [
-            np.asarray(leaf)[None] if single else column(path, leaf)
+            np.asarray(leaf)[None] if single else _column(path, leaf)
             for path, leaf, single in zip(paths, leaves, is_scalar, strict=True)
         ]
         if not columns:
@@ -114,35 +122,59 @@ class Server:
         tensor = b"" if spec is None else spec_tensor(spec)
         insert_items(self.channel, [one_item(columns, is_scalar, checked, tensor)], deadline)
 
-    def sample(
-        self,
-        table: str,
-        num_samples: int,
-        deadline: Deadline,
-        *,
-        remedy: str = "Start the actors or raise `timeout_s`.",
-    ) -> Iterator[Sample]:
-        """Sample items one after the other; an error says what they wait for, and the `remedy`."""
-        until = deadline.earlier(min(_DIAGNOSIS_PART * deadline.timeout_s, _DIAGNOSIS_S))
-        info = self.request_info(until.left_s(f"table `{table}`: {num_samples} samples did not come"))
+    def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
+        """Sample items one after the other; an error says what they wait for.
+
+        The deadline bounds each wait: a caller that extends it by the time between two samples has only the waits
+        counted. So the stream has no deadline of its own.
+        """
+        keep_s = min(_DIAGNOSIS_PART * deadline.timeout_s, _DIAGNOSIS_S)
+        num_used = num_read = 0
+
+        def missing() -> str:
+            return f"table `{table}`: {num_samples - num_used} of {num_samples} samples did not come"
+
+        def left_s() -> float:
+            return deadline.left_s(missing(), keep_s=keep_s)
+
+        info = self.request_info(left_s())
         check_tables_exist([table], info, self.address)
         signature = info.tables[table].signature
         pack = None if signature is None else packer(with_trajectories(signature))
-        with self._lock:
-            assembler = self._assemblers.pop(table, None) or make_assembler()
-        is_whole = False
+        fetcher = SampleFetcher(
+            self.channel,
+            table,
+            removes_items=info.tables[table].max_times_sampled > 0,
+            max_samples=_MAX_IN_FLIGHT,
+            num_held=lambda: 0,
+            limit=num_samples,
+            pause=lambda pause_s: time.sleep(min(pause_s or 0.0, left_s())),
+        )
+        assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
+        is_whole = False  # an interrupt may leave the assembler half changed
         try:
-            for columns, sample_info, spec in draw(self.channel, info, table, num_samples, until, assembler):
-                is_whole = True
-                yield Sample((pack or packer_of(spec))(columns), sample_info)
-                is_whole = False
+            while num_used < num_samples:
+                samples = _read(fetcher, left_s)
+                num_read += len(samples)
+                fetcher.accept(len(samples))
+                for columns, sample_info, spec in _decoded(assembler, samples):
+                    num_used += 1
+                    is_whole = True
+                    yield Sample((pack or packer_of(spec))(columns), sample_info)
+                    is_whole = False
             is_whole = True
         except ReplayTimeoutError as error:
-            why = self._explain_samples(table, info, deadline, remedy)
+            why = self._explain_samples(table, info, deadline)
             raise ReplayTimeoutError(f"{error} {why}") from None
+        except ServerUnavailableError as error:
+            raise ServerUnavailableError(f"{missing()}: {error}") from None
         finally:
-            if is_whole and assembler.cache_bytes <= CACHE_BYTES:  # an interrupt may leave it half changed
-                self._keep(table, assembler)
+            fetcher.stop()  # after an interrupt another thread may still wait for samples
+            num_lost = fetcher.end() + num_read - num_used
+            if fetcher.removes_items and num_lost:
+                _LOG.warning("Up to %d samples were taken out of `%s` and are lost.", num_lost, table)
+            if is_whole and assembler.cache_bytes <= _CACHE_BYTES:
+                self._assemblers[table] = assembler
 
     def mutate_priorities(
         self, table: str, updates: Mapping[int, float], deletes: Sequence[int] = (), *, deadline: Deadline
@@ -155,12 +187,12 @@ class Server:
         )
         self._call(messages.MUTATE_PRIORITIES, request, deadline)
         if updates:
-            largest_priorities.note(self.address, table, max(updates.values()))
+            note_priority(self.address, table, max(updates.values()))
 
     def reset(self, table: str, deadline: Deadline) -> None:
         """Remove all items of a table, and set its rate limiter to zero."""
         self._call(messages.RESET, messages.ResetRequest(table=table), deadline)
-        largest_priorities.forget(self.address, table)
+        forget_priorities(self.address, table)
 
     def checkpoint(self, deadline: Deadline) -> str:
         """Have the server write a checkpoint; return its path on the server's machine."""
@@ -177,21 +209,14 @@ class Server:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
 
-    def _keep(self, table: str, assembler: BatchAssembler) -> None:
-        """Keep what is known of a table's chunks for the next call."""
-        with self._lock:
-            self._assemblers[table] = assembler
-            while len(self._assemblers) > _MAX_ASSEMBLERS:
-                del self._assemblers[next(iter(self._assemblers))]
-
-    def _explain_samples(self, table: str, before: ServerInfo, deadline: Deadline, remedy: str) -> str:
+    def _explain_samples(self, table: str, before: ServerInfo, deadline: Deadline) -> str:
         try:
             now = try_server_info(self.channel, deadline.left_s())
         except (ReplayTimeoutError, ServerUnavailableError) as error:
             return str(error)
         if now is None:
             return f"The server at {self.address} does not answer."
-        return explain_samples(now, table, before, remedy=remedy)
+        return explain_samples(now, table, before, remedy="Start the actors or raise `timeout_s`.")
 
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -218,3 +243,77 @@ def _check_signatures(
                 [column.shape[1:] for column in columns],
                 [() if single else column.shape[:1] for column, single in zip(columns, is_scalar, strict=True)],
             )
+
+
+def one_item(
+    columns: Sequence[Any],
+    is_scalar: Sequence[bool],
+    priorities: Mapping[str, float],
+    spec: bytes = b"",
+    key: int | None = None,
+) -> InsertRequest:
+    """Encode one item a table over one chunk, the columns of which may differ in length; scalar ones have one row.
+
+    Columns are [T_i, ...]. `spec` is a `specs.spec_tensor`, or empty. `key` is of the item in the first table, the
+    others have those that follow; None to draw it.
+    """
+    chunk_key, first_key, episode_id = (secrets.randbits(KEY_BITS) for _ in range(3))
+    first_key = first_key if key is None else key
+    chunk = encode_chunk(chunk_key, episode_id, 0, columns, spec=spec)
+    slices = messages.FlatTrajectory(
+        columns=[
+            messages.FlatTrajectory.Column(
+                chunk_slices=[
+                    messages.FlatTrajectory.ChunkSlice(chunk_key=chunk_key, offset=0, length=len(column), index=index)
+                ],
+                squeeze=squeeze,
+            )
+            for index, (column, squeeze) in enumerate(zip(columns, is_scalar, strict=True))
+        ]
+    )
+    rows = []
+    for item_key, (table, priority) in enumerate(priorities.items(), first_key):
+        item = messages.PrioritizedItem(key=item_key, table=table, priority=priority, flat_trajectory=slices)
+        encoded = messages.InsertStreamRequest(items=[item]).SerializeToString()
+        rows.append((item_key, np.frombuffer(encoded, np.uint8)[None]))
+    return InsertRequest(frozenset(priorities), first_key, rows, {chunk_key: chunk}, len(chunk))
+
+
+def _column(path: str, leaf: Any) -> Any:
+    """Return a leaf as a column [T, ...], checked."""
+    array = np.asarray(leaf)
+    if array.ndim == 0 or array.shape[0] == 0:
+        raise StructureError(
+            f"leaf `{path}`: shape {array.shape}, expected [T, ...] with T >= 1. For a single value pass `value[None]`."
+        )
+    return array
+
+
+def _read(fetcher: SampleFetcher, left_s: Callable[[], float]) -> list[Any]:
+    """Return the samples of the next message.
+
+    Raises:
+        ReplayTimeoutError: none came in the time that is left.
+    """
+    reading = in_background(lambda: fetcher.read() if fetcher.ask() else [])
+    if not reading.wait(left_s()):
+        fetcher.stop()
+        if not reading.wait(_STOP_S):
+            left_s()  # raises
+    try:
+        return reading.result()
+    except ReverbWriterError:
+        left_s()  # raises if the time is up, because the reader was stopped then
+        raise
+
+
+def _decoded(assembler: BatchAssembler, samples: list[Any]) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:
+    """Yield the columns, the info and the encoded spec of each sample; the spec is empty if there is none."""
+    while samples:
+        if errors := assembler.add(samples):
+            raise errors[0]
+        samples = assembler.held_back
+        if assembler.num_samples:
+            spec = assembler.spec
+            for columns, sample_info in split_samples(*assembler.take()):
+                yield columns, sample_info, spec

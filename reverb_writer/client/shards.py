@@ -19,9 +19,9 @@ import weakref
 from collections.abc import Callable
 
 from reverb_writer.background import Flag, start_thread
+from reverb_writer.client.on_shards import logged
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import Shard, Target, TargetSource
-from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError, SpecError
 

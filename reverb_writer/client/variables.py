@@ -21,45 +21,35 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout, integer, number
-from reverb_writer.background import Flag, Outcome, in_background
-from reverb_writer.client.on_shards import answering, first_that_answers, on_each
+from reverb_writer.background import Outcome, in_background
+from reverb_writer.client.client import as_client
+from reverb_writer.client.on_shards import ANSWER_WITHIN_S, answering, first_that_answers, infos_within, logged, on_each
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.shared_clients import as_client
 from reverb_writer.client.targets import ShardState, rank_shards
-from reverb_writer.client.waiting_log import logged
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavailableError, SpecError, StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.specs import decode_spec, encode_spec
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
-from reverb_writer.transport.server_info import try_server_info
 
 _LOG = logging.getLogger(__package__)
-_RETRY_S = 0.05
-_ANSWER_WITHIN_S = 2.0  # each of several servers
-_REMEDY = "Nothing was published yet: start the learner, or raise `timeout_s`."
+_PAUSE_S = (0.05, 0.5)  # between two questions of `latest`: at first, and at most
 
 MAX_BYTES = 1_000_000_000
 """Size of the largest nest that can be published, in bytes."""
 
 
-class _Read(NamedTuple):
-    """What was read from a server."""
-
-    version: int
-    nest: Any
+_Count = tuple[int, int]
+"""A server's state id and its number of inserts: it differs after each publication, and after a restart."""
 
 
 class _News(NamedTuple):
-    """The answer to a question of `poll`."""
+    """What a look at the servers has brought."""
 
-    seen: Mapping[str, _Count]
-    read: _Read | None  # the newest version, if it is newer than the known one
-
-
-_Count = tuple[int, int]
-"""A server's state id and its number of inserts: it differs after each publication, and after a restart."""
+    seen: Mapping[str, _Count]  # by server: the count at which its version was read
+    version: int  # of the newest version that was read; 0 if none was
+    nest: Any
 
 
 class Variables:
@@ -124,14 +114,15 @@ class Variables:
         self._timeout_s = self._client.timeout_s if timeout_s is None else check_timeout(timeout_s)
         self._ask_at = 0.0
         self._news: Outcome[_News] | None = None  # the request of `poll` that is in flight
-        self._seen: Mapping[str, _Count] = {}  # by server: the count at which its version was read
+        self._seen: Mapping[str, _Count] = {}
         self._publishes_to: str | None = None
         self._last_number = 0  # the largest that `publish` has given out by itself
         self.version = 0
         self._lock = threading.Lock()
         try:
-            for info in self._infos(connect_timeout_s or self._timeout_s).values():
-                _check_table(info.tables[self._table])
+            for shard, info in answering(self._shards(), connect_timeout_s or self._timeout_s).items():
+                check_tables_exist([table], info, shard.address)
+                _check_table(info.tables[table])
         except BaseException:
             self.close()
             raise
@@ -197,42 +188,31 @@ class Variables:
             FormatError: what is in the table was not written by `publish`.
         """
         deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
-        answered = Flag()
+        pause_s, longest_s = _PAUSE_S
+        why = ""
 
         def waiting() -> str:
-            why = "nothing was published yet, waiting for it" if answered.is_set() else "waiting for the server"
             return f"table `{self._table}`: {why} at {self._client.address}"
 
         with logged(waiting):
-            shards, counts = self._published(deadline, answered)
-            read, failed = on_each(shards, lambda shard: self._read(shard, deadline))
-        if not read:
-            raise next(iter(failed.values()))
-        newest = max(read.values(), key=lambda one: one.version)
+            while True:
+                why = "waiting for the server"
+                infos = answering(self._shards(), deadline.left_s())
+                why = "nothing was published yet, waiting for it"
+                news = self._read_changed(infos, {}, deadline)
+                if news.version:
+                    break
+                time.sleep(min(pause_s, max(deadline.timeout_s - deadline.spent_s, 0.0)))
+                if deadline.spent_s >= deadline.timeout_s:
+                    raise ReplayTimeoutError(
+                        f"table `{self._table}` is empty at {self._client.address} after {deadline.timeout_s:.1f} s. "
+                        "Nothing was published yet: start the learner, or raise `timeout_s`."
+                    )
+                pause_s = min(2 * pause_s, longest_s)
         with self._lock:
-            self._seen = {shard.name: counts[shard.name] for shard in read}
-            self.version = newest.version
+            self._seen, self.version = news.seen, news.version
             self._news = None  # its answer may be older
-        return newest.nest
-
-    def _published(self, deadline: Deadline, answered: Flag) -> tuple[list[Server], dict[str, _Count]]:
-        """Return the servers that have a version, as soon as one of several has; and their counts.
-
-        `answered` is set while the newest question has an answer.
-        """
-        while True:
-            answered.clear()
-            infos = self._infos(deadline.left_s())
-            answered.set()
-            shards = [shard for shard, info in infos.items() if info.tables[self._table].current_size]
-            if shards or len(infos) == len(self._shards()) == 1:
-                return shards or [*infos], self._counts(infos)
-            try:
-                time.sleep(min(_RETRY_S, deadline.left_s()))
-                deadline.left_s()
-            except ReplayTimeoutError:
-                text = f"table `{self._table}` is empty at {self._client.address} after {deadline.timeout_s:.1f} s."
-                raise ReplayTimeoutError(f"{text} {_REMEDY}") from None
+        return news.nest
 
     def poll(self, default: Any = None) -> Any:
         """Return the newest version if its number is larger than that of `version`, else `default`.
@@ -250,62 +230,52 @@ class Variables:
                 if now >= self._ask_at:
                     self._client.check_usable()
                     self._ask_at = now + self._interval_s
-                    self._news = in_background(functools.partial(self._newer, self._seen, self.version))
+                    self._news = in_background(functools.partial(self._ask, self._seen))
                 return default
             if not self._news.done():
                 return default
-            news, self._news = self._news, None
+            answer, self._news = self._news, None
             try:
-                self._seen, read = news.result()
+                news = answer.result()
             except (ReplayTimeoutError, ServerUnavailableError):
                 return default
-            if read is None:
+            self._seen = news.seen
+            if news.version <= self.version:
                 return default
-            self.version = read.version
-            return read.nest
+            self.version = news.version
+            return news.nest
 
-    def _newer(self, seen: Mapping[str, _Count], version: int) -> _News:
-        """Read the servers whose counts have changed; return what was seen, and the newest version if it is newer."""
+    def _ask(self, seen: Mapping[str, _Count]) -> _News:
+        """Ask the servers once, and read what has changed."""
         shards = self._shards()
-        timeout_s = self._timeout_s if len(shards) == 1 else min(self._timeout_s, _ANSWER_WITHIN_S)
-        infos, _ = on_each(shards, lambda shard: try_server_info(shard.channel, timeout_s))
-        there = self._checked({shard: info for shard, info in infos.items() if info is not None})
-        counts = self._counts(there)
-        changed = [
-            shard
-            for shard, info in there.items()
-            if info.tables[self._table].current_size and counts[shard.name] != seen.get(shard.name)
-        ]
-        deadline = Deadline(self._timeout_s)
-        read, failed = on_each(changed, lambda shard: self._read(shard, deadline))
+        infos, _ = infos_within(shards, min(self._timeout_s, ANSWER_WITHIN_S) if len(shards) > 1 else self._timeout_s)
+        return self._read_changed(infos, seen, Deadline(self._timeout_s))
+
+    def _read_changed(
+        self, infos: Mapping[Server, ServerInfo], seen: Mapping[str, _Count], deadline: Deadline
+    ) -> _News:
+        """Read the servers whose counts are not those that were `seen`."""
+        changed: dict[Server, _Count] = {}
+        for shard, info in infos.items():
+            check_tables_exist([self._table], info, shard.address)
+            table = info.tables[self._table]
+            count = info.state_id, table.rate_limiter.num_inserts
+            if table.current_size and count != seen.get(shard.name):
+                changed[shard] = count
+        read, failed = on_each([*changed], lambda shard: self._read(shard, deadline))
         if failed and not read:
             raise next(iter(failed.values()))
-        seen = {**seen, **{shard.name: counts[shard.name] for shard in read}}
-        newest = max(read.values(), key=lambda one: one.version, default=None)
-        return _News(seen, newest if newest is not None and newest.version > version else None)
+        seen = {**seen, **{shard.name: changed[shard] for shard in read}}
+        version, nest = max(read.values(), key=lambda one: one[0], default=(0, None))
+        return _News(seen, version, nest)
 
     def _shards(self, *states: ShardState) -> Sequence[Server]:
         self._client.check_usable()
         return self._client.in_state(*(states or ("up", "draining")))
 
-    def _infos(self, timeout_s: float) -> dict[Server, ServerInfo]:
-        """Return what the servers that answer tell; all of them must have the table."""
-        return self._checked(answering(self._shards(), timeout_s))
-
-    def _checked(self, infos: dict[Server, ServerInfo]) -> dict[Server, ServerInfo]:
-        for shard, info in infos.items():
-            check_tables_exist([self._table], info, shard.address)
-        return infos
-
-    def _counts(self, infos: Mapping[Server, ServerInfo]) -> dict[str, _Count]:
-        return {
-            shard.name: (info.state_id, info.tables[self._table].rate_limiter.num_inserts)
-            for shard, info in infos.items()
-        }
-
-    def _read(self, shard: Server, deadline: Deadline) -> _Read:
-        """Return the version that a server has."""
-        (sample,) = shard.sample(self._table, 1, deadline, remedy=_REMEDY)
+    def _read(self, shard: Server, deadline: Deadline) -> tuple[int, Any]:
+        """Return the version that a server has, and its nest."""
+        (sample,) = shard.sample(self._table, 1, deadline)
         structure, *leaves = tree.flatten(sample.data)
         if (
             structure.shape != (2,)
@@ -318,7 +288,7 @@ class Variables:
         spec = decode_spec(structure[0])
         if len(tree.flatten(spec)) != len(leaves):
             raise FormatError(f"table `{self._table}`: {len(leaves)} arrays, expected {len(tree.flatten(spec))}.")
-        return _Read(int(structure[1]), tree.unflatten_as(spec, [leaf[0] for leaf in leaves]))
+        return int(structure[1]), tree.unflatten_as(spec, [leaf[0] for leaf in leaves])
 
     def close(self) -> None:
         """Close the client, if it is this object's own. Idempotent."""

@@ -11,15 +11,13 @@ The items of a uniform table weigh 1 each, so its mass is its size.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from reverb_writer.background import in_background
-from reverb_writer.client.on_shards import answering
+from reverb_writer.client.on_shards import answering, on_all
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.tables.table_info import check_tables_exist
@@ -100,12 +98,10 @@ def sample_shards(
     known: list[list[Sample]] = [[] for _ in ready]
     sizes, means = [one.current_size for one in tables], [1.0] * len(ready)
     if tables[0].sampler_exponent is not None and not tables[0].max_times_sampled:
-        begun = [in_background(functools.partial(next, shard.sample(table, 1, deadline))) for shard in ready]
-        for number, answer in enumerate(begun):
-            info = answer.result().info
-            known[number].append(answer.result())
-            sizes[number] = info.table_size
-            means[number] = mean_weight(tables[number].sampler_exponent, info.priority, info.probability, sizes[number])
+        for number, sample in enumerate(on_all(ready, lambda shard: next(shard.sample(table, 1, deadline)))):
+            (_, priority, probability, sizes[number], _) = sample.info
+            known[number].append(sample)
+            means[number] = mean_weight(tables[number].sampler_exponent, priority, probability, sizes[number])
     share = shares(sizes, means)
     if not any(share):
         share = [1 / len(ready)] * len(ready)

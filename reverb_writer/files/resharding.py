@@ -22,9 +22,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from reverb_writer.client.client import Client
+from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.shared_clients import as_client
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import FormatError, IncompleteError, SpecError
 from reverb_writer.files.saved_replay import SavedReplay, open_saved

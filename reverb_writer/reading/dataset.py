@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.background import in_background, may_be_interrupted
-from reverb_writer.client.client import Client
-from reverb_writer.client.shared_clients import as_client
+from reverb_writer.client.client import Client, as_client
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.fetchers import MAX_SILENCE_S, stop_fetchers

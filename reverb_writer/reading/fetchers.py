@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from reverb_writer.client.client import Client
-from reverb_writer.client.on_shards import answering, on_all
+from reverb_writer.client.on_shards import answering, logged, on_all
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.waiting_log import logged
 from reverb_writer.client.weights import EXACT
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.global_sampler import GlobalSampler

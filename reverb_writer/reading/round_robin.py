@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from reverb_writer.background import Flag
-from reverb_writer.client.due_windows import send_due
+from reverb_writer.client.same_process import send_due
 from reverb_writer.errors import ReplayTimeoutError, ReverbWriterError, ServerUnavailableError
 from reverb_writer.reading.fetchers import Fetchers
 from reverb_writer.reading.server_link import ServerLink

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from reverb_writer.client import waiting_log
+from reverb_writer.client import on_shards
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.server_link import ServerLink
 from reverb_writer.transport.server_probe import ServerProbe
@@ -27,7 +27,7 @@ class Wait:
         self._table, self._links = table, links
         self._began_at, self._timeout_s = began_at, timeout_s
         self._probes: dict[ServerLink, ServerProbe] = {}
-        self._log_at = began_at + waiting_log.LOG_EVERY_S
+        self._log_at = began_at + on_shards.LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s  # when `look` is to be called next
 
@@ -41,7 +41,7 @@ class Wait:
                     self._probes[link] = link.probe(self._timeout_s)
                 self._probes[link].proceed(now - self._began_at)
         if now >= self._log_at:
-            self._log_at = now + waiting_log.LOG_EVERY_S
+            self._log_at = now + on_shards.LOG_EVERY_S
             _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
 
     def why(self) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from reverb_writer.background import LateThread
-from reverb_writer.client import due_windows
+from reverb_writer.client import same_process
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.waits import Wait
@@ -82,7 +82,7 @@ class Sender:
         self._outbox = outbox
         self._grant()
         process_ends.watch(self)
-        due_windows.add(self)
+        same_process.add_sender(self)
 
     @property
     def num_taken(self) -> int:

@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from reverb_writer.client import largest_priorities
-from reverb_writer.client.client import Client
-from reverb_writer.client.on_shards import answering
+from reverb_writer.client.client import Client, as_client
+from reverb_writer.client.on_shards import answering, logged
+from reverb_writer.client.same_process import largest_priority
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.shared_clients import as_client
 from reverb_writer.client.targets import default_actor_id
-from reverb_writer.client.waiting_log import logged
 from reverb_writer.protocol.specs import check_signature
 from reverb_writer.steps import step_bytes
 from reverb_writer.tables.table_info import check_tables_exist
@@ -134,4 +132,4 @@ class Session:
 
 def _largest_priority(client: Client, tables: Sequence[str]) -> float:
     """Return the largest priority that this process has set in some tables, on any server."""
-    return max(largest_priorities.current(shard.address, tables) for shard in client.shards)
+    return max(largest_priority(shard.address, tables) for shard in client.shards)

@@ -14,7 +14,7 @@ import pytest
 from reading import Pair, fifo, read, read_column, spec
 
 import reverb_writer as rw
-from reverb_writer.client.single_item import one_item
+from reverb_writer.client.server_calls import one_item
 from reverb_writer.deadline import Deadline
 from reverb_writer.transport.insert_call import insert_items
 

@@ -17,7 +17,6 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import Server
-from reverb_writer.client.shared_clients import as_client
 
 # An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -66,22 +65,15 @@ def is_closed(shard: Server) -> bool:
     return False
 
 
-@pytest.mark.parametrize("num_users", [0, 1, 2])
-def test_close_after_an_interrupt_at_any_moment_of_it_closes_every_connection(num_users: int) -> None:
-    """Of a client that a caller makes, and of one or two that are made for the same argument: the last closes them."""
-    addresses = ["localhost:1", "localhost:2"]
+def test_close_after_an_interrupt_at_any_moment_of_it_closes_every_connection() -> None:
     moment, done = 0, False
     while not done:
         moment += 1
-        clients = [as_client(addresses)[0] for _ in range(num_users)] or [rw.Client(addresses)]
-        shards = clients[0].shards
-        assert [len({id(shard) for client in clients for shard in client.shards}), len(shards)] == [2, 2]
-        for client in clients:
-            assert not any(map(is_closed, shards))
-            done = interrupted(client.close, moment)
-            client.close()
-            client.close()
-        assert all(map(is_closed, shards))
+        client = rw.Client(["localhost:1", "localhost:2"])
+        assert not any(map(is_closed, client.shards))
+        done = interrupted(client.close, moment)
+        client.close()
+        assert all(map(is_closed, client.shards))
     assert moment > 10
 
 

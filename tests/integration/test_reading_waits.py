@@ -17,7 +17,7 @@ from reading import eventually
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.client import waiting_log
+from reverb_writer.client import on_shards
 
 StartServer = Callable[..., HostedServer]
 
@@ -69,7 +69,7 @@ def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> 
 def test_what_is_waited_for_is_logged_again_and_again(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting_log, "LOG_EVERY_S", 0.5)
+    monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.5)
     server = replay_server(rw.TableConfig("replay"))
     with rw.ReplayDataset(server.address, "replay", 2, timeout_s=2.5) as dataset:
         with pytest.raises(rw.ReplayTimeoutError):
@@ -83,7 +83,7 @@ def test_what_is_waited_for_is_logged_again_and_again(
 def test_constructor_logs_that_it_waits_for_the_server(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
 ) -> None:
-    monkeypatch.setattr(waiting_log, "LOG_EVERY_S", 0.3)
+    monkeypatch.setattr(on_shards, "LOG_EVERY_S", 0.3)
     server = lone_server(QUEUE)
     server.process.pause()
     with pytest.raises((rw.ReplayTimeoutError, rw.ServerUnavailableError)):

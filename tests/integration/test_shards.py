@@ -15,7 +15,6 @@ from forwarder import Forwarder
 from reading import eventually
 
 import reverb_writer as rw
-from reverb_writer.client.shared_clients import as_client
 
 TABLE = rw.TableConfig("replay", 1000)
 
@@ -188,16 +187,6 @@ def test_a_client_is_unpickled_while_the_source_is_gone(start: Callable[[], rw.L
             assert sizes(copied) == [0]
     with pytest.raises(rw.ServerUnavailableError, match="cannot be read"):
         rw.Client(f"file:{path}", timeout_s=0.3)
-
-
-def test_clients_of_one_source_share_connections(start: Callable[[], rw.LocalServer], tmp_path: Path) -> None:
-    path = tmp_path / "shards"
-    path.write_text(f"a {start().address}")
-    (one, _), (other, _) = as_client(f"file:{path}"), as_client(rw.TargetFile(str(path)))
-    assert one.shards == other.shards
-    one.close()
-    assert sizes(other) == [0]
-    other.close()
 
 
 def test_shards_that_are_lost_are_not_asked_and_those_that_drain_get_no_items(

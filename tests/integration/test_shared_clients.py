@@ -13,7 +13,7 @@ from reading import eventually, fifo, read_column
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.client.shared_clients import as_client
+from reverb_writer.client.client import as_client
 
 StartServer = Callable[..., HostedServer]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 from pathlib import Path
 from typing import Any
@@ -60,15 +59,3 @@ def test_targets_and_sources_are_picklable_and_hashable(source: rw.TargetSource)
     copied = pickle.loads(pickle.dumps(source))  # noqa: S301  # our own bytes
     assert copied == source
     assert len({source, copied}) == 1
-
-
-def test_a_source_without_a_hash_is_refused() -> None:
-    @dataclasses.dataclass
-    class Mutable:
-        target: rw.Target
-
-        def look_up(self, timeout_s: float) -> rw.Target:
-            raise NotImplementedError(timeout_s)
-
-    with pytest.raises(rw.SpecError, match=r"Mutable is not: .* Make it a frozen dataclass"):
-        source_of(Mutable(rw.Target.of(["localhost:1"])))

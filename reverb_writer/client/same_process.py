@@ -1,0 +1,57 @@
+"""What observers and learners of one process share: windows that are due, and the largest priority of each table.
+
+A learner that waits for samples has the complete windows sent that observers of its process still hold: it may wait for
+just these.
+
+`priority="max"` gives new items the largest priority that this process has set in their tables. It is 1 before a larger
+one is set, and it never falls, until `Client.reset` empties the table. It does not follow the updates of other
+processes: an actor that runs apart from its learner computes priorities, or takes a number that the learner publishes.
+
+Source: Schaul et al. 2016, Prioritized Experience Replay, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Protocol
+
+_FIRST_PRIORITY = 1.0
+
+
+class Sender(Protocol):
+    """An object that holds complete windows for a while, to send many together."""
+
+    def send_due(self) -> None:
+        """Send them now; never raises or waits."""
+
+
+_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+_largest: dict[tuple[str, str], float] = {}  # by address and table
+
+
+def add_sender(sender: Sender) -> None:
+    """Have the sender's windows sent before a learner of this process waits; holds no reference."""
+    _senders.add(sender)
+
+
+def send_due() -> None:
+    """Send the due windows of every observer."""
+    for sender in list(_senders):
+        sender.send_due()
+
+
+def note_priority(address: str, table: str, priority: float) -> None:
+    """Note a priority that was set. Of two threads at once, one may not be noted: the next update makes up for it."""
+    if priority > _largest.get((address, table), _FIRST_PRIORITY):
+        _largest[address, table] = priority
+
+
+def forget_priorities(address: str, table: str) -> None:
+    """Begin again, because the table is empty."""
+    _largest.pop((address, table), None)
+
+
+def largest_priority(address: str, tables: Sequence[str]) -> float:
+    """Return the largest priority noted of any of some tables."""
+    return max(_largest.get((address, table), _FIRST_PRIORITY) for table in tables)
