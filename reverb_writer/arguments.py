@@ -53,10 +53,7 @@ def number(name: str, value: object) -> float:
     Traceback (most recent call last):
     reverb_writer.errors.SpecError: `exponent` must be a finite number, got nan.
     """
-    try:
-        number = math.nan if isinstance(value, bool | str | bytes) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = math.nan if isinstance(value, bool) else _as_float(value)
     if not math.isfinite(number):
         raise SpecError(f"`{name}` must be a finite number, got {value!r}.")
     return number
@@ -88,10 +85,7 @@ def check_fraction(name: str, value: object) -> float:
 
 def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
     """Return a time-out as a float; infinity as the longest time that locks can wait, some 292 years."""
-    try:
-        seconds = float(timeout_s)
-    except (TypeError, ValueError):
-        seconds = 0.0
+    seconds = _as_float(timeout_s)
     if not seconds > 0:
         raise SpecError(f"`{name}` must be > 0 seconds, got {timeout_s!r}. To wait for ever, pass float('inf').")
     return min(seconds, threading.TIMEOUT_MAX)
@@ -117,10 +111,15 @@ def check_priority(priority: Any) -> float:
     Traceback (most recent call last):
     reverb_writer.errors.SpecError: `priority` must be a finite number >= 0, got -1.
     """
-    try:
-        number = math.nan if isinstance(priority, str | bytes) else float(priority)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
+    number = _as_float(priority)
     if not 0.0 <= number < math.inf:
         raise SpecError(f"`priority` must be a finite number >= 0, got {priority!r}.")
     return number
+
+
+def _as_float(value: Any) -> float:
+    """Return a number as a float, and NaN for anything else, such as text with digits."""
+    try:
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan

@@ -5,7 +5,6 @@ Callers differ in which conversions of dtype they accept, so that is an argument
     `Fit`        numbers of another dtype                            Python numbers              used by
     -----------  --------------------------------------------------  --------------------------  --------------------
     EXACT        refused, but for another byte order                 those that the dtype holds  steps of observers
-    PROMOTED     accepted: the caller's array changes its dtype      likewise                    episodes
     LOSSLESS     if values change by rounding to a float at most     likewise                    accumulators, spaces
     LOSSY        any number                                          likewise                    accumulators, spaces
 
@@ -32,12 +31,11 @@ class Fit(enum.Enum):
     """Which conversions of dtype are accepted; see the top of the module."""
 
     EXACT = enum.auto()
-    PROMOTED = enum.auto()
     LOSSLESS = enum.auto()
     LOSSY = enum.auto()
 
 
-_EXACT, _PROMOTED, _LOSSLESS, _ = Fit  # faster than attributes of the class
+_EXACT, _LOSSLESS, _ = Fit  # faster than attributes of the class
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -124,7 +122,7 @@ def as_bytes(strings: Array, where: str, like: str) -> Any:
 
 
 def fit(value: Any, dtype: np.dtype[Any], shape: Shape, where: str, like: str, policy: Fit, advice: str = "") -> Any:
-    """Return a value as an array of this dtype and shape; with `PROMOTED`, of its own dtype.
+    """Return a value as an array of this dtype and shape.
 
     Args:
         value: an array, or anything that NumPy makes one of.
@@ -158,8 +156,6 @@ def convert(array: Array, dtype: np.dtype[Any], where: str, policy: Fit, advice:
     relation, limit = _relation(array.dtype, dtype)
     if relation == _SAME:
         return array.astype(dtype)
-    if policy is _PROMOTED:
-        return array if (array.dtype.kind == "O") == (dtype.kind == "O") else None
     if relation == _NONE or policy is _EXACT:
         return None
     # If the sum of the squares is below the limit, so is each number: the fastest check of all of them.

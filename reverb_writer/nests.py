@@ -7,11 +7,9 @@ docs/decisions/nests.md.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import itertools
-import keyword
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -240,13 +238,3 @@ def map_present(function: Callable[..., Any], *nests: Any) -> Any:
     (-1, None)
     """
     return tree.map_structure(lambda *leaves: None if leaves[0] is None else function(*leaves), *nests)
-
-
-@functools.lru_cache(maxsize=256)
-def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    """Return a class of named tuples, the same one for the same arguments; names that Python does not take are changed.
-
-    A dict would take any names, but it would sort the leaves.
-    """
-    usable = name.isidentifier() and not keyword.iskeyword(name)
-    return collections.namedtuple(name if usable else "NamedTuple", fields, rename=True)  # noqa: PYI024  # made at run time

@@ -6,6 +6,9 @@ observer must have the structure, dtypes and shapes of the first one.
 
 from __future__ import annotations
 
+import collections
+import functools
+import keyword
 import math
 import operator
 from collections.abc import Sequence
@@ -48,6 +51,18 @@ class Trajectory(NamedTuple):
     next_step_type: Any
     reward: Any
     discount: Any
+
+
+@functools.lru_cache(maxsize=256)
+def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    """Return a class of named tuples, the same one for the same arguments; `Trajectory` if it has these fields.
+
+    Names that Python does not take are changed. A dict would take any names, but it would sort the leaves.
+    """
+    if fields == Trajectory._fields:
+        return Trajectory
+    usable = name.isidentifier() and not keyword.iskeyword(name)
+    return collections.namedtuple(name if usable else "NamedTuple", fields, rename=True)  # noqa: PYI024  # made at run time
 
 
 class StepStructure:

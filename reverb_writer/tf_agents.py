@@ -19,6 +19,7 @@ Source: TF-Agents 0.19, `tf_agents/replay_buffers/reverb_utils.py`.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -65,11 +66,13 @@ class _ReverbObserver(Observer):
         Raises:
             ReplayTimeoutError, ServerUnavailableError: no answer in time. A `reverb.Client` has errors of its own.
         """
-        if hasattr(self.py_client, "server_info"):
-            return self._signature(self.py_client)
-        client, _ = as_client(self.py_client)
-        with client:
-            return self._signature(client)
+        with contextlib.ExitStack() as own:
+            client = self.py_client
+            if not hasattr(client, "server_info"):
+                client = own.enter_context(as_client(client)[0])
+            # The time-out is the first argument of both methods, by different names; dm-reverb wants an integer.
+            tables = client.server_info(math.ceil(self._open_session.timeout_s))
+            return tables[self._targets[0].tables[0]].signature
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Return when all windows that are complete are confirmed by the server.
@@ -128,21 +131,8 @@ class _ReverbObserver(Observer):
                 f"sequence_length={error.sequence_length}, consider enabling pad_end_of_episodes."
             ) from error
 
-    def _signature(self, client: Any) -> Any:
-        # The time-out is the first argument of both clients' methods, by different names; dm-reverb's wants an integer.
-        tables = client.server_info(math.ceil(self._open_session.timeout_s))
-        return tables[self._targets[0].tables[0]].signature
-
     def _unflatten(self, leaves: Sequence[Any]) -> Any:
-        if self._structure is None:
-            client, owned = as_client(self.py_client)
-            try:
-                example = self._signature(client)
-            finally:
-                if owned:
-                    client.close()
-        else:
-            example = self._structure.example
+        example = self.get_table_signature() if self._structure is None else self._structure.example
         if not hasattr(example, "step_type"):
             raise FlattenedTrajectoryError(
                 f"a flattened trajectory of {len(leaves)} leaves, but which leaf is the step type is not known. Pass a "

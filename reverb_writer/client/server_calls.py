@@ -30,7 +30,7 @@ from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import parse
-from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor, with_trajectories
+from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor
 from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
@@ -140,7 +140,7 @@ class Server:
         info = self.request_info(left_s())
         check_tables_exist([table], info, self.address)
         signature = info.tables[table].signature
-        pack = None if signature is None else packer(with_trajectories(signature))
+        pack = None if signature is None else packer(signature)
         fetcher = SampleFetcher(
             self.channel,
             table,

@@ -9,7 +9,7 @@ from typing import Any
 
 from reverb_writer.background import Flag
 from reverb_writer.errors import ReplayTimeoutError
-from reverb_writer.protocol.specs import decode_spec, have_same_leaves, packer, spec_text, with_trajectories
+from reverb_writer.protocol.specs import decode_spec, have_same_leaves, packer, spec_text
 
 _LOG = logging.getLogger(__package__)
 
@@ -24,7 +24,7 @@ class TableStructure:
     def __init__(self, table: str, signature: Any) -> None:
         """Take a table's signature, None if it has none: then the first item's spec counts."""
         self._table, self._has_signature = table, signature is not None
-        self._spec = with_trajectories(signature)  # a nest of `ArraySpec`
+        self._spec = signature  # a nest of `ArraySpec`
         self._pack = packer(self._spec)
         self._first = b""  # the spec of the first item, encoded
         self._known = Flag()

@@ -41,10 +41,10 @@ import numpy as np
 import tree
 
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
-from reverb_writer.nests import join_path, named_tuple
+from reverb_writer.nests import join_path
 from reverb_writer.protocol.messages import DataType
 from reverb_writer.protocol.tensors import dtype_of
-from reverb_writer.steps import Trajectory
+from reverb_writer.steps import named_tuple
 
 _MAX_DEPTH = 32
 
@@ -116,12 +116,8 @@ def _decode(value: Any, depth: int) -> Any:
         return parts if kind == "list" else tuple(parts)
     if kind == "named_tuple" and isinstance(value.get("fields"), dict):
         fields = value["fields"]
-        return _class_of(str(value[kind]), tuple(fields))(*(_decode(part, depth + 1) for part in fields.values()))
+        return named_tuple(str(value[kind]), tuple(fields))(*(_decode(part, depth + 1) for part in fields.values()))
     raise ValueError(f"expected a leaf's number, dict, list, tuple or named tuple, got {str(value)[:80]!r}.")
-
-
-def _class_of(name: str, fields: tuple[str, ...]) -> Any:
-    return Trajectory if fields == Trajectory._fields else named_tuple(name, fields)
 
 
 class Encoding(enum.Enum):

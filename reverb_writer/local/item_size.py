@@ -9,7 +9,7 @@ from typing import Any
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.local.chunk_store import Chunk
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.protocol import messages, strings, tensors, trajectory_parsing
+from reverb_writer.protocol import messages, tensors, trajectory_parsing
 
 
 def check_item_size(item: Any, chunks: Mapping[int, Chunk], max_bytes: int) -> None:
@@ -57,5 +57,5 @@ def _of_tensor(tensor: Any) -> int | list[int]:
     per_row = math.prod(shape)
     if header.dtype.kind != "O" or not per_row:
         return per_row * header.dtype.itemsize
-    lengths = [len(one) for one in strings.decode(tensor.tensor_content, tensor.string_val, num_rows * per_row)]
+    lengths = [len(one) for one in tensors.decode_strings(tensor.tensor_content, tensor.string_val, num_rows * per_row)]
     return [sum(lengths[row * per_row : (row + 1) * per_row]) for row in range(num_rows)]

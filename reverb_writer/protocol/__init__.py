@@ -1,7 +1,7 @@
 """Reverb's messages, tensors, signatures, items and specs as bytes. Pure: no I/O.
 
 messages               the protocol's message classes
-tensors, strings       arrays to encoded tensors and back
+tensors                arrays to encoded tensors and back
 signatures             table signatures to nests of `ArraySpec` and back
 specs                  step specs to tensors of chunks and back
 

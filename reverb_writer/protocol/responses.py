@@ -1,4 +1,4 @@
-"""Responses of a server: keys of acknowledged items, and samples with the encoded chunks that they need.
+"""Responses of a server, and whole samples with the encoded chunks that they need.
 
 A server may split a sample over several entries and over several messages. Only the first entry has the info, and only
 the last one has `end_of_sequence`. Pure: no I/O.
@@ -6,7 +6,6 @@ the last one has `end_of_sequence`. Pure: no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -28,12 +27,6 @@ def parse(name: str, message_class: Any, reply: bytes) -> Any:
         return message_class.FromString(reply)
     except DecodeError as error:
         raise FormatError(f"{len(reply)} bytes that are not a {name} ({error}).") from None
-
-
-def acknowledged_keys(reply: bytes) -> Sequence[int]:
-    """Return the keys of an InsertStreamResponse; errors as of `parse`."""
-    keys: Sequence[int] = parse("InsertStreamResponse", messages.InsertStreamResponse, reply).keys
-    return keys
 
 
 class SampleReassembler:

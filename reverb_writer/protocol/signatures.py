@@ -7,7 +7,7 @@
     bounded_tensor_spec_value           ArraySpec; bounds are ignored, because Reverb does not check them
     list_value, tuple_value             list, tuple
     dict_value                          dict, sorted by key, which is the order of dm-tree's leaves
-    named_tuple_value                   a named tuple class of that name and those fields
+    named_tuple_value                   a named tuple class of that name and those fields, or `Trajectory`
     none_value                          None
     anything else                       None for the whole signature, and a warning in the log
 
@@ -29,9 +29,9 @@ from typing import Any, Final
 import numpy as np
 
 from reverb_writer.errors import FormatError, ReverbWriterError, StructureError
-from reverb_writer.nests import named_tuple
 from reverb_writer.protocol import tensors
 from reverb_writer.protocol.messages import StructuredValue
+from reverb_writer.steps import named_tuple
 
 _LOG = logging.getLogger(__package__)
 

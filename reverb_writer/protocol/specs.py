@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
 from reverb_writer.nests import named_leaves
 from reverb_writer.protocol import signatures, tensors
 from reverb_writer.protocol.messages import StructuredValue
-from reverb_writer.steps import Trajectory
 
 _LOG = logging.getLogger(__package__)
 
@@ -41,9 +40,9 @@ def encode_spec(nest: Any) -> bytes:
 
 
 def decode_spec(data: bytes) -> Any:
-    """Return the nest of `ArraySpec` of a spec; a trajectory is a `Trajectory`. None if it cannot be read."""
+    """Return the nest of `ArraySpec` of a spec; None if it cannot be read."""
     try:
-        return with_trajectories(signatures.decode(StructuredValue.FromString(data)))
+        return signatures.decode(StructuredValue.FromString(data))
     except DecodeError:
         return None
 
@@ -111,20 +110,6 @@ def spec_text(spec: Any) -> str:
 def have_same_leaves(one: Any, other: Any) -> bool:
     """Return whether the leaves of two specs have the same paths, dtypes and shapes, in whatever kinds of nodes."""
     return [*_specs(one).items()] == [*_specs(other).items()]
-
-
-def with_trajectories(nest: Any) -> Any:
-    """Return a nest in which named tuples with the fields of a trajectory are `Trajectory`, of whatever class."""
-    if isinstance(nest, Mapping):
-        return {key: with_trajectories(value) for key, value in nest.items()}
-    if isinstance(nest, list):
-        return [with_trajectories(value) for value in nest]
-    if isinstance(nest, tuple):
-        values = [with_trajectories(value) for value in nest]
-        if hasattr(nest, "_fields"):
-            return Trajectory(*values) if nest._fields == Trajectory._fields else type(nest)(*values)
-        return tuple(values)
-    return nest
 
 
 def check_signature(

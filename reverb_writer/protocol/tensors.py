@@ -15,12 +15,14 @@ allow-list or if they are too large, and FormatError if they are damaged.
 The allow-list excludes VARIANT and RESOURCE, with which a writer can run code in a learner (CVE-2024-8375), and the
 quantised, float8 and 4-bit types, for which Reverb has no NumPy dtype.
 
-Source: Reverb 0.14 (`tensor_compression.cc`), TensorFlow 2.15 (`Tensor::AsProtoTensorContent`, `Tensor::FromProto`).
+Source: Reverb 0.14 (`tensor_compression.cc`), TensorFlow 2.15 (`Tensor::AsProtoTensorContent`, `Tensor::FromProto`,
+`EncodeStringList`).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -32,9 +34,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from reverb_writer.errors import FormatError, StructureError, UnsafeDataError
-from reverb_writer.protocol import strings
 from reverb_writer.protocol.messages import DataType, TensorProto, TensorShapeProto
-from reverb_writer.protocol.strings import damaged
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -217,6 +217,11 @@ def varint(number: int) -> bytes:
 # Decoding
 
 
+def damaged(what: str) -> FormatError:
+    """Return an error that says that stored data is damaged; `what` names the data."""
+    return FormatError(f"{what}. The data is damaged, or was not written by a Reverb client.")
+
+
 @dataclass(frozen=True, eq=False)
 class TensorHeader:
     """Dtype and shape of an encoded tensor. Headers of equal dtype and shape are one object while they are cached."""
@@ -281,7 +286,7 @@ class EncodedTensor(NamedTuple):
         kind = self.header.dtype.kind
         if kind == "O":
             count = math.prod(self.header.shape)
-            array[...] = strings.decode(self.content, self.strings, count).reshape(self.header.shape)
+            array[...] = decode_strings(self.content, self.strings, count).reshape(self.header.shape)
             return
         stored = array.reshape(-1).view(np.uint8)
         decompress_into(self.content, stored)
@@ -306,6 +311,42 @@ def decompress_into(content: bytes | memoryview, array: Array) -> None:
         decompress(content, array)
     except cramjam.DecompressionError as error:
         raise damaged(f"snappy block that cannot be decompressed: {error}") from None
+
+
+def decode_strings(content: bytes, strings: Sequence[bytes], count: int) -> Array:
+    """Return `count` strings as an object array of `bytes`, [count].
+
+    They are lengths and bytes in `content`; if it is empty, the fields `strings`.
+    """
+    found = _split_strings(content, count) if content else list(strings)
+    if len(found) != count:
+        raise damaged(f"{len(found)} strings, expected {count} from their shape")
+    array = np.empty(count, np.object_)
+    array[:] = found
+    return array
+
+
+def _split_strings(content: bytes, count: int) -> list[bytes]:
+    """Split bytes that hold the lengths of all strings, as varints of up to 32 bits, and then the strings."""
+    lengths: list[int] = []
+    position = 0
+    while len(lengths) < count:
+        length = 0
+        for shift in range(0, 32, 7):
+            if position == len(content):
+                raise damaged(f"{count} strings in {len(content)} bytes, which cannot hold even the lengths")
+            byte = content[position]
+            position += 1
+            length |= byte % _MORE << shift
+            if byte < _MORE:
+                break
+        else:
+            raise damaged("string with a length of more than 32 bits")
+        lengths.append(length)
+    ends = list(itertools.accumulate(lengths, initial=position))
+    if ends[-1] != len(content):
+        raise damaged(f"{count} strings that end at byte {ends[-1]}, expected {len(content)}")
+    return [content[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def parse_header(dtype_number: int, encoded_shape: bytes) -> TensorHeader:

@@ -43,9 +43,7 @@ def insert_room(table: TableInfo) -> float:
 def sample_room(table: TableInfo) -> float:
     """Return how many items the rate limiter lets out before something must be inserted; infinity without a bound."""
     limiter = table.rate_limiter
-    if _missing(table) > 0:
-        return 0
-    return math.inf if math.isinf(limiter.min_diff) else max(math.floor(limiter.diff - limiter.min_diff), 0)
+    return limiter.balance.num_samples_allowed(table.current_size, limiter.diff)
 
 
 def keeps_ratio(table: TableInfo) -> bool:

@@ -98,7 +98,6 @@ class Channel:
         self._closed = False
         # The rest belongs to the loop's thread.
         self._wire: Wire | None = None
-        self._own_wires: set[Wire] = set()  # of `call_once`
         self._num_given_up = 0
         self._next_examination_at = 0.0
 
@@ -160,29 +159,24 @@ class Channel:
             ClosedError: the channel is or was closed, or belongs to a parent process.
             ReverbWriterError: the server refuses; StructureError if it has no such table.
         """
-
-        async def work(pending: PendingCall) -> bytes:
-            return await self._call(pending, self._connect, method, request, timeout_s)
-
-        return self._wait(work, timeout_s)
+        self.check_usable()
+        pending = PendingCall(lambda pending: self._call(pending, method, request, timeout_s), self.address, timeout_s)
+        try:
+            return pending.result()
+        except _NoAnswerError as error:
+            raise self._explain(error.reasons, timeout_s) from error.__cause__
+        finally:
+            pending.cancel()
 
     def call_once(self, method: str, request: bytes, timeout_s: float) -> bytes:
-        """Make a `call` over a connection of its own when the server answers, and never make it again."""
+        """Make a `call` when the server answers, and never make it again."""
         deadline = time.monotonic() + timeout_s
-
-        async def work(pending: PendingCall) -> bytes:
-            own = self._make_wire({"grpc.use_local_subchannel_pool": 1})
-            self._own_wires.add(own)
-            try:
-                await self._call(pending, lambda: own, SERVER_INFO, b"", timeout_s)
-                return await self._ask(own, method, request, max(deadline - time.monotonic(), 0.0))
-            except WireClosedError as error:
-                raise self._closed_error() from error
-            finally:
-                self._own_wires.discard(own)
-                own.close("the call has ended")
-
-        return self._wait(work, timeout_s)
+        self.call(SERVER_INFO, b"", timeout_s)
+        pending = self.start(method, request, max(deadline - time.monotonic(), 0.0))
+        try:
+            return pending.result()
+        finally:
+            pending.cancel()
 
     def start(
         self,
@@ -250,26 +244,14 @@ class Channel:
             wire.close(fault)
 
     async def _close(self, done: queue.SimpleQueue[None]) -> None:
-        wires = [wire for wire in (self._wire, *self._own_wires) if wire is not None]
-        self._wire = None
-        for wire in wires:
+        wire, self._wire = self._wire, None
+        if wire is not None:
             wire.close("the client was closed")
-        for wire in wires:
             await wire.closed()
         done.put(None)
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f"the client of {self.address} was closed during a call.")
-
-    def _wait(self, work: Callable[[PendingCall], Any], timeout_s: float) -> bytes:
-        self.check_usable()
-        pending = PendingCall(work, self.address, timeout_s)
-        try:
-            return pending.result()
-        except _NoAnswerError as error:
-            raise self._explain(error.reasons, timeout_s) from error.__cause__
-        finally:
-            pending.cancel()
 
     async def _ask(self, wire: Wire, method: str, request: bytes, timeout_s: float) -> bytes:
         try:
@@ -281,9 +263,7 @@ class Channel:
         self.note_response()
         return reply
 
-    async def _call(
-        self, pending: PendingCall, connect: Callable[[], Wire], method: str, request: bytes, timeout_s: float
-    ) -> bytes:
+    async def _call(self, pending: PendingCall, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make attempts that fail at once, and tell why, until one does not; gRPC connects again meanwhile."""
         started = time.monotonic()
         deadline = started + timeout_s
@@ -292,7 +272,7 @@ class Channel:
             left_s = max(deadline - time.monotonic(), 0.0)
             error: Exception
             try:
-                return await self._ask(connect(), method, request, left_s)
+                return await self._ask(self._connect(), method, request, left_s)
             except WireClosedError as met:
                 if self._closed or loop.is_ending():
                     raise self._closed_error() from met
@@ -353,10 +333,9 @@ class Channel:
         """Give the connection back."""
         if not getattr(self, "_closed", True) and not self.is_forked:
             self._closed = True
-            with contextlib.suppress(ClosedError):
-                for wire in (self._wire, *self._own_wires):
-                    if wire is not None:
-                        loop.submit(wire.close, "the client was forgotten")
+            if self._wire is not None:
+                with contextlib.suppress(ClosedError):
+                    loop.submit(self._wire.close, "the client was forgotten")
 
 
 class _NoAnswerError(ReverbWriterError):

@@ -1,6 +1,6 @@
 """Items to one server, until it has confirmed them: connect, send, and send again after a loss.
 
-    write() -> InFlight -> InsertPipe -> server
+    write() -> InFlight -> Pipe -> server
     answers, and the end of a connection -> post() -> the owner's thread runs them
 
 A `Delivery` has no thread and no lock: its owner calls it from one thread, and runs there what `post` gets from other
@@ -15,17 +15,19 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, StructureError
+from reverb_writer.errors import ClosedError, FormatError, ReplayTimeoutError, ReverbWriterError, StructureError
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.responses import parse
 from reverb_writer.tables.rate_limits import explain_inserts, explain_limiter, inserts_progress
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel, backoff_s
 from reverb_writer.transport.connection_loss import ConnectionLoss
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
-from reverb_writer.transport.insert_pipe import InsertPipe
+from reverb_writer.transport.pipe import Event, Pipe
 from reverb_writer.transport.server_info import start_server_info
 
 _LOG = logging.getLogger(__package__)
@@ -68,8 +70,8 @@ class Delivery:
         self.heard_at = time.monotonic()
         self.reconnects = self.restarts = self.resent = 0
         self._post, self._max_sent_items, self._is_checked = post, max_sent_items, is_checked
-        self._pipe: InsertPipe | None = None
-        self._attempt = 0  # its number; answers to an earlier one are ignored
+        self._pipe: Pipe | None = None
+        self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
         self._is_connecting = self._is_closed = self._is_orphaned = False
         self._retry_at, self._failures = 0.0, 0
         self._state_id: int | None = None
@@ -110,7 +112,7 @@ class Delivery:
             self._connect()
         return math.inf
 
-    def _send(self, pipe: InsertPipe) -> float:
+    def _send(self, pipe: Pipe) -> float:
         """Send what is queued, and see whether the server is silent; return as `proceed`."""
         while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
             pipe.send(self.flight.take_message(_MESSAGE_BYTES))
@@ -180,24 +182,34 @@ class Delivery:
 
     def _open(self) -> None:
         """Open a stream, and send what is queued."""
+        self._attempt += 1
+        deliver = functools.partial(self._hand_over, self._on_event, self._attempt)
         try:
-            self._pipe = InsertPipe(self.channel, functools.partial(self._hand_over, self._on_answer))
+            self._pipe = Pipe(self.channel, messages.INSERT_STREAM, deliver)
         except ClosedError as error:
             self._lost(error, str(error))
             return
         self.loss = self.fault = None
         self.proceed()
 
-    def _on_answer(self, pipe: InsertPipe, answer: Sequence[int] | ReverbWriterError) -> None:
-        if pipe is not self._pipe:
+    def _on_event(self, attempt: int, event: Event) -> None:
+        pipe = self._pipe
+        if attempt != self._attempt or pipe is None:
             return
-        if isinstance(answer, Exception):
+        reason = pipe.reason
+        if isinstance(event, bytes):
+            try:
+                keys = parse("InsertStreamResponse", messages.InsertStreamResponse, event).keys
+            except FormatError as error:
+                pipe.close()
+                event, reason = error, str(error)
+        if isinstance(event, ReverbWriterError):
             self._pipe = None
             # A table that a stream does not find may be there when the server is asked for its tables.
-            self._lost(answer, pipe.reason or str(answer), is_gone=isinstance(answer, StructureError))
+            self._lost(event, reason or str(event), is_gone=isinstance(event, StructureError))
             return
         self.heard_at, self._failures = time.monotonic(), 0
-        self.flight.acknowledge(np.fromiter(answer, np.uint64, len(answer)))
+        self.flight.acknowledge(np.fromiter(keys, np.uint64, len(keys)))
 
     def _lost(self, error: Exception, reason: str, *, is_gone: bool = False) -> None:
         if not (is_gone or isinstance(error, ConnectionError | ReplayTimeoutError)):

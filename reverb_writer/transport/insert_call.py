@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -13,8 +12,6 @@ from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.waits import Wait
-
-_LOG = logging.getLogger(__package__)
 
 
 class Inserts:
@@ -41,20 +38,15 @@ class Inserts:
         """
         delivery = self._delivery
         wait = Wait("flush", timeout_s, extends=extends)
-        while delivery.flight.pending > max_pending:
+        while (num_pending := delivery.flight.pending) > max_pending:
+            if late := wait.proceed(delivery, delivery.flight.acknowledged, num_pending):
+                raise late
             pause_s = min(delivery.proceed(), wait.left_s(), threading.TIMEOUT_MAX)
             with contextlib.suppress(queue.Empty):
                 self._inbox.get(timeout=pause_s)()
             if delivery.fault is not None:
                 kind, text = delivery.fault
                 raise kind(text)
-            wait.note_progress(delivery.flight.acknowledged)
-            if delivery.flight.pending > max_pending and wait.is_over(delivery):
-                raise wait.error(delivery, delivery.flight.pending)
-            wait.ask(delivery)
-            if wait.is_to_be_logged():
-                text = "%s: waiting for %.0f s: %s"
-                _LOG.warning(text, delivery.channel.address, wait.waited_s, wait.why(delivery))
 
     def close(self) -> None:
         """End the stream, and give up what is unconfirmed. Idempotent."""

@@ -54,7 +54,6 @@ class Pipe:
         self._timeout_s = timeout_s
         self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._outgoing: collections.deque[bytes] = collections.deque()
-        self._is_writing = False  # whether gRPC has a message that it has not taken over yet
         self._is_idle = False  # whether the writer must be woken
         self._has_ended = False
         # The rest belongs to the loop's thread.
@@ -62,11 +61,6 @@ class Pipe:
         self._may_write: asyncio.Event | None = None
         self._may_read: asyncio.Event | None = None
         loop.submit(self._open)
-
-    @property
-    def num_unsent(self) -> int:
-        """Messages that gRPC has not taken over yet."""
-        return len(self._outgoing) + self._is_writing
 
     def send(self, message: bytes) -> None:
         """Send a message after those before; never waits, and is ignored after the end."""
@@ -174,9 +168,7 @@ class Pipe:
                 self._is_idle = False
                 self._may_write.clear()
                 while self._outgoing:
-                    self._is_writing = True
                     await call.write(self._outgoing.popleft())
-                    self._is_writing = False
 
 
 def _ignore(_: Event) -> None:

@@ -95,7 +95,7 @@ def _table_info(table: Any) -> TableInfo:
             num_inserts=limiter.insert_stats.completed,
             num_samples=limiter.sample_stats.completed,
         ),
-        signature=signatures.decode(table.signature) if table.HasField("signature") else None,
+        signature=signatures.decode(table.signature),
         sampler_exponent=_exponent(table.sampler_options),
         remover_exponent=_exponent(table.remover_options),
         worker_time_ms={

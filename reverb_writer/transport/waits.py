@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import queue
 import time
@@ -9,6 +10,8 @@ from typing import Literal
 
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.transport.delivery import Delivery
+
+_LOG = logging.getLogger(__package__)
 
 _FIRST_QUESTION_S = 0.2
 _LAST_QUESTION_S = 1.0
@@ -47,29 +50,40 @@ class Wait:
         self._acknowledged = -1  # items, at the last progress
         self._confirmed = 0
 
-    def note_progress(self, acknowledged: int) -> None:
-        """Take the number of items confirmed so far: if it has grown, the time-out begins again."""
+    def proceed(self, delivery: Delivery, acknowledged: int, num_pending: int) -> Exception | None:
+        """Ask the server what is to be asked by now, log every ten seconds; return the error when the time is up.
+
+        Args:
+            delivery: what the wait is for.
+            acknowledged: items confirmed so far: if it has grown, the time-out may begin again.
+            num_pending: items that are not confirmed.
+        """
         if acknowledged != self._acknowledged:
             if self._acknowledged >= 0:
                 self._confirmed += acknowledged - self._acknowledged
                 if self.extends:
                     self._restart()
             self._acknowledged = acknowledged
+        if self._is_over(delivery):
+            return self._error(delivery, num_pending)
+        now, times = time.monotonic(), self._question_times
+        if self._questions < len(times) and now - self._since >= times[self._questions]:
+            if not self._questions:
+                delivery.begin_questions()
+            self._questions += 1
+            delivery.ask()
+        if now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            delivery.ask()
+            text = "%s: waiting for %.0f s: %s"
+            _LOG.warning(text, delivery.channel.address, self.waited_s, self._why(delivery))
+        return None
 
     def _restart(self) -> None:
         self._since = time.monotonic()
         self._questions = 0
 
-    def ask(self, delivery: Delivery) -> None:
-        """Ask the server what is to be asked by now."""
-        waited_s = time.monotonic() - self._since
-        if self._questions < len(self._question_times) and waited_s >= self._question_times[self._questions]:
-            if not self._questions:
-                delivery.begin_questions()
-            self._questions += 1
-            delivery.ask()
-
-    def is_over(self, delivery: Delivery) -> bool:
+    def _is_over(self, delivery: Delivery) -> bool:
         """Return whether the time is up; others' progress at the server starts it again."""
         now = time.monotonic()
         if now - self._since < self.timeout_s:
@@ -78,14 +92,6 @@ class Wait:
         if self.extends and not is_last and delivery.others_progress():
             self._restart()
             return False
-        return True
-
-    def is_to_be_logged(self) -> bool:
-        """Return whether it is time to say in the log that the call waits; every ten seconds."""
-        now = time.monotonic()
-        if now - self._logged_at < _LOG_EVERY_S:
-            return False
-        self._logged_at = now
         return True
 
     @property
@@ -111,15 +117,14 @@ class Wait:
         first_s = min(_FIRST_QUESTION_S, self.timeout_s / 4)
         return first_s, max(self.timeout_s / 2, self.timeout_s - _LAST_QUESTION_S)
 
-    def error(self, delivery: Delivery, num_pending: int) -> Exception:
-        """Return the error of a wait whose time is up."""
+    def _error(self, delivery: Delivery, num_pending: int) -> Exception:
         tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
         spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
-        text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self.why(delivery)}"
+        text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self._why(delivery)}"
         is_there = delivery.loss is None or delivery.loss.is_silent(delivery.channel)
         return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
 
-    def why(self, delivery: Delivery) -> str:
+    def _why(self, delivery: Delivery) -> str:
         """Say why it takes so long, as far as it shows."""
         if self._confirmed and not delivery.has_asked and math.isfinite(self.timeout_s):
             return f"{self._confirmed} items were confirmed meanwhile; the rest waits for its turn."

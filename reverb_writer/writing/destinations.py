@@ -128,9 +128,8 @@ class Destinations:
         self._num_episodes += 1
         if len(self._destinations) == 1:
             return next(iter(self._destinations.values()))
-        usable = {
-            name: destination for name, destination in self._destinations.items() if destination.server.shard.state == "up"
-        } or self._destinations
+        in_use = self._destinations
+        usable = {name: each for name, each in in_use.items() if each.server.shard.state == "up"} or in_use
         ranked = [usable[name] for name in rank_shards(f"{self._actor_id}/{self._num_episodes}", usable)]
         there = [destination for destination in ranked if not destination.is_lost] or ranked
         free = (destination for destination in there if self.room(destination) >= max(num_items, 1))

@@ -284,7 +284,6 @@ class Sender:
             if wait.is_abandoned and wait.kind != "close":
                 self._waits.remove(wait)
                 continue
-            wait.note_progress(acknowledged)
             try:
                 is_done = self._is_done(wait)
             except Exception as error:  # noqa: BLE001  # raised by the waiting call
@@ -292,14 +291,8 @@ class Sender:
                 continue
             if is_done:
                 self._answer(wait, None)
-            elif wait.is_over(delivery):
-                self._answer(wait, wait.error(delivery, self._outbox.num_pending))
-            else:
-                wait.ask(delivery)
-                if wait.is_to_be_logged():
-                    delivery.ask()
-                    text = "%s: waiting for %.0f s: %s"
-                    _LOG.warning(text, delivery.channel.address, wait.waited_s, wait.why(delivery))
+            elif late := wait.proceed(delivery, acknowledged, self._outbox.num_pending):
+                self._answer(wait, late)
         self._note_limiter(delivery)
 
     def _is_done(self, wait: Wait) -> bool:

@@ -25,7 +25,7 @@ import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport import channel, delivery
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.insert_pipe import InsertPipe
+from reverb_writer.transport.pipe import Pipe
 from reverb_writer.transport.sample_stream import SampleStream
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
@@ -184,7 +184,7 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
             with pytest.raises(rw.ServerUnavailableError, match="DEADLINE_EXCEEDED"):
                 stream.read()
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        InsertPipe(channel, lambda _, event: events.put(event))
+        Pipe(channel, messages.INSERT_STREAM, events.put)
         assert isinstance(events.get(timeout=60.0), rw.ServerUnavailableError)
 
 

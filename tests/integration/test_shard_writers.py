@@ -154,7 +154,8 @@ def test_full_window_and_a_lost_shard_of_three_raise_public_errors_alone(lone_se
         observer.flush()
         assert_balanced(observer.stats())
         assert observer.stats().lost_shards == 1
-    impatient = rw.TrajectoryObserver(addresses(ranked(1, servers)[1:]), "replay", 1, max_in_flight_items=1, timeout_s=1)
+    left = addresses(ranked(1, servers)[1:])
+    impatient = rw.TrajectoryObserver(left, "replay", 1, max_in_flight_items=1, timeout_s=1)
     for server in servers:
         server.process.kill()
     with pytest.raises(rw.ServerUnavailableError, match="items unconfirmed after"):  # noqa: PT012
