@@ -84,7 +84,7 @@ class Client:
         source, timeout_s = source_of(address), check_timeout(timeout_s)
         first_s = timeout_s if connect_timeout_s is None else check_timeout(connect_timeout_s, "connect_timeout_s")
         deadline = Deadline(first_s)
-        self._connect((source, tls, token, timeout_s, use_proxy), first_target(source, first_s))
+        self._connect((source, tls, token, timeout_s, use_proxy), first_target(source, deadline))
         if connect_timeout_s is not None:
             try:
                 self.server_info(max(first_s - deadline.spent_s, _LEAST_S))

@@ -106,23 +106,22 @@ class ServerSet:
         return tuple(connections)
 
 
-def first_target(source: TargetSource, timeout_s: float) -> Target:
+def first_target(source: TargetSource, deadline: Deadline) -> Target:
     """Ask a source until it tells a target.
 
     Raises:
-        ServerUnavailableError, ReplayTimeoutError: not within `timeout_s` seconds.
+        ServerUnavailableError, ReplayTimeoutError: not in time.
         SpecError: what it returns is no target.
         ReverbWriterError: whatever else the source raises.
     """
     if isinstance(source, Target):
         return source
-    deadline = Deadline(timeout_s)
     with logged(lambda: f"waiting for the target of {source}"):
         while True:
             try:
                 return _look_up(source, deadline.left_s())
             except (ServerUnavailableError, ReplayTimeoutError):
-                if deadline.spent_s + _RETRY_S >= timeout_s:
+                if deadline.spent_s + _RETRY_S >= deadline.timeout_s:
                     raise
             time.sleep(_RETRY_S)
 
