@@ -67,7 +67,7 @@ class Batch:
 
 
 def _pinned(tensor: Any) -> Any:
-    return tensor if isinstance(tensor, list) else tensor.pin_memory()
+    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists, or bytes in one
 
 
 def collate(
