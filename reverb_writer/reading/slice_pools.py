@@ -142,8 +142,10 @@ class SliceDrawer:
             if part.stop == num_slices:  # with items that have no slice
                 delivered = np.append(delivered, np.flatnonzero(last_slices < 0))
 
+            # It must not refer to `parts`, which hold it: the rows of a pool would stay until the collector runs.
             def copy(part: slice = part) -> DrawnSlices:
-                slices = all_slices if len(parts) == 1 else all_slices.part(part.start, part.stop)
+                is_all = part.start == 0 and part.stop == num_slices
+                slices = all_slices if is_all else all_slices.part(part.start, part.stop)
                 first_rows = slices.first_rows
                 begin = slices.rows[first_rows]
                 preceding = np.maximum(begin - 1, item_rows[items[part]])
