@@ -24,13 +24,15 @@ from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves, shapes_text
 from reverb_writer.reading.batches import Batch
 from reverb_writer.slices import read_markers
+from reverb_writer.slices.boundaries import first_rows
+from reverb_writer.transitions.step_flags import split_mask
 
 
 def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> FrameStack:
     """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once.
 
-    A stack never crosses the start of an episode, which `is_first`, `is_init` or `step_type` marks: there, and at the
-    start of a window, the oldest frame known is repeated.
+    A stack never crosses the start of an episode, which any marker of starts or ends tells that `rw.slices` reads:
+    there, and at the start of a window, the oldest frame known is repeated.
 
     Args:
         k: frames in a stack, >= 1.
@@ -71,19 +73,26 @@ class FrameStack:
 
     def _rows(self, batch: Batch) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
         """Return [N, k] which row each frame of each stack is, and the leading sizes of the leaves: N, or B and T."""
+        shape: tuple[int, ...]
         if batch.markers is not None:
-            starts = np.array(batch.markers.is_init)
-            starts[batch.markers.slices.first_rows] = True
-            shape: tuple[int, ...] = starts.shape
+            shape = batch.markers.done.shape
+            starts = batch.markers.slices.starts
+            markers = read_markers(batch.data)
         else:
             shape = _windows_shape(batch, "`frame_stack`")
-            init = read_markers(batch.data, ndim=2).is_init
-            starts = np.zeros(shape, bool) if init is None else np.array(init)
+            starts = np.zeros(shape, bool)
             starts[:, 0] = True
             starts = starts.reshape(-1)
+            markers = read_markers(tree.map_structure(_laid_end_to_end, batch.data))
+        starts = starts | first_rows(markers, len(starts))
         numbers = np.arange(len(starts))
         first = np.maximum.accumulate(np.where(starts, numbers, 0))
         return np.maximum(numbers[:, None] - np.arange(self.k)[::-1], first[:, None]), shape
+
+
+def _laid_end_to_end(leaf: Any) -> Any:
+    """Return a leaf [B, T, ...] as [B * T, ...]."""
+    return leaf.reshape(-1, *leaf.shape[2:])
 
 
 def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
@@ -133,6 +142,9 @@ def _with_part(nest: Any, path: list[str], function: Any, leaf: str) -> Any:
     """Return a nest with a function applied to the leaves of one part of it."""
     if not path:
         return tree.map_structure(function, nest)
+    steps, mask = split_mask(nest)
+    if mask is not None:
+        return _with_part(steps, path, function, leaf), mask
     name, *rest = path
     fields = nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else {}
     if name not in fields:

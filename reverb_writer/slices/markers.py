@@ -7,6 +7,7 @@
     truncated    next/truncated, truncated                                               the last; cut by a time limit
     done         next/done, done, is_last, step_type == LAST                             the last
     traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory so numbered
+    mask         the second of a pair (steps, mask)                                      False: padding, of no trajectory
 
 The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags next
 to it belong to the step before and are ignored. In trajectories of TF-Agents the last row is the boundary step; it is
@@ -26,6 +27,7 @@ import tree
 
 from reverb_writer.errors import StructureError
 from reverb_writer.steps import FIRST, LAST
+from reverb_writer.transitions.step_flags import split_mask
 
 _REASONS = ("terminated", "truncated")
 
@@ -43,6 +45,7 @@ class Markers:
         terminated: bool, last row, in a terminal state: the value after it is 0.
         truncated: bool, last row, ended by a time limit or the like: the value after it is not 0.
         traj_ids: integers [N]; a change from one row to the next is a boundary.
+        mask: bool, False for padding, which is of no trajectory.
 
     Raises:
         StructureError: the shapes differ, or ids are not integers.
@@ -53,6 +56,7 @@ class Markers:
     terminated: Flags | None = None
     truncated: Flags | None = None
     traj_ids: npt.NDArray[np.integer[Any]] | None = None
+    mask: Flags | None = None
 
     def __post_init__(self) -> None:
         shapes = {}
@@ -83,7 +87,8 @@ def read_markers(
     """Return the markers among the leaves of steps, found by name.
 
     Args:
-        nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more.
+        nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more. Or a pair (steps, mask), as observers
+            write it with `mask=True`.
         ndim: number of dimensions of the storage, which all leaves share. A marker may have one more of size 1.
         starts: rows that do not follow the row before: the first rows of items that lie end to end, or, in a full ring,
             the row after the one that was written last.
@@ -99,6 +104,7 @@ def read_markers(
     >>> read_markers({"observation": np.zeros(3), "is_first": [1, 0, 0], "next": {"truncated": [0, 0, 1]}}).ends
     array([False, False,  True])
     """
+    nest, mask = split_mask(nest)
     following, types = _field(nest, "next"), _field(nest, "step_type")
     flags = following if any(_field(following, name) is not None for name in ("done", *_REASONS)) else nest
 
@@ -115,7 +121,8 @@ def read_markers(
         done = types == LAST if done is None else done
         if terminated is None and _field(nest, "discount") is not None:
             follows_end = np.roll(_leads_to_end(nest, ndim), 1, axis=0)
-            follows_end[np.asarray(starts, np.intp)] = False if before is None else _leads_to_end(before(), ndim)
+            first = False if before is None else _leads_to_end(split_mask(before())[0], ndim)
+            follows_end[np.asarray(starts, np.intp)] = first
             terminated = (types == LAST) & follows_end
     return Markers(
         is_init=is_init,
@@ -123,6 +130,7 @@ def read_markers(
         terminated=terminated,
         truncated=find(flags, "truncated"),
         traj_ids=find(nest, "traj_ids", "episode") if ids is None else ids,
+        mask=_rows(mask, ndim),
     )
 
 
@@ -132,7 +140,8 @@ def marker_leaves(nest: Any) -> list[Any]:
     >>> marker_leaves({"observation": 0, "step_type": 1, "discount": 2, "next": {"observation": 3, "done": 4}})
     [1, 2, 4]
     """
-    found = [_field(nest, name) for name in ("is_init", "is_first", "step_type", "discount", "traj_ids", "episode")]
+    nest, mask = split_mask(nest)
+    found = [mask, *(_field(nest, name) for name in ("is_init", "is_first", "step_type", "discount", "traj_ids", "episode"))]
     found.append(_field(_field(nest, "collector"), "traj_ids"))
     flags = ("done", "is_last", "terminated", "is_terminal", "truncated")
     found += [_field(source, name) for source in (nest, _field(nest, "next")) for name in flags]

@@ -11,7 +11,7 @@ import tree
 from reverb_writer.arrays import Array, any_true, array_like, as_array, as_bool, as_float, concatenated, with_axes
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves
-from reverb_writer.transitions.step_flags import StepFlags, as_rows
+from reverb_writer.transitions.step_flags import StepFlags, as_rows, split_mask
 
 _NEEDED = ("observation", "action", "reward")
 _FLAGS = frozenset(
@@ -64,7 +64,8 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     one is the next row of the same episode.
 
     Padding is known by the mask, or because it follows a boundary step; then `is_first` or `step_type` must tell
-    it from another episode. Windows whose only flag is `discount` must be of one episode each. Padding after an episode
+    it from another episode. Windows whose only flag is `discount` must be of one episode each: a discount that is not 0
+    after one that is 0 is refused. Padding after an episode
     that the actor cut by `observer.reset()` needs the mask, because no boundary step precedes it.
 
     Args:
@@ -145,10 +146,8 @@ def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
         data, info = batch.data, getattr(batch, "info", None)
         markers = getattr(batch, "markers", None) if markers is None else markers
         lengths = getattr(info, "lengths", None)
-    masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None)]
-    if type(data) is tuple and len(data) == 2 and getattr(data[1], "dtype", None) is not None:  # noqa: PLR2004  # a pair
-        data, column = data
-        masks.append(column)
+    data, column = split_mask(data)
+    masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None), column]
     return _Parts(data, [one for one in masks if one is not None], markers, lengths)
 
 
@@ -213,13 +212,14 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
     """Return which pairs of neighbouring rows are transitions, and which of these lead to a terminal state."""
     xp, boundary = flags.xp, flags.boundary
     is_told = boundary is not None
-    if boundary is None:
-        is_zero = as_rows(fields.get("discount"), flags.like)
-        boundary = xp.zeros_like(flags.like) if is_zero is None else _shifted(xp, is_zero == 0)
-    starts = xp.zeros_like(boundary)
+    starts = xp.zeros_like(flags.like)
     for found in (flags.first, breaks):
         starts = starts if found is None else starts | found
-    boundary = boundary if is_told else boundary & ~starts
+    if boundary is None:
+        discount = as_rows(fields.get("discount"), flags.like)
+        boundary = xp.zeros_like(starts) if discount is None else _shifted(xp, discount == 0) & ~starts
+        if discount is not None and flags.first is None:
+            _check_one_episode(flags, discount == 0, starts)
     padding = _ended(xp, boundary, starts)
     if is_told and flags.first is None:
         if len(flags.shape) > 1 and flags.real is None and any_true(padding):
@@ -237,6 +237,18 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
         valid = valid & (following[..., :-1] == types[..., 1:])
     idle = _idle(flags, fields)
     return valid if idle is None else valid & (terminal | ~idle[..., :-1]), terminal
+
+
+def _check_one_episode(flags: StepFlags, is_zero: Array, starts: Array) -> None:
+    """Refuse rows of two episodes, as far as they tell: the discount of an end is 0, and so is all that follows it."""
+    follows = _ended(flags.xp, is_zero, starts) & ~is_zero
+    follows = follows if flags.real is None else follows & flags.real
+    if any_true(follows):
+        raise StructureError(
+            f"`discount` is the only flag, and {int(follows.sum())} rows with another discount follow one with 0 in "
+            "the same window: where the next episode begins cannot be told. Write `is_first` and `is_last`, or "
+            "`step_type`; or windows of one episode each, whose boundary step has discount 0."
+        )
 
 
 def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:

@@ -83,6 +83,21 @@ class StepFlags:
         return cls(xp, shape, like, real, first, boundary, terminal)
 
 
+def split_mask(data: Any) -> tuple[Any, Any]:
+    """Return steps and their mask, or None: an observer with `mask=True` writes the two as a pair (steps, mask).
+
+    >>> import numpy as np
+    >>> split_mask(({"reward": [1.0, 0.0]}, np.array([True, False])))
+    ({'reward': [1.0, 0.0]}, array([ True, False]))
+    """
+    if type(data) is tuple and len(data) == 2:  # noqa: PLR2004  # a pair
+        steps, mask = data
+        has_fields = isinstance(steps, Mapping) or hasattr(steps, "_fields")
+        if has_fields and not tree.is_nested(mask) and str(getattr(mask, "dtype", "bool")).endswith("bool"):
+            return steps, mask
+    return data, None
+
+
 def _shape(flags: Mapping[str, Array]) -> tuple[int, ...]:
     """Return the shape of the rows: that of the flag with the fewest axes, without a last axis of size 1."""
     shapes = {name: tuple(flag.shape) for name, flag in flags.items()}

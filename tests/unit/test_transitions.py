@@ -142,6 +142,19 @@ def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batc
     assert rw.to_transitions(tree.map_structure(lambda column: column[0], steps)).mask.tolist() == expected
 
 
+def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
+    parts = [discounts_alone(end) for end in ("terminated", "truncated")]
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+    with pytest.raises(rw.StructureError, match="`discount` is the only flag, and 3 rows .* follow one with 0"):
+        rw.to_transitions(steps)
+    mask = np.array([[True] * 4 + [False] * 4])
+    assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
+    flat = tree.map_structure(lambda column: column[0], steps)
+    info = SimpleNamespace(mask=None, lengths=np.array([4, 4]))  # as two items they are told apart
+    found = rw.to_transitions(SimpleNamespace(data=flat, info=info))
+    assert found.mask.tolist() == [True] * 3 + [False] + [True] * 3
+
+
 def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
     steps = trajectory("cut")  # and then the actor called `reset`: padding follows a step that says MID does
     padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
