@@ -68,6 +68,13 @@ def concatenated(xp: Any, arrays: Any, axis: int) -> Array:
     return concat(arrays, axis=axis)
 
 
+def take_rows(xp: Any, x: Array, rows: Any) -> Array:
+    """Return some rows of an array, by their numbers; `xp` is its library, unless it is an array of NumPy."""
+    if isinstance(x, np.ndarray):  # such as strings beside arrays of JAX
+        return x.take(np.asarray(rows), axis=0)
+    return xp.take(x, array_like(xp, rows, x), axis=0)
+
+
 def with_axes(x: Array, ndim: int) -> Array:
     """Return x with axes of size 1 after its last one, as far as it has fewer than `ndim`."""
     return x.reshape((*x.shape, *(1,) * (ndim - x.ndim)))

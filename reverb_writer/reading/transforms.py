@@ -62,14 +62,35 @@ class FrameStack:
             SpecError: windows are too short to drop rows, or these are slices.
         """
         rows, shape = self._rows(batch)
+        path = self.leaf.split("/")
+        if batch.next is not None:
+            return self._with_next(batch, path, rows)
 
         def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
             flat = frames.reshape(-1, *frames.shape[len(shape) :])
             return flat[rows].reshape(*shape, self.k, *flat.shape[1:])
 
-        data = _with_part(batch.data, self.leaf.split("/"), stack, self.leaf)
-        stacked = dataclasses.replace(batch, data=data)
+        stacked = dataclasses.replace(batch, data=_with_part(batch.data, path, stack, self.leaf))
         return burn_in(stacked, self.k - 1)[1] if self.drop else stacked
+
+    def _with_next(self, batch: Batch, path: list[str], rows: npt.NDArray[np.int64]) -> Batch:
+        """Return slices with the rows after them: the stack of such a row continues that of the slice's last row."""
+        slices, num_rows = batch.markers.slices, len(rows)
+        of_last = rows[slices.first_rows + slices.lengths - 1]
+        following = np.append(of_last[:, 1:], num_rows + np.arange(len(of_last))[:, None], axis=1)
+        all_rows = np.append(rows, np.where(slices.cut_by_sampler[:, None], following, of_last), axis=0)
+        frames_after: list[Any] = []
+        _with_part(batch.next, path, frames_after.append, self.leaf)
+        stacked_after: list[Any] = []
+
+        def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            stacked: npt.NDArray[Any] = np.concatenate([frames, frames_after[len(stacked_after)]])[all_rows]
+            stacked_after.append(stacked[num_rows:])
+            return stacked[:num_rows]
+
+        data = _with_part(batch.data, path, stack, self.leaf)
+        after = _with_part(batch.next, path, lambda _: stacked_after.pop(0), self.leaf)
+        return dataclasses.replace(batch, data=data, next=after)
 
     def _rows(self, batch: Batch) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
         """Return [N, k] which row each frame of each stack is, and the leading sizes of the leaves: N, or B and T."""

@@ -5,7 +5,8 @@ finds the ends from any kind of marker:
 
     row t is the last of its trajectory if it is marked as an end, or row t + 1 as a start, or row t + 1 has another id
 
-Rows of padding, which a mask tells, are of no trajectory. The row after the last one is the first one of the same environment, as in a ring that is full.
+Rows of padding, which a mask tells, are of no trajectory. The row after the last one is the first one of the same
+environment, as in a ring that is full.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
     truncated    next/truncated, truncated                                               the last; cut by a time limit
     done         next/done, done, is_last, step_type == LAST                             the last
     traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory so numbered
-    mask         the second of a pair (steps, mask)                                      False: padding, of no trajectory
+    mask         the second of a pair (steps, mask)                                      False: padding, in none
 
 The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags next
 to it belong to the step before and are ignored. In trajectories of TF-Agents the last row is the boundary step; it is
@@ -141,7 +141,10 @@ def marker_leaves(nest: Any) -> list[Any]:
     [1, 2, 4]
     """
     nest, mask = split_mask(nest)
-    found = [mask, *(_field(nest, name) for name in ("is_init", "is_first", "step_type", "discount", "traj_ids", "episode"))]
+    found = [
+        mask,
+        *(_field(nest, name) for name in ("is_init", "is_first", "step_type", "discount", "traj_ids", "episode")),
+    ]
     found.append(_field(_field(nest, "collector"), "traj_ids"))
     flags = ("done", "is_last", "terminated", "is_terminal", "truncated")
     found += [_field(source, name) for source in (nest, _field(nest, "next")) for name in flags]

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
-from reverb_writer.arrays import Array, any_true, array_like, as_array, as_bool, as_float, concatenated, with_axes
+from reverb_writer.arrays import (
+    Array,
+    any_true,
+    array_like,
+    array_namespace,
+    as_array,
+    as_bool,
+    as_float,
+    concatenated,
+    take_rows,
+    with_axes,
+)
 from reverb_writer.errors import StructureError
+from reverb_writer.leaves import host_array
 from reverb_writer.nests import join_paths, named_leaves
 from reverb_writer.transitions.step_flags import StepFlags, as_rows, split_mask
 
@@ -77,7 +89,8 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
 
     Returns:
         `Transitions`, leaves [B, T - 1, ...] or [N - 1, ...]: one less than rows, because the last row of a window is
-        there for its observation. Leaves are views where the library has views.
+        there for its observation. Leaves are views where the library has views. Of slices with `next` (`with_next`),
+        [N, ...]: one from each row, because the row after each slice is known.
 
     Raises:
         StructureError: a field or a flag is missing, stands on a row where it cannot, or has another shape.
@@ -96,9 +109,16 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     """
     parts = _parts_of(batch, mask, markers)
     fields = _fields(parts.data)
+    if parts.after is not None:
+        return _with_next_rows(parts, fields, _fields(parts.after))
     flags = StepFlags.read(fields, parts.masks)
+    return _paired(flags, fields, _breaks(flags, parts))
+
+
+def _paired(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> Transitions:
+    """Return the transitions of neighbouring rows; `breaks` as that of `_breaks`."""
     _check_leaves(fields, flags.shape)
-    valid, terminal = _pairs(flags, fields, _breaks(flags, parts))
+    valid, terminal = _pairs(flags, fields, breaks)
     xp, is_batch = flags.xp, len(flags.shape) > 1
 
     def first(nest: Any) -> Any:
@@ -123,32 +143,96 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
         mask=valid,
         continues=concatenated(xp, [valid[..., :-1] & valid[..., 1:], xp.zeros_like(valid[..., :1])], -1),
         extras={
-            name: first(value) if _has_rows(value, flags.shape) else value
-            for name, value in fields.items()
-            if name not in _FLAGS and name not in _NEEDED
+            name: first(value) if _has_rows(value, flags.shape) else value for name, value in _others(fields).items()
         },
     )
 
 
+def _others(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that go with a transition as they are."""
+    return {name: value for name, value in fields.items() if name not in _FLAGS and name not in _NEEDED}
+
+
+def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str, Any]) -> Transitions:
+    """Return one transition for each row of slices whose next rows are known.
+
+    slices             a0 a1 a2 | b0 b1        a3 follows a2; b1 is the last row of its trajectory
+    rows in order      a0 a1 a2   a3   b0 b1   and the last one again, for its own pair
+    from each row      a0 a1 a2   -    b0 b1   the one from b1 is masked: no row follows
+    """
+    slices = parts.markers.slices
+    order, at, starts = _order_with_next(slices)
+    told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
+    xp = array_namespace(*tree.flatten([fields[name] for name in told]))
+
+    def joined(rows: Any) -> Callable[[Array, Array], Array]:
+        """Return a function that chooses among the rows of a leaf and the rows after them."""
+        return lambda leaf, following: take_rows(xp, concatenated(_own(xp, leaf), [leaf, following], 0), rows)
+
+    small = {name: tree.map_structure(joined(order), fields[name], after[name]) for name in told}
+    small["observation"] = order  # numbers of rows, so that frames are copied once
+    of_next = np.ones(len(slices.lengths), bool)
+    flags = StepFlags.read(small, [np.append(host_array(one) != 0, of_next)[order] for one in parts.masks])
+    _check_leaves(fields, (len(at),))
+    found = _paired(flags, small, array_like(xp, starts, flags.like))
+    return Transitions(
+        observation=fields["observation"],
+        action=fields["action"],
+        reward=fields["reward"],
+        discount=tree.map_structure(lambda leaf: take_rows(xp, leaf, at), found.discount),
+        next_observation=tree.map_structure(
+            joined(found.next_observation[at]), fields["observation"], after["observation"]
+        ),
+        mask=take_rows(xp, found.mask, at),
+        continues=take_rows(xp, found.continues, at),
+        extras=_others(fields),
+    )
+
+
+def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
+    """Return slices with the rows after them in between: numbers of rows, where each row is now, which begin a slice.
+
+    Row N + s is the one after slice s, which is left out where the trajectory ends.
+    """
+    num_rows, cut = len(slices.rows), np.asarray(slices.cut_by_sampler)
+    num_before = np.cumsum(cut) - cut  # rows that are put in before each slice
+    offset = np.arange(num_rows) - np.repeat(slices.first_rows, slices.widths)
+    is_padding = offset >= np.repeat(slices.lengths, slices.widths)
+    at = np.arange(num_rows) + np.repeat(num_before, slices.widths) + (is_padding & np.repeat(cut, slices.widths))
+    order = np.full(num_rows + int(cut.sum()) + 1, num_rows - 1)
+    order[at] = np.arange(num_rows)
+    order[(slices.first_rows + num_before + slices.lengths)[cut]] = num_rows + np.flatnonzero(cut)
+    starts = np.zeros(len(order), bool)
+    starts[at[slices.first_rows]] = starts[-1] = True
+    return order, at, starts
+
+
+def _own(xp: Any, leaf: Array) -> Any:
+    """Return the library of a leaf: strings stay NumPy arrays."""
+    return np if isinstance(leaf, np.ndarray) else xp
+
+
 class _Parts(NamedTuple):
-    """The parts of a batch; `lengths` are those of the items in a flat one, or None."""
+    """The parts of a batch."""
 
     data: Any
     masks: Sequence[Any]
     markers: Any
-    lengths: Any
+    lengths: Any  # of the items in a flat one, or None
+    after: Any  # the row after each slice, or None
 
 
 def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
-    info, lengths = None, None
+    info, lengths, after = None, None, None
     data = batch
     if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "markers")):  # not the data of a tensor
         data, info = batch.data, getattr(batch, "info", None)
         markers = getattr(batch, "markers", None) if markers is None else markers
         lengths = getattr(info, "lengths", None)
+        after = split_mask(getattr(batch, "next", None))[0]
     data, column = split_mask(data)
     masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None), column]
-    return _Parts(data, [one for one in masks if one is not None], markers, lengths)
+    return _Parts(data, [one for one in masks if one is not None], markers, lengths, after)
 
 
 def _fields(data: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,6 +113,25 @@ def test_frames_of_slices_are_stacked_by_their_markers(marker: str, emit_init: b
     data, markers = gather(steps, slices, stored, emit_init=emit_init)
     batch = rw.frame_stack(2)(rw.Batch(data, info_of([3, 3]), markers))
     assert batch.data["observation"].tolist() == [[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 5]]
+
+
+def test_the_row_after_a_slice_continues_the_stack_of_its_last_row() -> None:
+    steps = {"observation": {"a": np.arange(7), "b": np.arange(7) + 10}, "is_last": np.array([0, 0, 0, 1, 0, 0, 1])}
+    stored = read_markers(steps)
+    slices = next(
+        SliceSampler(4, 3, by="row").one_pass(find_trajectories(stored), np.random.default_rng(0), shuffle=False)
+    )
+    data, markers = gather(steps, slices, stored)
+    after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
+    batch = rw.frame_stack(2)(rw.Batch(data, info_of([3, 3]), markers, after))
+    assert slices.cut_by_sampler.tolist() == [True, False, False]
+    assert batch.data["observation"]["a"].tolist() == [
+        *[[0, 0], [0, 1], [1, 2]],
+        *[[1, 1], [1, 2], [2, 3]],
+        *[[4, 4], [4, 5], [5, 6]],
+    ]
+    assert batch.next["observation"]["a"].tolist() == [[2, 3], [2, 3], [5, 6]]
+    assert batch.next["observation"]["b"].tolist() == [[12, 13], [12, 13], [15, 16]]
 
 
 def test_images_get_the_stack_before_height_and_width() -> None:

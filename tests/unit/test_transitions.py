@@ -145,7 +145,7 @@ def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batc
 def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
     parts = [discounts_alone(end) for end in ("terminated", "truncated")]
     steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
-    with pytest.raises(rw.StructureError, match="`discount` is the only flag, and 3 rows .* follow one with 0"):
+    with pytest.raises(rw.StructureError, match=r"`discount` is the only flag, and 3 rows .* follow one with 0"):
         rw.to_transitions(steps)
     mask = np.array([[True] * 4 + [False] * 4])
     assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
