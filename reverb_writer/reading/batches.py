@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,8 +13,9 @@ import tree
 
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.nests import shapes_text
+from reverb_writer.nests import join_paths, named_leaves, shapes_text
 from reverb_writer.slices import SliceMarkers
+from reverb_writer.transitions.step_flags import split_mask
 
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
@@ -46,6 +47,12 @@ class Batch:
     def __repr__(self) -> str:
         return shapes_text(self)
 
+    def __getattr__(self, name: str) -> Any:
+        """Say where a leaf of the data is, which is no attribute of the batch."""
+        if name.startswith("_") or "data" not in vars(self):  # such as in a copy that is not complete yet
+            raise AttributeError(name)
+        raise AttributeError(f"a Batch has no `{name}`{_whereabouts(self.data, name)}")
+
     def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
         """Return the batch with each array [...] of data, markers and `next` as `convert` returns it.
 
@@ -68,6 +75,19 @@ class Batch:
 
 def _pinned(tensor: Any) -> Any:
     return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists, or bytes in one
+
+
+def _whereabouts(data: Any, name: str) -> str:
+    """Return where a leaf is, or which there are; ends the message about one that was looked for elsewhere."""
+    steps, mask = split_mask(data)
+    fields = steps._asdict() if hasattr(steps, "_asdict") else steps
+    if not isinstance(fields, Mapping):
+        return f", only `data`, a {type(data).__name__}, `info`, `markers` and `next`."
+    if name in fields:
+        of_data = "batch.data" if mask is None else "batch.data[0]"
+        leaf = f"{of_data}[{name!r}]" if isinstance(steps, Mapping) else f"{of_data}.{name}"
+        return f": it is a part of the data, `{leaf}`."
+    return f"; the leaves of its data are {join_paths(named_leaves(steps, 'the data')[0])}."
 
 
 def collate(

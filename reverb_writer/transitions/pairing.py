@@ -61,11 +61,42 @@ class Transitions(NamedTuple):
     continues: Array
     extras: Mapping[str, Any]
 
+    def first(self) -> NStepTransitions:
+        """Return the first transition of each window, leaves [B, ...]; views where the library has views.
+
+        Raises:
+            StructureError: these are of slices, or the first ones already.
+
+        >>> steps = {"observation": np.array([[0, 1, 2], [5, 6, 7]]), "action": np.zeros((2, 3))}
+        >>> steps |= {"reward": np.ones((2, 3)), "discount": np.ones((2, 3))}
+        >>> to_transitions(steps).first().next_observation.tolist()
+        [1, 6]
+        """
+        if self.mask.ndim != 2:  # noqa: PLR2004  # B and T
+            raise StructureError(
+                f"`first` is for transitions [B, T - 1] of windows, got {tuple(self.mask.shape)}. Of slices choose rows: "
+                "`batch.markers.slices.first_rows` has the first ones."
+            )
+        shape = tuple(self.mask.shape)
+
+        def first(leaf: Any) -> Any:
+            return leaf[:, 0] if _has_rows(leaf, shape) else leaf
+
+        found = NStepTransitions(*tree.map_structure(first, tuple(self)))
+        return found._replace(continues=found.mask & ~found.mask)
+
 
 class NStepTransitions(Transitions):
-    """What `n_step` returns: `Transitions` that overlap. `continues` is False everywhere."""
+    """What `n_step`, `first` and `dataset.transitions` return: `Transitions` that have one target each.
 
-    __slots__ = ()
+    They overlap, or are single ones, so `continues` is False, and functions of runs of rows refuse them.
+
+    Attributes:
+        batch: the `Batch` that they are from, of `dataset.transitions`: its `info` has keys and weights. None from
+            elsewhere, and after `_replace`.
+    """
+
+    batch: Any = None
 
 
 def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Transitions:

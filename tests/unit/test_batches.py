@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
+import reverb_writer as rw
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.reading.batches import Batch
 
@@ -59,3 +63,25 @@ def test_memory_is_pinned_of_tensors_and_not_of_strings() -> None:
     assert pinned.data["observation"].is_pinned
     assert pinned.data["name"] == [[b"a", b"b"], [b"c", b"d"]]
     assert pinned.next == {"name": [b"a"]}
+
+
+def test_leaf_that_is_looked_for_on_the_batch_is_said_to_be_in_its_data() -> None:
+    steps = {"observation": {"rgb": np.zeros((2, 3))}, "action": np.zeros((2, 3))}
+    for data, where in [
+        (steps, r"`batch\.data\['observation'\]`"),
+        ((steps, np.ones((2, 3), bool)), r"`batch\.data\[0\]\['observation'\]`"),
+        (rw.Trajectory(*[steps["observation"]] * 7), r"`batch\.data\.observation`"),
+    ]:
+        with pytest.raises(AttributeError, match=f"a Batch has no `observation`: it is a part of the data, {where}"):
+            Batch(data, info_of(2)).observation  # noqa: B018  # it raises
+    with pytest.raises(AttributeError, match="has no `state`; the leaves of its data are `action`, `observation/rgb`"):
+        Batch(steps, info_of(2)).state  # noqa: B018  # it raises
+    with pytest.raises(AttributeError, match="has no `state`, only `data`, a list"):
+        Batch([steps], info_of(1)).state  # noqa: B018  # it raises
+
+
+def test_batch_is_copied_and_pickled() -> None:
+    batch = Batch({"reward": np.zeros(2)}, info_of(2))
+    for same in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):  # noqa: S301  # our own bytes
+        assert repr(same) == repr(batch)
+    assert not hasattr(batch, "_asdict")
