@@ -22,7 +22,7 @@ from reverb_writer.arrays import (
 )
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
-from reverb_writer.nests import join_paths, named_leaves
+from reverb_writer.nests import join_paths, leaf_at, named_leaves
 from reverb_writer.transitions.step_flags import StepFlags, as_rows, split_mask
 
 _NEEDED = ("observation", "action", "reward")
@@ -74,7 +74,7 @@ class Transitions(NamedTuple):
         """
         if self.mask.ndim != 2:  # noqa: PLR2004  # B and T
             raise StructureError(
-                f"`first` is for transitions [B, T - 1] of windows, got {tuple(self.mask.shape)}. Of slices choose rows: "
+                f"`first` is for transitions [B, T - 1], got {tuple(self.mask.shape)}. Choose rows of slices: "
                 "`batch.markers.slices.first_rows` has the first ones."
             )
         shape = tuple(self.mask.shape)
@@ -139,9 +139,52 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     ([[6, 7, 0]], [[1.0, 0.0, 0.0]], [[True, True, False]])
     """
     parts = _parts_of(batch, mask, markers)
-    fields = _fields(parts.data)
-    if parts.after is not None:
-        return _with_next_rows(parts, fields, _fields(parts.after))
+    after = None if parts.after is None else _fields(parts.after)
+    return _transitions(parts, _fields(parts.data), after)
+
+
+def is_batch(steps: Any) -> bool:
+    """Return whether this is a `Batch` or the nest of its data, and not transitions or an array."""
+    if isinstance(steps, Transitions):
+        return False
+    has_info = hasattr(steps, "data") and hasattr(steps, "info")
+    return has_info or isinstance(split_mask(steps)[0], Mapping) or hasattr(steps, "_asdict")
+
+
+def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
+    """Return the transitions of a batch that may lack observations and actions, with the values of both their ends.
+
+    If `values` is the name of a leaf, these are its rows; an array is returned as it is, and None for the other.
+
+    Raises:
+        StructureError: as `to_transitions`; there is no such leaf; or it has no values of final observations.
+    """
+    parts = _parts_of(batch, None, None)
+
+    def of_values(data: Any) -> dict[str, Any]:
+        fields = {"observation": (), "action": (), **_fields(data, ("reward",))}
+        return {**fields, "observation": leaf_at(fields, values)} if isinstance(values, str) else fields
+
+    found = _transitions(parts, of_values(parts.data), None if parts.after is None else of_values(parts.after))
+    if not isinstance(values, str):
+        return found, values, None
+    before, after = found.observation, found.next_observation
+    if before.ndim == found.mask.ndim + 1 and before.shape[-1] == 1 and before.ndim > found.reward.ndim:
+        before, after = before[..., 0], after[..., 0]
+    if before.ndim == found.mask.ndim:
+        lacks = found.mask & ~found.continues & (before != 0) & (after == 0)
+        discount = as_rows(found.discount, found.mask)
+        if any_true(lacks if discount is None else lacks & (discount != 0)):
+            raise StructureError(
+                f"`{values}` is 0 on final observations of episodes that were truncated, or cut: a recorder has no action "
+                "there, and so no value. Pass the critic's values of all rows instead of the name."
+            )
+    return found, before, after
+
+
+def _transitions(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str, Any] | None) -> Transitions:
+    if after is not None:
+        return _with_next_rows(parts, fields, after)
     flags = StepFlags.read(fields, parts.masks)
     return _paired(flags, fields, _breaks(flags, parts))
 
@@ -266,7 +309,7 @@ def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
     return _Parts(data, [one for one in masks if one is not None], markers, lengths, after)
 
 
-def _fields(data: Any) -> dict[str, Any]:
+def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
     fields = data._asdict() if hasattr(data, "_asdict") else data
     if not isinstance(fields, Mapping):
         raise StructureError(
@@ -275,7 +318,7 @@ def _fields(data: Any) -> dict[str, Any]:
         )
     if "next_observation" in fields:
         raise StructureError("the steps have a `next_observation`: they are transitions already.")
-    missing = [f"`{name}`" for name in _NEEDED if name not in fields]
+    missing = [f"`{name}`" for name in needed if name not in fields]
     if missing:
         raise StructureError(
             f"the steps lack {', '.join(missing)}; found {', '.join(map(repr, fields))}. Rename the fields first."
