@@ -20,7 +20,7 @@ import tree
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_like, array_namespace, as_float, concatenated, take_rows, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.transitions.pairing import NStepTransitions, Transitions
+from reverb_writer.transitions.records import NStepTransitions, Transitions
 
 
 def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:

@@ -23,80 +23,14 @@ from reverb_writer.arrays import (
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.nests import join_paths, leaf_at, named_leaves
+from reverb_writer.transitions.next_rows import order_with_next
+from reverb_writer.transitions.records import Transitions, has_rows
 from reverb_writer.transitions.step_flags import StepFlags, as_rows, split_mask
 
 _NEEDED = ("observation", "action", "reward")
 _FLAGS = frozenset(
     {"discount", "step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"}
 )
-
-
-class Transitions(NamedTuple):
-    """Transitions: in a state that shows `observation`, `action` gave `reward` and led to `next_observation`.
-
-    Leaves are [B, T - 1, ...], or [N - 1, ...] of slices. A target of values is
-    `reward + gamma * discount * value(next_observation)`.
-
-    Attributes:
-        observation: nest.
-        action: nest, taken on the observation.
-        reward: of the action; a nest if the steps have one.
-        discount: 0 where the environment terminated with this action, else 1, times the stored discount if there is
-            one. So it is 1 at truncations and cuts. 0 where `mask` is False.
-        next_observation: nest like `observation`.
-        mask: bool [B, T - 1] or [N - 1], True for transitions. False where the first row of a pair is a boundary step
-            or padding, or the two rows are of different episodes or slices; what the other leaves hold there has no
-            meaning.
-        continues: bool [B, T - 1] or [N - 1], True where the next transition of the row follows this one in the same
-            episode.
-        extras: the other fields of the step in which the action was taken, by name, such as `policy_info` or `seed`.
-    """
-
-    observation: Any
-    action: Any
-    reward: Any
-    discount: Any
-    next_observation: Any
-    mask: Array
-    continues: Array
-    extras: Mapping[str, Any]
-
-    def first(self) -> NStepTransitions:
-        """Return the first transition of each window, leaves [B, ...]; views where the library has views.
-
-        Raises:
-            StructureError: these are of slices, or the first ones already.
-
-        >>> steps = {"observation": np.array([[0, 1, 2], [5, 6, 7]]), "action": np.zeros((2, 3))}
-        >>> steps |= {"reward": np.ones((2, 3)), "discount": np.ones((2, 3))}
-        >>> to_transitions(steps).first().next_observation.tolist()
-        [1, 6]
-        """
-        if self.mask.ndim != 2:  # noqa: PLR2004  # B and T
-            raise StructureError(
-                f"`first` is for transitions [B, T - 1], got {tuple(self.mask.shape)}. Choose rows of slices: "
-                "`batch.markers.slices.first_rows` has the first ones."
-            )
-        shape = tuple(self.mask.shape)
-
-        def first(leaf: Any) -> Any:
-            return leaf[:, 0] if _has_rows(leaf, shape) else leaf
-
-        found = NStepTransitions(*tree.map_structure(first, tuple(self)))
-        return found._replace(continues=found.mask & ~found.mask)
-
-
-class NStepTransitions(Transitions):
-    """What `n_step`, `first` and `dataset.transitions` return: `Transitions` that have one target each.
-
-    They overlap, or are single ones, so `continues` is False, and functions of runs of rows refuse them.
-
-    Attributes:
-        batch: the `Batch` that they are from, of `dataset.transitions`: its `info` has keys and weights. None from
-            elsewhere, and after `_replace`.
-    """
-
-    batch: Any = None
 
 
 def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Transitions:
@@ -176,7 +110,7 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
         discount = as_rows(found.discount, found.mask)
         if any_true(lacks if discount is None else lacks & (discount != 0)):
             raise StructureError(
-                f"`{values}` is 0 on final observations of episodes that were truncated, or cut: a recorder has no action "
+                f"`{values}` is 0 on final observations of episodes that were truncated: a recorder has no action "
                 "there, and so no value. Pass the critic's values of all rows instead of the name."
             )
     return found, before, after
@@ -217,7 +151,7 @@ def _paired(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -
         mask=valid,
         continues=concatenated(xp, [valid[..., :-1] & valid[..., 1:], xp.zeros_like(valid[..., :1])], -1),
         extras={
-            name: first(value) if _has_rows(value, flags.shape) else value for name, value in _others(fields).items()
+            name: first(value) if has_rows(value, flags.shape) else value for name, value in _others(fields).items()
         },
     )
 
@@ -235,7 +169,7 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
     from each row      a0 a1 a2   -    b0 b1   the one from b1 is masked: no row follows
     """
     slices = parts.markers.slices
-    order, at, starts = _order_with_next(slices)
+    order, at, starts = order_with_next(slices)
     told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
     xp = array_namespace(*tree.flatten([fields[name] for name in told]))
 
@@ -261,24 +195,6 @@ def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str
         continues=take_rows(xp, found.continues, at),
         extras=_others(fields),
     )
-
-
-def _order_with_next(slices: Any) -> tuple[Any, Any, Any]:
-    """Return slices with the rows after them in between: numbers of rows, where each row is now, which begin a slice.
-
-    Row N + s is the one after slice s, which is left out where the trajectory ends.
-    """
-    num_rows, cut = len(slices.rows), np.asarray(slices.cut_by_sampler)
-    num_before = np.cumsum(cut) - cut  # rows that are put in before each slice
-    offset = np.arange(num_rows) - np.repeat(slices.first_rows, slices.widths)
-    is_padding = offset >= np.repeat(slices.lengths, slices.widths)
-    at = np.arange(num_rows) + np.repeat(num_before, slices.widths) + (is_padding & np.repeat(cut, slices.widths))
-    order = np.full(num_rows + int(cut.sum()) + 1, num_rows - 1)
-    order[at] = np.arange(num_rows)
-    order[(slices.first_rows + num_before + slices.lengths)[cut]] = num_rows + np.flatnonzero(cut)
-    starts = np.zeros(len(order), bool)
-    starts[at[slices.first_rows]] = starts[-1] = True
-    return order, at, starts
 
 
 def _own(xp: Any, leaf: Array) -> Any:
@@ -331,13 +247,9 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
         raise StructureError(f"windows of {shape[1]} steps hold no transition: `sequence_length` must be 2 or more.")
     needed = {name: fields[name] for name in (*_NEEDED, "discount") if name in fields}
     paths, leaves = named_leaves(needed, "steps")
-    wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not _has_rows(leaf, shape)]
+    wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not has_rows(leaf, shape)]
     if wrong:
         raise StructureError(f"{join_paths(wrong[:3])}: expected leaves {shape} and more axes, as the flags have.")
-
-
-def _has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
-    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))
 
 
 def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:

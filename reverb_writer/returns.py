@@ -56,7 +56,7 @@ array-api-compat installed those of any library that it supports, such as PyTorc
 
 from __future__ import annotations
 
-from reverb_writer.returns.value_targets import (
+from reverb_writer.transitions.value_targets import (
     Advantages,
     VTrace,
     discounted_returns,

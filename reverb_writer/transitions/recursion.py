@@ -19,12 +19,12 @@ from reverb_writer.arrays import (
     with_axes,
 )
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.transitions import NStepTransitions, Transitions
 from reverb_writer.transitions.pairing import is_batch, with_values
+from reverb_writer.transitions.records import NStepTransitions, Transitions
 
 
 class RowKeywords(TypedDict, total=False):
-    """Keyword arguments that all functions of the package take; its docstring describes them."""
+    """Keyword arguments that all functions of `rw.returns` take; its docstring describes them."""
 
     discounts: Array
     continues: Array
@@ -33,7 +33,7 @@ class RowKeywords(TypedDict, total=False):
 
 
 class ReturnInputs:
-    """Rewards, values and discounts, checked, with time as the first axis; see the package's docstring.
+    """Rewards, values and discounts, checked, with time as the first axis; see the docstring of `rw.returns`.
 
     Attributes:
         xp: the library of the arrays.
@@ -56,7 +56,7 @@ class ReturnInputs:
         next_values: Array = None,
         time_axis: int = 1,
     ) -> None:
-        """Check all arguments; errors as in the package's docstring."""
+        """Check all arguments; errors as in `rw.returns`."""
         self._axis = check_time_axis(time_axis)
         gamma = check_fraction("gamma", gamma)
         if is_batch(rewards):
