@@ -15,10 +15,7 @@ from reverb_writer.slices.markers import Markers, read_markers
 from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
 from reverb_writer.slices.trajectory_layout import (
     PaddedTrajectories,
-    TrajectoryAssembler,
-    concatenate_trajectories,
     pad_trajectories,
-    split_padded_trajectories,
     split_trajectories,
 )
 
@@ -32,15 +29,12 @@ __all__ = [
     "SliceSampler",
     "Slices",
     "Trajectories",
-    "TrajectoryAssembler",
     "allot",
     "concatenate_batches",
-    "concatenate_trajectories",
     "find_trajectories",
     "gather",
     "pad_trajectories",
     "read_markers",
     "sample_members",
-    "split_padded_trajectories",
     "split_trajectories",
 ]
