@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.transitions.recursion import ReturnInputs, RowKeywords, check_time_axis
 from reverb_writer.transitions.records import Transitions
+from reverb_writer.transitions.recursion import ReturnInputs, RowKeywords, check_time_axis
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
