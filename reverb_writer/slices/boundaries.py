@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
+from reverb_writer.slices.markers import Flags, Integers, Markers, boundary_steps, read_markers
+from reverb_writer.transitions.step_flags import follow_ends
 
 _MAX_BYTES = 32 << 20
 _ENTRY_BYTES, _INT_BYTES = 200, 40
@@ -294,7 +295,13 @@ def _divide(nest: Any, lengths: Integers) -> list[tuple[int, ...]]:
     stored = read_markers(nest, starts=first_rows)
     is_init = np.zeros(ends[-1], bool) if stored.is_init is None else stored.is_init.copy()
     is_init[first_rows] = True
-    trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init))
+    mask = stored.mask
+    is_boundary = boundary_steps(nest)
+    if (
+        mask is None and is_boundary is not None and stored.is_init is not None
+    ):  # padded without one
+        mask = ~follow_ends(np, is_boundary.reshape(is_init.shape), is_init)
+    trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init, mask=mask))
     cuts = np.searchsorted(trajectories.starts, ends)
     starts = trajectories.starts - first_rows.repeat(np.diff(cuts, prepend=0))
     parts = np.stack([starts, trajectories.lengths], axis=1).reshape(-1).tolist()

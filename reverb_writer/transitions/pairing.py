@@ -25,7 +25,7 @@ from reverb_writer.leaves import host_array
 from reverb_writer.nests import join_paths, leaf_at, named_leaves
 from reverb_writer.transitions.next_rows import order_with_next
 from reverb_writer.transitions.records import Transitions, has_rows
-from reverb_writer.transitions.step_flags import StepFlags, as_rows, split_mask
+from reverb_writer.transitions.step_flags import StepFlags, as_rows, follow_ends, shifted, split_mask
 
 _NEEDED = ("observation", "action", "reward")
 _FLAGS = frozenset(
@@ -269,7 +269,7 @@ def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
         raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {shapes}.")
     found = array_like(xp, starts, flags.like)
     if given["truncated"] is not None:
-        found = found | _shifted(xp, as_bool(xp, given["truncated"]))
+        found = found | shifted(xp, as_bool(xp, given["truncated"]))
     if given["is_init"] is not None:
         found = found | as_bool(xp, given["is_init"])
     if given["traj_ids"] is not None:
@@ -287,10 +287,10 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
         starts = starts if found is None else starts | found
     if boundary is None:
         discount = as_rows(fields.get("discount"), flags.like)
-        boundary = xp.zeros_like(starts) if discount is None else _shifted(xp, discount == 0) & ~starts
+        boundary = xp.zeros_like(starts) if discount is None else shifted(xp, discount == 0) & ~starts
         if discount is not None and flags.first is None:
             _check_one_episode(flags, discount == 0, starts)
-    padding = _ended(xp, boundary, starts)
+    padding = follow_ends(xp, boundary, starts)
     if is_told and flags.first is None:
         if len(flags.shape) > 1 and flags.real is None and any_true(padding):
             raise StructureError(
@@ -311,7 +311,7 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
 
 def _check_one_episode(flags: StepFlags, is_zero: Array, starts: Array) -> None:
     """Refuse rows of two episodes, as far as they tell: the discount of an end is 0, and so is all that follows it."""
-    follows = _ended(flags.xp, is_zero, starts) & ~is_zero
+    follows = follow_ends(flags.xp, is_zero, starts) & ~is_zero
     follows = follows if flags.real is None else follows & flags.real
     if any_true(follows):
         raise StructureError(
@@ -335,20 +335,3 @@ def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
         is_zero = (leaf == 0).reshape((*flags.shape, -1))
         idle = idle & flags.xp.all(is_zero, axis=-1)
     return idle
-
-
-def _shifted(xp: Any, x: Array) -> Array:
-    """Return in each row the row before it, and zeros in the first one."""
-    return concatenated(xp, [xp.zeros_like(x[..., :1]), x[..., :-1]], -1)
-
-
-def _ended(xp: Any, boundary: Array, starts: Array) -> Array:
-    """Return which rows follow a boundary step, whatever is between, with no start of an episode since."""
-    size = boundary.shape[-1]
-    number = array_like(xp, 2 * np.arange(size), boundary)
-    latest = xp.where(boundary, number + 1, xp.where(starts, number, xp.zeros_like(number)))
-    distance = 1
-    while distance < size:  # the greatest number so far: odd after a boundary step
-        before = concatenated(xp, [xp.zeros_like(latest[..., :distance]), latest[..., :-distance]], -1)
-        latest, distance = xp.maximum(latest, before), 2 * distance
-    return (_shifted(xp, latest) % 2 == 1) & ~starts

@@ -17,9 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tree
 
-from reverb_writer.arrays import Array, any_true, array_like, array_namespace, as_array, as_bool
+from reverb_writer.arrays import Array, any_true, array_like, array_namespace, as_array, as_bool, concatenated
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths
 from reverb_writer.steps import FIRST, LAST
@@ -167,3 +168,20 @@ def as_rows(x: Any, like: Array) -> Array | None:
     if not hasattr(x, "ndim") or tuple(x.shape) not in (tuple(like.shape), (*like.shape, 1)):
         return None
     return x.reshape(tuple(like.shape))
+
+
+def shifted(xp: Any, x: Array) -> Array:
+    """Return in each row the row before it, and zeros in the first one."""
+    return concatenated(xp, [xp.zeros_like(x[..., :1]), x[..., :-1]], -1)
+
+
+def follow_ends(xp: Any, boundary: Array, starts: Array) -> Array:
+    """Return which rows follow a boundary step, whatever is between, with no start of an episode since."""
+    size = boundary.shape[-1]
+    number = array_like(xp, 2 * np.arange(size), boundary)
+    latest = xp.where(boundary, number + 1, xp.where(starts, number, xp.zeros_like(number)))
+    distance = 1
+    while distance < size:  # the greatest number so far: odd after a boundary step
+        before = concatenated(xp, [xp.zeros_like(latest[..., :distance]), latest[..., :-distance]], -1)
+        latest, distance = xp.maximum(latest, before), 2 * distance
+    return (shifted(xp, latest) % 2 == 1) & ~starts
