@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.sample_rows import SampleRows
@@ -77,14 +76,8 @@ class DrawnSlices:
 
     def part(self, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1, as views."""
-        if first == 0 and stop == len(self.items):
-            return Batch(self.data, self.info, self.markers, self.next)
-        markers = self.markers.part(first, stop)
-        begin = int(self.markers.slices.widths[:first].sum())
-        rows, slices = slice(begin, begin + len(markers)), slice(first, stop)
-        after = None if self.next is None else tree.map_structure(lambda leaf: leaf[slices], self.next)
-        data = tree.map_structure(lambda leaf: leaf[rows], self.data)
-        return Batch(data, self.info.choose(slices), markers, after)
+        batch = Batch(self.data, self.info, self.markers, self.next)
+        return batch if first == 0 and stop == len(self.items) else batch.part(first, stop)
 
 
 class SliceDrawer:

@@ -297,9 +297,7 @@ def _divide(nest: Any, lengths: Integers) -> list[tuple[int, ...]]:
     is_init[first_rows] = True
     mask = stored.mask
     is_boundary = boundary_steps(nest)
-    if (
-        mask is None and is_boundary is not None and stored.is_init is not None
-    ):  # padded without one
+    if mask is None and is_boundary is not None and stored.is_init is not None:  # padded without one
         mask = ~follow_ends(np, is_boundary.reshape(is_init.shape), is_init)
     trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init, mask=mask))
     cuts = np.searchsorted(trajectories.starts, ends)

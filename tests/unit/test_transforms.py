@@ -110,8 +110,8 @@ def test_frames_of_slices_are_stacked_by_their_markers(marker: str, emit_init: b
     stored = read_markers(steps)
     trajectories = find_trajectories(stored)
     slices = SliceSampler(2, 3).each(trajectories, np.random.default_rng(0))
-    data, markers = gather(steps, slices, stored, emit_init=emit_init)
-    batch = rw.frame_stack(2)(rw.Batch(data, info_of([3, 3]), markers))
+    gathered = gather(steps, slices, stored, emit_init=emit_init)
+    batch = rw.frame_stack(2)(rw.Batch(gathered.data, info_of([3, 3]), gathered.markers))
     assert batch.data["observation"].tolist() == [[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 5]]
 
 
@@ -121,9 +121,9 @@ def test_the_row_after_a_slice_continues_the_stack_of_its_last_row() -> None:
     slices = next(
         SliceSampler(4, 3, by="row").one_pass(find_trajectories(stored), np.random.default_rng(0), shuffle=False)
     )
-    data, markers = gather(steps, slices, stored)
+    gathered = gather(steps, slices, stored)
     after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
-    batch = rw.frame_stack(2)(rw.Batch(data, info_of([3, 3]), markers, after))
+    batch = rw.frame_stack(2)(rw.Batch(gathered.data, info_of([3, 3]), gathered.markers, after))
     assert slices.cut_by_sampler.tolist() == [True, False, False]
     assert batch.data["observation"]["a"].tolist() == [
         *[[0, 0], [0, 1], [1, 2]],
