@@ -29,13 +29,13 @@ from reverb_writer.errors import UnknownKeyError as UnknownKeyError
 from reverb_writer.errors import UnsafeDataError as UnsafeDataError
 from reverb_writer.files.resharding import reshard as reshard
 from reverb_writer.local.server import LocalServer as LocalServer
-from reverb_writer.reading.batches import Batch as Batch
 from reverb_writer.reading.mixed_dataset import MixedDataset as MixedDataset
 from reverb_writer.reading.read_options import ReadOptions as ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
 from reverb_writer.reading.slice_dataset import ContiguousDataset as ContiguousDataset
 from reverb_writer.reading.transforms import burn_in as burn_in
 from reverb_writer.reading.transforms import frame_stack as frame_stack
+from reverb_writer.slices.batch import Batch as Batch
 from reverb_writer.steps import Trajectory as Trajectory
 from reverb_writer.tables import MinSize as MinSize
 from reverb_writer.tables import Prioritized as Prioritized

@@ -11,6 +11,9 @@ import numpy as np
 from reverb_writer.errors import StructureError
 from reverb_writer.lazy import needs
 
+_EXTRAS = {"torch": "torch", "jax": "jax", "jaxlib": "jax"}
+"""What installs array-api-compat beside a library: extras of this package; `arrays` for all others."""
+
 Array = Any
 """An array of NumPy, or of another library that array-api-compat knows."""
 
@@ -20,8 +23,10 @@ def array_namespace(*arrays: Any) -> Any:
     own = (np.ndarray, np.generic, int, float, list, tuple, NoneType)
     if all(isinstance(array, own) for array in arrays):
         return np
-    kinds = ", ".join(sorted({type(array).__name__ for array in arrays if not isinstance(array, own)}))
-    with needs(f"Arrays of other libraries than NumPy ({kinds})", "reverb-writer[arrays]"):
+    kinds = {type(array) for array in arrays if not isinstance(array, own)}
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    extras = {_EXTRAS.get(kind.__module__.partition(".")[0], "arrays") for kind in kinds}
+    with needs(f"Arrays of other libraries than NumPy ({names})", f"reverb-writer[{','.join(sorted(extras))}]"):
         compat = importlib.import_module("array_api_compat")
     try:
         return compat.array_namespace(*(array for array in arrays if not isinstance(array, int | float | NoneType)))
@@ -66,6 +71,13 @@ def concatenated(xp: Any, arrays: Any, axis: int) -> Array:
     """Return arrays one after the other along an axis."""
     concat = xp.concatenate if xp is np else xp.concat  # NumPy 1.26 has no `concat`
     return concat(arrays, axis=axis)
+
+
+def take_rows(xp: Any, x: Array, rows: Any) -> Array:
+    """Return some rows of an array, by their numbers; `xp` is its library, unless it is an array of NumPy."""
+    if isinstance(x, np.ndarray):  # such as strings beside arrays of JAX
+        return x.take(np.asarray(rows), axis=0)
+    return xp.take(x, array_like(xp, rows, x), axis=0)
 
 
 def with_axes(x: Array, ndim: int) -> Array:

@@ -50,6 +50,24 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     return tuple(join_path(path) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 
+def leaf_at(nest: Any, path: str) -> Any:
+    """Return the part of a nest with this name, such as `observation/rgb`.
+
+    Raises:
+        StructureError: there is none; names those that exist.
+
+    >>> leaf_at({"extras": {"value": 3}}, "extras/value")
+    3
+    """
+    found = nest
+    for name in path.split("/"):
+        fields = found._asdict() if hasattr(found, "_asdict") else found
+        if not isinstance(fields, Mapping) or name not in fields:
+            raise StructureError(f"no leaf `{path}`: there are {join_paths(named_leaves(nest, 'the nest')[0])}.")
+        found = fields[name]
+    return found
+
+
 def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str, action: str = "") -> None:
     """Check that a nest has the leaves that it must have, in their order.
 

@@ -15,10 +15,10 @@ import reverb_writer as rw
 
 SECTION = re.compile(r"^(?:Args|Attributes):\n((?: .*\n|\n)*)", re.MULTILINE)
 ENTRY = re.compile(r"^    (?=\S)((?:\*{0,2}\w+(?:,\s+)?)+): ", re.MULTILINE)
-COLUMN = re.compile(r"^    (\w+) {2,}(?=\S)", re.MULTILINE)  # of the package `returns`, whose functions share arguments
+COLUMN = re.compile(r"^    (\w+) {2,}(?=\S)", re.MULTILINE)  # of `returns`, whose functions share arguments
 BESIDE = re.compile(r"`(?:rw\.)?(\w+)`")
 METHOD = re.compile(r"`(\w+)\.(\w+)`")
-SHARED = "as in the package's docstring"
+SHARED = "as in `rw.returns`"
 
 
 def sections(text: str) -> dict[str, str]:
@@ -51,7 +51,7 @@ def described(value: Any) -> dict[str, str]:
         other = getattr(getattr(rw, name, None) or getattr(rw.episodes, name, None), method, None)
         found = {**(sections(other.__doc__ or "") if inspect.isfunction(other) else {}), **found}
     if any(SHARED in text for text in texts):
-        package = importlib.import_module(value.__module__.rpartition(".")[0]).__doc__ or ""
+        package = importlib.import_module("reverb_writer.returns").__doc__ or ""
         _, *pieces = COLUMN.split(package.partition("Arguments that the functions share:")[2])
         found.update(zip(pieces[::2], pieces[1::2], strict=True))
     for text in reversed(texts):

@@ -33,11 +33,21 @@ def insert_numbers(address: str, table: str, numbers: Any, length: int = 1) -> N
 
 def insert_variant(client: rw.Client, table: str) -> None:
     """Write an item with one empty tensor of dtype VARIANT, as anyone who reaches the server can."""
+    _insert_tensor(client, table, b"", messages.DataType.DT_VARIANT)
+
+
+def insert_damaged(client: rw.Client, table: str) -> None:
+    """Write an item whose tensor is no compressed block."""
+    _insert_tensor(client, table, b"\xff" * 8)
+
+
+def _insert_tensor(client: rw.Client, table: str, content: bytes, dtype: int | None = None) -> None:
     request = one_item([np.zeros(1, np.int64)], [False], {table: 1.0})
     ((key, encoded),) = request.chunks.items()
     message = messages.InsertStreamRequest.FromString(encoded)
-    message.chunks[0].data.tensors[0].dtype = messages.DataType.DT_VARIANT
-    message.chunks[0].data.tensors[0].tensor_content = b""
+    tensor = message.chunks[0].data.tensors[0]
+    tensor.dtype = tensor.dtype if dtype is None else dtype
+    tensor.tensor_content = content
     request.chunks[key] = message.SerializeToString()
     insert_items(client.shards[0].channel, [request], Deadline(60))
 

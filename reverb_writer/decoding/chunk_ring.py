@@ -25,6 +25,7 @@ Array = npt.NDArray[Any]
 
 _EVICTED_SHARE = 8  # this part of the ring is evicted at a time: before each eviction, rows of the batch are copied
 _MAX_ROWS = 1 << 27  # if rows have no bytes
+_STRING_BYTES = 56  # of the object that a string is, beside its pointer
 
 
 class _StoredChunk(NamedTuple):
@@ -53,7 +54,10 @@ class ChunkRing:
         self._dtypes_and_shapes = list(dtypes_and_shapes)
         self._row_bytes = sum(map(row_bytes, dtypes_and_shapes))
         self._max_bytes = max_bytes
-        self._has_strings = any(dtype.kind == "O" for dtype, _ in dtypes_and_shapes)
+        num_strings = sum(math.prod(shape) for dtype, shape in dtypes_and_shapes if dtype.kind == "O")
+        self._has_strings = num_strings > 0
+        # NumPy writes every pointer of a new array of strings, so room for very short ones would cost memory at once.
+        self._likely_row_bytes = self._row_bytes + _STRING_BYTES * num_strings
         self._schema: ChunkSchema | None = None  # the last schema that `accepts` found to be right
         self.reset(())
 
@@ -74,8 +78,8 @@ class ChunkRing:
         """Evict all chunks and allocate arrays in which `chunks` have room together; they are not put yet."""
         sizes = [(chunk.length, chunk.num_bytes) for chunk in chunks]
         min_rows, min_bytes = sum([length for length, _ in sizes]), sum([num_bytes for _, num_bytes in sizes])
-        # Rows that were never written take no physical memory.
-        self._capacity = max(min(self._max_bytes // max(self._row_bytes, 1), _MAX_ROWS), min_rows, 1)
+        # Rows that were never written take no physical memory, but for strings.
+        self._capacity = max(min(self._max_bytes // max(self._likely_row_bytes, 1), _MAX_ROWS), min_rows, 1)
         self._capacity_bytes = max(self._max_bytes, self._capacity * self._row_bytes, min_bytes)
         self.columns, self._columns_as_bytes = [], []  # first: old and new arrays must not exist at the same time
         self.columns = [np.empty((self._capacity, *shape), dtype) for dtype, shape in self._dtypes_and_shapes]

@@ -117,14 +117,12 @@ class BatchInfo:
         Source: Schaul et al. 2016, Prioritized Experience Replay, section 3.4.
         """
         unscaled = (self.table_sizes * self.probabilities) ** -exponent
-        weights: npt.NDArray[np.float64]
-        if self.members is None:
-            weights = unscaled / unscaled.max()
-            return weights
-        weights = unscaled + 0  # a copy in any framework
-        for member in range(int(self.members.max()) + 1):
-            chosen = self.members == member
-            weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
+        weights: npt.NDArray[np.float64] = unscaled + 0  # a copy in any framework
+        members = self.keys * 0 if self.members is None else self.members
+        for member in range(int(members.max()) + 1 if len(self) else 0):
+            chosen = members == member
+            if chosen.any():  # a mixed batch of what has arrived may lack a dataset
+                weights[chosen] = unscaled[chosen] / unscaled[chosen].max()
         return weights
 
     def map_arrays(self, convert: Callable[[Any], Any]) -> BatchInfo:

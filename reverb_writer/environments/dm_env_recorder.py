@@ -9,6 +9,7 @@ import dm_env
 
 from reverb_writer.environments.recorded_steps import PolicyExtras
 from reverb_writer.environments.time_steps import TimeStepRecorder
+from reverb_writer.errors import StructureError
 
 
 class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env has no types
@@ -21,21 +22,37 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
         self._env = env
         self._extras = None if extras is None else PolicyExtras(extras)
         self._recorder = TimeStepRecorder(observer)
+        self._needs_reset = False
 
     def reset(self) -> dm_env.TimeStep:
         """Begin an episode. An episode that was not over is recorded as truncated."""
+        self._needs_reset = True
         timestep = self._env.reset()
         self._recorder.observe_first(timestep)
+        self._needs_reset = False
         return timestep
 
     def step(self, action: Any) -> dm_env.TimeStep:
-        """Take a step and record it; after the last step of an episode, or before the first, begin a new episode."""
+        """Take a step and record it; after the last step of an episode, or before the first, begin a new episode.
+
+        Raises:
+            StructureError: after an interrupt, or because recording failed: a step would be missing.
+            StructureError, ReplayTimeoutError, ClosedError: as `TimeStepRecorder.observe`.
+        """
+        if self._needs_reset:
+            raise StructureError("call `reset` before `step`: no episode is being recorded; a step is missing.")
         extras = () if self._extras is None else self._extras.read()
-        timestep = self._env.step(action)
+        self._needs_reset = True  # an interrupt may come when the environment has taken the step
+        try:
+            timestep = self._env.step(action)
+        except Exception:
+            self._needs_reset = False
+            raise
         if timestep.first():
             self._recorder.observe_first(timestep)
         else:
             self._recorder.observe(action, timestep, extras)
+        self._needs_reset = False
         return timestep
 
     def observation_spec(self) -> Any:

@@ -47,6 +47,45 @@ def recorded_step(observation: Any, action: Any, reward: Any, discount: Any, **o
     return {**own, **_NO_FLAGS, **others}
 
 
+class Recording:
+    """Passes steps to an observer, and keeps what a recorder knows of its episodes once the observer has them.
+
+    An interrupt may come before the observer has taken a step or after it, and the recorder must know which: else the
+    last observation of an episode would be that before an action that was recorded. An observer of this package tells;
+    of another function, a call that raises counts as not taken.
+
+    Attributes:
+        state: what the recorder knows; it changes by one assignment.
+    """
+
+    def __init__(self, observer: Callable[..., Any], state: Any) -> None:
+        """Begin with a state."""
+        self.observer, self.state = observer, state
+        self._open_call: tuple[int | None, Any] | None = None  # steps taken before a call, and the state after it
+
+    def write(self, step: Any, after: Any, **how: Any) -> None:
+        """Pass a step on; `after` is the state once it is taken."""
+        self._open_call = self._num_taken(), after
+        try:
+            self.observer(step, **how)
+        except BaseException:
+            self.settle()
+            raise
+        self.state = after
+        self._open_call = None
+
+    def settle(self) -> None:
+        """Find out whether the step of a call that did not come to its end was taken."""
+        if self._open_call is not None:
+            num_before, after = self._open_call
+            if self._num_taken() != num_before:
+                self.state = after
+            self._open_call = None
+
+    def _num_taken(self) -> int | None:
+        return getattr(self.observer, "num_steps", None)
+
+
 class PolicyExtras:
     """Copies what a function returns before each step, and has zeros of the same shapes for an episode's last step."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -11,10 +11,19 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import RecordConstructorArgs
 from gymnasium.wrappers import Autoreset
 
-from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, PolicyExtras, recorded_step
+from reverb_writer.environments.recorded_steps import FALSE, TRUE, ZERO, PolicyExtras, Recording, recorded_step
 from reverb_writer.environments.space_encoding import encoder, space_of, space_spec, zero_element
 
 _ONE = np.float32(1)
+
+
+class _Episode(NamedTuple):
+    """The episode under way."""
+
+    observation: Any = None  # the last one
+    seed: Any = np.int64(-1)
+    has_steps: bool = False
+    ends: tuple[Any, Any] | None = None  # terminated and truncated, before its last step is written
 
 
 class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
@@ -41,53 +50,52 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         RecordConstructorArgs.__init__(self, _disable_deepcopy=True, observer=observer, seeds=seeds, extras=extras)
         gymnasium.Wrapper.__init__(self, env)
         self._autoreset = next((layer for layer in _layers(env) if isinstance(layer, Autoreset)), None)
-        self._observer = observer
+        self._recording = Recording(observer, _Episode())
         self._encode_observation = encoder(observation)
         self._encode_action = encoder(action)
         self._no_action = zero_element(action)
         self._seeds = seeds
-        self._seed = np.int64(-1)
-        self._is_first = TRUE
-        self._ends: tuple[Any, Any] | None = None
-        self._observation: Any = None
         self._needs_reset = True
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Take a step and record it; with the last step of an episode, also record the final observation.
 
         Raises:
-            gymnasium.error.ResetNeeded: before the first `reset`, after the end of an episode, or after recording
-                failed: a step would be missing.
+            gymnasium.error.ResetNeeded: before the first `reset`, after the end of an episode, or after an interrupt,
+                or because recording failed: a step would be missing.
             StructureError: the action is not of its space; nothing changed. What `extras` raises goes through likewise.
             StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
                 written; the next `reset` ends their episode.
         """
+        episode = self._recording.state
         if self._needs_reset:
-            if self._autoreset is not None and self._autoreset.autoreset and self._is_first:
+            if self._autoreset is not None and self._autoreset.autoreset and not episode.has_steps:
                 result = self.env.step(action)
                 self._begin(result[0], seed=None)
                 return result
             raise ResetNeeded("Call `reset` before `step`: no episode is being recorded, or a step of it was not.")
         encoded = self._encode_action(action)
         extras = None if self._extras is None else self._extras.read()
-        result = self.env.step(action)
+        self._needs_reset = True  # an interrupt may come when the environment has taken the step
+        try:
+            result = self.env.step(action)
+        except Exception:
+            self._needs_reset = False
+            raise
         observation, reward, terminated, truncated, _ = result
-        self._needs_reset = True
         discount = ZERO if terminated else _ONE
-        step = recorded_step(self._observation, encoded, np.float32(reward), discount, is_first=self._is_first)
+        is_first = FALSE if episode.has_steps else TRUE
+        step = recorded_step(episode.observation, encoded, np.float32(reward), discount, is_first=is_first)
         if self._seeds:
-            step["seed"] = self._seed
+            step["seed"] = episode.seed
         if extras is not None:
             step["extras"] = extras
-        observation = self._encode_observation(observation)
-        self._observer(step)
-        self._is_first = FALSE
-        self._observation = observation
-        if terminated or truncated:
-            self._ends = np.bool_(terminated), np.bool_(truncated)
-            self._end_episode()
-        else:
+        ends = (np.bool_(terminated), np.bool_(truncated)) if terminated or truncated else None
+        self._recording.write(step, _Episode(self._encode_observation(observation), episode.seed, True, ends))
+        if ends is None:
             self._needs_reset = False
+        else:
+            self._end_episode()
         return result
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -105,27 +113,25 @@ class Recorder(gymnasium.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
             self.env.close()
 
     def _begin(self, observation: Any, seed: int | None) -> None:
-        self._observation = self._encode_observation(observation)
-        self._seed = np.int64(-1 if seed is None else seed)
-        self._is_first = TRUE
+        self._recording.state = _Episode(self._encode_observation(observation), np.int64(-1 if seed is None else seed))
         self._needs_reset = False
 
     def _end_episode(self) -> None:
         """Write the last step of an episode that has steps."""
         self._needs_reset = True
-        if self._is_first:
+        self._recording.settle()
+        episode = self._recording.state
+        if not episode.has_steps:
             return
-        terminated, truncated = self._ends or (FALSE, TRUE)
+        terminated, truncated = episode.ends or (FALSE, TRUE)
         step = recorded_step(
-            self._observation, self._no_action, ZERO, ZERO, is_last=TRUE, terminated=terminated, truncated=truncated
+            episode.observation, self._no_action, ZERO, ZERO, is_last=TRUE, terminated=terminated, truncated=truncated
         )
         if self._seeds:
-            step["seed"] = self._seed
+            step["seed"] = episode.seed
         if self._extras is not None:
             step["extras"] = self._extras.zeros
-        self._observer(step)
-        self._is_first = TRUE
-        self._ends = None
+        self._recording.write(step, _Episode())
 
 
 def _layers(env: Any) -> Iterator[Any]:

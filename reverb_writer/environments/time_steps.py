@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
-from reverb_writer.environments.recorded_steps import FALSE, TRUE, recorded_step
+from reverb_writer.environments.recorded_steps import FALSE, TRUE, Recording, recorded_step
 from reverb_writer.errors import StructureError
+
+
+class _Episode(NamedTuple):
+    """The episode under way."""
+
+    observation: Any = None  # the last one
+    num_steps: int = 0
+    zeros: Any = None  # action, reward and further data of its last step
+    ends: tuple[Any, Any] | None = None  # terminated and truncated, before its last step is written
 
 
 class TimeStepRecorder:
@@ -31,15 +40,12 @@ class TimeStepRecorder:
         Args:
             observer: called with each step; the caller closes it.
         """
-        self._observer = observer
-        self._observation: Any = None
-        self._zeros: dict[str, Any] = {}
-        self._ends: tuple[Any, Any] | None = None
-        self._num_steps = 0
+        self._recording = Recording(observer, _Episode())
         self._is_open = False
 
     def __repr__(self) -> str:
-        return f"<TimeStepRecorder to {self._observer!r}: step {self._num_steps} of an episode>"
+        recording = self._recording
+        return f"<TimeStepRecorder to {recording.observer!r}: step {recording.state.num_steps} of an episode>"
 
     def observe_first(self, timestep: Any) -> None:
         """Begin an episode. An episode that was not over is recorded as truncated, with its last observation.
@@ -53,7 +59,7 @@ class TimeStepRecorder:
         if not timestep.first():
             raise StructureError(f"`observe_first` takes the first time step of an episode, got {_type(timestep)}.")
         self.end_episode()
-        self._observation = _copy(timestep.observation)
+        self._recording.state = _Episode(_copy(timestep.observation))
         self._is_open = True
 
     def observe(self, action: Any, next_timestep: Any, extras: Any = ()) -> None:
@@ -83,32 +89,33 @@ class TimeStepRecorder:
         }
         if not (tree.is_nested(extras) and not tree.flatten(extras)):
             result["extras"] = extras
-        observation = _copy(next_timestep.observation)
         self._is_open = False
-        is_first = FALSE if self._num_steps else TRUE
-        self._observer(recorded_step(self._observation, **result, is_first=is_first))
-        if not self._num_steps:
-            self._zeros = tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf))[()], result)
-        self._num_steps += 1
-        self._observation = observation
+        episode = self._recording.state
+        ends = None
         if next_timestep.last():
             terminated = np.bool_(not any(np.any(leaf) for leaf in tree.flatten(next_timestep.discount)))
-            self._ends = terminated, np.bool_(not terminated)
-            self.end_episode()
-        else:
+            ends = terminated, np.bool_(not terminated)
+        zeros = episode.zeros or tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf))[()], result)
+        after = _Episode(_copy(next_timestep.observation), episode.num_steps + 1, zeros, ends)
+        is_first = FALSE if episode.num_steps else TRUE
+        self._recording.write(recorded_step(episode.observation, **result, is_first=is_first), after)
+        if ends is None:
             self._is_open = True
+        else:
+            self.end_episode()
 
     def end_episode(self) -> None:
         """Record the end of an episode that was not over, as `observe_first` does."""
         self._is_open = False
-        if not self._num_steps:
+        self._recording.settle()
+        episode = self._recording.state
+        if not episode.num_steps:
             return
-        terminated, truncated = self._ends or (FALSE, TRUE)
-        self._observer(
-            recorded_step(self._observation, **self._zeros, is_last=TRUE, terminated=terminated, truncated=truncated)
+        terminated, truncated = episode.ends or (FALSE, TRUE)
+        step = recorded_step(
+            episode.observation, **episode.zeros, is_last=TRUE, terminated=terminated, truncated=truncated
         )
-        self._num_steps = 0
-        self._ends = None
+        self._recording.write(step, _Episode())
 
 
 def _copy(observation: Any) -> Any:

@@ -1,73 +1,20 @@
-"""Batches, and how samples of equal or different lengths become one. Pure."""
+"""How samples of equal or different lengths become one batch. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.decoding.samples import BatchInfo, Column
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.nests import shapes_text
-from reverb_writer.slices import SliceMarkers
+from reverb_writer.slices.batch import Batch as Batch  # noqa: PLC0414  # the datasets import it from here
 
 Array = npt.NDArray[Any]
 Collate = Literal["error", "pad", "list", "flat"]
-
-
-@dataclass(frozen=True, repr=False)
-class Batch:
-    """A batch of samples; `data, info = batch` works too. Printed, it shows shapes instead of numbers.
-
-    Attributes:
-        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]; other `collate`s differ, see there. From a
-            `ContiguousDataset`, leaves [N, ...]: slices laid end to end.
-        info: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a `ContiguousDataset`,
-            [S], of the item that each slice is of.
-        markers: `SliceMarkers` [N] of a batch from a `ContiguousDataset`; else None.
-        next: from a `ContiguousDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
-            trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
-    """
-
-    data: Any
-    info: BatchInfo
-    markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
-    next: Any = None
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over the data and the info."""
-        return iter((self.data, self.info))
-
-    def __repr__(self) -> str:
-        return shapes_text(self)
-
-    def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
-        """Return the batch with each array [...] of data, markers and `next` as `convert` returns it.
-
-        `convert_info` does the same for the arrays of the info, [B]; None for `convert`.
-        """
-        markers = None if self.markers is None else self.markers.map_arrays(convert)
-        after = None if self.next is None else tree.map_structure(convert, self.next)
-        info = self.info if convert_info is None else self.info.map_arrays(convert_info)
-        return Batch(tree.map_structure(convert, self.data), info, markers, after)
-
-    def pin_memory(self) -> Batch:
-        """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
-        return self.map_arrays(_pinned, _pinned)
-
-    def numbers(self) -> dict[str, Array]:
-        """Return the arrays of `info`, [B], and of `markers`, [N], by name."""
-        named = {**vars(self.info), **({} if self.markers is None else vars(self.markers))}
-        return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
-
-
-def _pinned(tensor: Any) -> Any:
-    return tensor if isinstance(tensor, list) else tensor.pin_memory()
 
 
 def collate(

@@ -38,6 +38,28 @@ class Views:
         """Whether the arrays of a batch are overwritten when a later one is asked for."""
         return False
 
+    def transitions(self, n: int = 1, gamma: float = 0.99) -> Any:
+        """Return this dataset as an iterator over transitions over n steps, `NStepTransitions` with leaves [B, ...].
+
+        From each window comes its first transition, so `sequence_length` is n + 1; from slices one from each row, with
+        a mask. The target of values is `reward + gamma * discount * value(next_observation)`, whatever n is.
+
+        Args:
+            n: maximum of steps, >= 1; fewer at the end of an episode.
+            gamma: the agent's discount, in [0, 1]; with n = 1 it is not used.
+
+        Raises:
+            SpecError: a number out of range.
+
+        Example:
+            for transitions in dataset.transitions(n=3, gamma=0.99):
+                errors = train(transitions, transitions.batch.info.importance_weights(0.6))
+                dataset.update_priorities(transitions.batch, errors)
+        """
+        from reverb_writer.reading.views.transitions import TransitionsView  # noqa: PLC0415  # imports this module
+
+        return TransitionsView(self, n, gamma)
+
     def as_torch(self, device: Any = None) -> Any:
         """Return a `torch.utils.data.IterableDataset` of batches of tensors; see `views.torch`.
 

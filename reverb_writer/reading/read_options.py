@@ -35,7 +35,7 @@ class ReadOptions:
         max_samples: take exactly this many samples from the table, then stop, >= 1; samples that `skip_unsafe` skips
             count. None for no end. For one server. A dataset that is opened again, as in the worker processes of a
             `DataLoader`, takes as many again.
-        skip_unsafe: skip and count samples that raise UnsafeDataError.
+        skip_unsafe: skip and count samples that raise UnsafeDataError or FormatError, instead of raising.
         reuse_buffers: overwrite the arrays of a batch when a later batch is asked for, instead of giving each batch its
             own. This saves the system from providing new memory for every batch of frames.
         max_cache_bytes: memory limit of the cache of decoded chunks, for each server, in bytes. A quarter more is used

@@ -19,12 +19,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.client.client import Client
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
-from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch, transformed
 from reverb_writer.reading.dataset import Dataset
@@ -37,10 +35,8 @@ from reverb_writer.reading.table_reader import TableReader
 from reverb_writer.slices import (
     By,
     Short,
-    SliceBatch,
     SliceSampler,
     allot,
-    concatenate_batches,
 )
 
 
@@ -222,7 +218,7 @@ class ContiguousDataset(Dataset):
         if not parts:
             return None
         numbers, batches, _ = zip(*parts, strict=True)
-        batch = batches[0] if len(batches) == 1 else _concatenated(batches, numbers)
+        batch = batches[0] if len(batches) == 1 else Batch.concatenate(batches, numbers)
         several = len(self._members) > 1
         if several == (batch.markers.members is None):
             members = np.full(len(batch.markers), numbers[0]) if several else None
@@ -258,15 +254,6 @@ class ContiguousDataset(Dataset):
                 in_parts = sum(int((items >= 0).sum()) for owner, _, items in self._parts if owner == number)
                 stats.undelivered_samples += in_parts + member.num_items_left()
         return all_stats
-
-
-def _concatenated(batches: Sequence[Batch], numbers: Sequence[int]) -> Batch:
-    """Lay batches of members end to end; `numbers` are those of the members."""
-    data, markers = concatenate_batches([SliceBatch(batch.data, batch.markers) for batch in batches], numbers)
-    after = None
-    if batches[0].next is not None:
-        after = tree.map_structure(lambda *leaves: np.concatenate(leaves), *(batch.next for batch in batches))
-    return Batch(data, BatchInfo.concatenate([batch.info for batch in batches]), markers, after)
 
 
 def _checked_weights(weights: Sequence[float] | None, num_members: int) -> list[float]:

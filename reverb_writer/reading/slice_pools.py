@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.sample_rows import SampleRows
@@ -77,14 +76,8 @@ class DrawnSlices:
 
     def part(self, first: int, stop: int) -> Batch:
         """Return slices number `first` to `stop` - 1, as views."""
-        if first == 0 and stop == len(self.items):
-            return Batch(self.data, self.info, self.markers, self.next)
-        markers = self.markers.part(first, stop)
-        begin = int(self.markers.slices.widths[:first].sum())
-        rows, slices = slice(begin, begin + len(markers)), slice(first, stop)
-        after = None if self.next is None else tree.map_structure(lambda leaf: leaf[slices], self.next)
-        data = tree.map_structure(lambda leaf: leaf[rows], self.data)
-        return Batch(data, self.info.choose(slices), markers, after)
+        batch = Batch(self.data, self.info, self.markers, self.next)
+        return batch if first == 0 and stop == len(self.items) else batch.part(first, stop)
 
 
 class SliceDrawer:
@@ -142,8 +135,10 @@ class SliceDrawer:
             if part.stop == num_slices:  # with items that have no slice
                 delivered = np.append(delivered, np.flatnonzero(last_slices < 0))
 
+            # It must not refer to `parts`, which hold it: the rows of a pool would stay until the collector runs.
             def copy(part: slice = part) -> DrawnSlices:
-                slices = all_slices if len(parts) == 1 else all_slices.part(part.start, part.stop)
+                is_all = part.start == 0 and part.stop == num_slices
+                slices = all_slices if is_all else all_slices.part(part.start, part.stop)
                 first_rows = slices.first_rows
                 begin = slices.rows[first_rows]
                 preceding = np.maximum(begin - 1, item_rows[items[part]])

@@ -25,6 +25,7 @@ from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import (
     ClosedError,
+    FormatError,
     ReverbWriterError,
     ServerUnavailableError,
     UnsafeDataError,
@@ -316,7 +317,8 @@ class ThreadFetcher:
         num_missing = self._batch_size - self._assembler.num_samples
         samples, self._arrived = self._arrived[:num_missing], self._arrived[num_missing:]
         errors = self._assembler.add(samples)
-        reported = [error for error in errors if not (self._skip_unsafe and isinstance(error, UnsafeDataError))]
+        skipped = (UnsafeDataError, FormatError) if self._skip_unsafe else ()
+        reported = [error for error in errors if not isinstance(error, skipped)]
         with self._lock:
             self._ready.extend(reported)
             self._stats.skipped_samples += len(errors) - len(reported)

@@ -24,13 +24,15 @@ from reverb_writer.errors import StructureError
 from reverb_writer.nests import named_leaves, shapes_text
 from reverb_writer.reading.batches import Batch
 from reverb_writer.slices import read_markers
+from reverb_writer.slices.boundaries import first_rows
+from reverb_writer.transitions.step_flags import split_mask
 
 
 def frame_stack(k: int, leaf: str = "observation", *, drop: bool = False) -> FrameStack:
     """Return a `transform` that stacks each frame with the k - 1 before it, so that each is stored once.
 
-    A stack never crosses the start of an episode, which `is_first`, `is_init` or `step_type` marks: there, and at the
-    start of a window, the oldest frame known is repeated.
+    A stack never crosses the start of an episode, which any marker of starts or ends tells that `rw.slices` reads:
+    there, and at the start of a window, the oldest frame known is repeated.
 
     Args:
         k: frames in a stack, >= 1.
@@ -60,30 +62,58 @@ class FrameStack:
             SpecError: windows are too short to drop rows, or these are slices.
         """
         rows, shape = self._rows(batch)
+        path = self.leaf.split("/")
+        if batch.next is not None:
+            return self._with_next(batch, path, rows)
 
         def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
             flat = frames.reshape(-1, *frames.shape[len(shape) :])
             return flat[rows].reshape(*shape, self.k, *flat.shape[1:])
 
-        data = _with_part(batch.data, self.leaf.split("/"), stack, self.leaf)
-        stacked = dataclasses.replace(batch, data=data)
+        stacked = dataclasses.replace(batch, data=_with_part(batch.data, path, stack, self.leaf))
         return burn_in(stacked, self.k - 1)[1] if self.drop else stacked
+
+    def _with_next(self, batch: Batch, path: list[str], rows: npt.NDArray[np.int64]) -> Batch:
+        """Return slices with the rows after them: the stack of such a row continues that of the slice's last row."""
+        slices, num_rows = batch.markers.slices, len(rows)
+        of_last = rows[slices.first_rows + slices.lengths - 1]
+        following = np.append(of_last[:, 1:], num_rows + np.arange(len(of_last))[:, None], axis=1)
+        all_rows = np.append(rows, np.where(slices.cut_by_sampler[:, None], following, of_last), axis=0)
+        frames_after: list[Any] = []
+        _with_part(batch.next, path, frames_after.append, self.leaf)
+        stacked_after: list[Any] = []
+
+        def stack(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            stacked: npt.NDArray[Any] = np.concatenate([frames, frames_after[len(stacked_after)]])[all_rows]
+            stacked_after.append(stacked[num_rows:])
+            return stacked[:num_rows]
+
+        data = _with_part(batch.data, path, stack, self.leaf)
+        after = _with_part(batch.next, path, lambda _: stacked_after.pop(0), self.leaf)
+        return dataclasses.replace(batch, data=data, next=after)
 
     def _rows(self, batch: Batch) -> tuple[npt.NDArray[np.int64], tuple[int, ...]]:
         """Return [N, k] which row each frame of each stack is, and the leading sizes of the leaves: N, or B and T."""
+        shape: tuple[int, ...]
         if batch.markers is not None:
-            starts = np.array(batch.markers.is_init)
-            starts[batch.markers.slices.first_rows] = True
-            shape: tuple[int, ...] = starts.shape
+            shape = batch.markers.done.shape
+            starts = batch.markers.slices.starts
+            markers = read_markers(batch.data)
         else:
             shape = _windows_shape(batch, "`frame_stack`")
-            init = read_markers(batch.data, ndim=2).is_init
-            starts = np.zeros(shape, bool) if init is None else np.array(init)
+            starts = np.zeros(shape, bool)
             starts[:, 0] = True
             starts = starts.reshape(-1)
+            markers = read_markers(tree.map_structure(_laid_end_to_end, batch.data))
+        starts = starts | first_rows(markers, len(starts))
         numbers = np.arange(len(starts))
         first = np.maximum.accumulate(np.where(starts, numbers, 0))
         return np.maximum(numbers[:, None] - np.arange(self.k)[::-1], first[:, None]), shape
+
+
+def _laid_end_to_end(leaf: Any) -> Any:
+    """Return a leaf [B, T, ...] as [B * T, ...]."""
+    return leaf.reshape(-1, *leaf.shape[2:])
 
 
 def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
@@ -133,6 +163,9 @@ def _with_part(nest: Any, path: list[str], function: Any, leaf: str) -> Any:
     """Return a nest with a function applied to the leaves of one part of it."""
     if not path:
         return tree.map_structure(function, nest)
+    steps, mask = split_mask(nest)
+    if mask is not None:
+        return _with_part(steps, path, function, leaf), mask
     name, *rest = path
     fields = nest if isinstance(nest, Mapping) else nest._asdict() if hasattr(nest, "_asdict") else {}
     if name not in fields:

@@ -1,6 +1,6 @@
 """Slices of trajectories that are laid end to end in flat arrays [N, ...].
 
-    markers ──> find_trajectories ──> Trajectories ──> SliceSampler ──> Slices ──> gather ──> SliceBatch
+    markers ──> find_trajectories ──> Trajectories ──> SliceSampler ──> Slices ──> gather ──> Batch
     of steps    or Trajectories.from_lengths           (integers only)             from the steps
 
 `docs/contiguous.md` draws it. The semantics are those of TorchRL's `SliceSampler`; docs/compatibility.md lists where
@@ -10,15 +10,13 @@ they differ.
 from __future__ import annotations
 
 from reverb_writer.slices.boundaries import Trajectories, find_trajectories
-from reverb_writer.slices.gather import SliceBatch, SliceMarkers, allot, concatenate_batches, gather, sample_members
+from reverb_writer.slices.gather import allot, gather, sample_members
 from reverb_writer.slices.markers import Markers, read_markers
 from reverb_writer.slices.sampler import By, Short, Slices, SliceSampler
+from reverb_writer.slices.slice_markers import SliceMarkers
 from reverb_writer.slices.trajectory_layout import (
     PaddedTrajectories,
-    TrajectoryAssembler,
-    concatenate_trajectories,
     pad_trajectories,
-    split_padded_trajectories,
     split_trajectories,
 )
 
@@ -27,20 +25,15 @@ __all__ = [
     "Markers",
     "PaddedTrajectories",
     "Short",
-    "SliceBatch",
     "SliceMarkers",
     "SliceSampler",
     "Slices",
     "Trajectories",
-    "TrajectoryAssembler",
     "allot",
-    "concatenate_batches",
-    "concatenate_trajectories",
     "find_trajectories",
     "gather",
     "pad_trajectories",
     "read_markers",
     "sample_members",
-    "split_padded_trajectories",
     "split_trajectories",
 ]

@@ -5,11 +5,13 @@ finds the ends from any kind of marker:
 
     row t is the last of its trajectory if it is marked as an end, or row t + 1 as a start, or row t + 1 has another id
 
-The row after the last one is the first one of the same environment, as in a ring that is full.
+Rows of padding, which a mask tells, are of no trajectory. The row after the last one is the first one of the same
+environment, as in a ring that is full.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +23,8 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
+from reverb_writer.slices.markers import Flags, Integers, Markers, boundary_steps, read_markers
+from reverb_writer.transitions.step_flags import follow_ends
 
 _MAX_BYTES = 32 << 20
 _ENTRY_BYTES, _INT_BYTES = 200, 40
@@ -144,12 +147,12 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     Returns:
         All trajectories, environment by environment, in the order of their ends.
         The edges of a ring that is not full are boundaries. In a full ring, an environment without any boundary has
-        one trajectory that begins at row 0.
+        one trajectory that begins at row 0. Rows that the mask leaves out are in none.
 
     Raises:
         SpecError: the cursor is out of range, or the ring is not full.
         StructureError: the markers have no boundaries.
-        IncompleteError: there are no rows.
+        IncompleteError: there are no rows, or all of them are padding.
 
     Source: TorchRL `SliceSampler`. Beyond it, starts count as markers and several kinds of markers may be given at
     once: a start marks the end before it, and an end separates trajectories that have the same id.
@@ -177,7 +180,13 @@ def find_trajectories(markers: Markers, *, is_full: bool = False, cursor: int | 
     before = np.roll(stops, 1)
     before[np.r_[0, last_of_env[:-1] + 1]] = stops[last_of_env]
     starts = (before + 1) % num_steps
-    return Trajectories(starts, (stops - starts) % num_steps + 1, env_ids, (num_steps, *envs_shape))
+    found = Trajectories(starts, (stops - starts) % num_steps + 1, env_ids, (num_steps, *envs_shape))
+    if markers.mask is None:
+        return found
+    is_real = markers.mask.reshape(num_steps, -1)[starts, env_ids]
+    if not is_real.any():
+        raise IncompleteError(f"all {is_end.size} rows are padding, expected steps of a trajectory.")
+    return found.choose(np.flatnonzero(is_real))
 
 
 def positions(lengths: Integers) -> Integers:
@@ -189,13 +198,21 @@ def positions(lengths: Integers) -> Integers:
     return np.arange(lengths.sum(), dtype=np.int64) - np.repeat(np.cumsum(lengths) - lengths, lengths)
 
 
+def first_rows(markers: Markers, num_rows: int) -> Flags:
+    """Return [N] which rows of flat markers begin a trajectory, as far as they tell; the first row need not.
+
+    >>> first_rows(Markers(done=np.array([0, 1, 0, 0])), 4)
+    array([False, False,  True, False])
+    """
+    starts = np.zeros(num_rows, bool)
+    if given := _boundaries(markers):
+        starts[1:] = np.logical_or.reduce(given)[:-1]
+    return starts
+
+
 def _ends(markers: Markers) -> Flags:
-    """Apply the rule at the top of this module."""
-    given = [] if markers.ends is None else [markers.ends]
-    if markers.is_init is not None:
-        given.append(np.roll(markers.is_init, -1, axis=0))
-    if markers.traj_ids is not None:
-        given.append(markers.traj_ids != np.roll(markers.traj_ids, -1, axis=0))
+    """Return the last rows of trajectories, by the rule at the top of this module."""
+    given = _boundaries(markers)
     if not given:
         raise StructureError(
             "the steps do not say where trajectories end: expected `traj_ids`, `done`, `terminated`, `truncated` or "
@@ -207,8 +224,20 @@ def _ends(markers: Markers) -> Flags:
     return is_end
 
 
+def _boundaries(markers: Markers) -> list[Flags]:
+    """Return last rows of trajectories as each kind of marker tells them."""
+    given = [] if markers.ends is None else [markers.ends]
+    if markers.is_init is not None:
+        given.append(np.roll(markers.is_init, -1, axis=0))
+    if markers.traj_ids is not None:
+        given.append(markers.traj_ids != np.roll(markers.traj_ids, -1, axis=0))
+    if markers.mask is not None:
+        given.append(markers.mask != np.roll(markers.mask, -1, axis=0))
+    return given
+
+
 class KnownTrajectories:
-    """Lengths of the trajectories of items, with a memory limit. Not thread-safe.
+    """First rows and lengths of the trajectories of items, with a memory limit. Not thread-safe.
 
     >>> known = KnownTrajectories()
     >>> steps = {"done": np.array([0, 1, 0, 0, 0])}
@@ -219,7 +248,7 @@ class KnownTrajectories:
 
     def __init__(self) -> None:
         """Start without items."""
-        self._lengths_of: dict[bytes, tuple[int, ...]] = {}
+        self._parts_of: dict[bytes, tuple[int, ...]] = {}  # first row and length of one after the other
         self._num_bytes = 0
 
     def find(
@@ -233,41 +262,45 @@ class KnownTrajectories:
             read: gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
         """
         found: list[tuple[int, ...] | None]
-        found = [None] * len(lengths) if items is None else [self._lengths_of.get(item) for item in items]
+        found = [None] * len(lengths) if items is None else [self._parts_of.get(item) for item in items]
+        first_rows = np.cumsum(lengths) - lengths
         missing = [number for number, of_item in enumerate(found) if of_item is None]
         if missing:
             of_missing = lengths[missing]
-            first_rows = (np.cumsum(lengths) - lengths)[missing]
-            nest = read(np.repeat(first_rows, of_missing) + positions(of_missing))
+            nest = read(np.repeat(first_rows[missing], of_missing) + positions(of_missing))
             for number, of_item in zip(missing, _divide(nest, of_missing), strict=True):
                 found[number] = of_item
                 if items is not None:
                     self._remember(items[number], of_item)
         of_items = [of_item for of_item in found if of_item is not None]
-        counts = list(map(len, of_items))
-        flat = np.fromiter(itertools.chain.from_iterable(of_items), np.int64, sum(counts))
-        stops = flat.cumsum()
-        trajectories = Trajectories(stops - flat, flat, np.zeros_like(flat), (int(stops[-1]),))
+        counts = [len(of_item) // 2 for of_item in of_items]
+        flat = np.fromiter(itertools.chain.from_iterable(of_items), np.int64, 2 * sum(counts))
+        starts = flat[::2] + first_rows.repeat(counts)
+        trajectories = Trajectories(starts, flat[1::2], np.zeros_like(starts), (int(lengths.sum()),))
         return trajectories, np.arange(len(counts)).repeat(counts)
 
-    def _remember(self, item: bytes, lengths: tuple[int, ...]) -> None:
-        num_bytes = _ENTRY_BYTES + len(item) + _INT_BYTES * len(lengths)
+    def _remember(self, item: bytes, parts: tuple[int, ...]) -> None:
+        num_bytes = _ENTRY_BYTES + len(item) + _INT_BYTES * len(parts)
         if self._num_bytes + num_bytes > _MAX_BYTES:
-            self._lengths_of.clear()
+            self._parts_of.clear()
             self._num_bytes = 0
         self._num_bytes += num_bytes
-        self._lengths_of[item] = lengths
+        self._parts_of[item] = parts
 
 
 def _divide(nest: Any, lengths: Integers) -> list[tuple[int, ...]]:
-    """Return the lengths of the trajectories of each item, for items of these lengths that lie end to end."""
+    """Return first row and length of each trajectory of each item, for items of these lengths that lie end to end."""
     ends = np.cumsum(lengths)
-    stored = read_markers(nest, starts=ends - lengths)
-    starts = np.zeros(ends[-1], bool)
-    starts[ends - lengths] = True
-    is_init = starts if stored.is_init is None else starts | stored.is_init
-    marked = Markers(is_init, stored.done, stored.terminated, stored.truncated, stored.traj_ids)
-    trajectories = find_trajectories(marked)
-    cuts = np.searchsorted(trajectories.starts, ends).tolist()
-    of_all = trajectories.lengths.tolist()
-    return [tuple(of_all[first:stop]) for first, stop in itertools.pairwise([0, *cuts])]
+    first_rows = ends - lengths
+    stored = read_markers(nest, starts=first_rows)
+    is_init = np.zeros(ends[-1], bool) if stored.is_init is None else stored.is_init.copy()
+    is_init[first_rows] = True
+    mask = stored.mask
+    is_boundary = boundary_steps(nest)
+    if mask is None and is_boundary is not None and stored.is_init is not None:  # padded without one
+        mask = ~follow_ends(np, is_boundary.reshape(is_init.shape), is_init)
+    trajectories = find_trajectories(dataclasses.replace(stored, is_init=is_init, mask=mask))
+    cuts = np.searchsorted(trajectories.starts, ends)
+    starts = trajectories.starts - first_rows.repeat(np.diff(cuts, prepend=0))
+    parts = np.stack([starts, trajectories.lengths], axis=1).reshape(-1).tolist()
+    return [tuple(parts[2 * first : 2 * stop]) for first, stop in itertools.pairwise([0, *cuts.tolist()])]

@@ -7,6 +7,7 @@
     truncated    next/truncated, truncated                                               the last; cut by a time limit
     done         next/done, done, is_last, step_type == LAST                             the last
     traj_ids     collector/traj_ids, traj_ids, episode                                   of the trajectory so numbered
+    mask         the second of a pair (steps, mask)                                      False: padding, in none
 
 The names are those of TorchRL, Gymnasium, RLDS and TF-Agents, from left to right. If `next` has flags, the flags next
 to it belong to the step before and are ignored. In trajectories of TF-Agents the last row is the boundary step; it is
@@ -25,9 +26,18 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.errors import StructureError
-from reverb_writer.steps import FIRST, LAST
+from reverb_writer.steps import LAST
+from reverb_writer.transitions.step_flags import find_flags, split_mask, with_types
 
-_REASONS = ("terminated", "truncated")
+_ENDS = {"last": ["done", "is_last"], "terminated": ["terminated", "is_terminal"], "truncated": ["truncated"]}
+_TOLD_BY_NEXT = {"done": ["done"], "terminated": ["terminated"], "truncated": ["truncated"]}
+_OTHERS = {
+    "first": ["is_init", "is_first"],
+    "step_type": ["step_type"],
+    "discount": ["discount"],
+    "traj_ids": ["traj_ids", "episode"],
+}
+"""Names of leaves by kind, as the table above lists them; the first one that the steps have counts."""
 
 Flags = npt.NDArray[np.bool_]
 Integers = npt.NDArray[np.int64]
@@ -43,6 +53,7 @@ class Markers:
         terminated: bool, last row, in a terminal state: the value after it is 0.
         truncated: bool, last row, ended by a time limit or the like: the value after it is not 0.
         traj_ids: integers [N]; a change from one row to the next is a boundary.
+        mask: bool, False for padding, which is of no trajectory.
 
     Raises:
         StructureError: the shapes differ, or ids are not integers.
@@ -53,6 +64,7 @@ class Markers:
     terminated: Flags | None = None
     truncated: Flags | None = None
     traj_ids: npt.NDArray[np.integer[Any]] | None = None
+    mask: Flags | None = None
 
     def __post_init__(self) -> None:
         shapes = {}
@@ -83,7 +95,8 @@ def read_markers(
     """Return the markers among the leaves of steps, found by name.
 
     Args:
-        nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more.
+        nest: steps; leaves [N, ...], or [T, ...] of `ndim` dimensions and more. Or a pair (steps, mask), as observers
+            write it with `mask=True`.
         ndim: number of dimensions of the storage, which all leaves share. A marker may have one more of size 1.
         starts: rows that do not follow the row before: the first rows of items that lie end to end, or, in a full ring,
             the row after the one that was written last.
@@ -99,30 +112,22 @@ def read_markers(
     >>> read_markers({"observation": np.zeros(3), "is_first": [1, 0, 0], "next": {"truncated": [0, 0, 1]}}).ends
     array([False, False,  True])
     """
-    following, types = _field(nest, "next"), _field(nest, "step_type")
-    flags = following if any(_field(following, name) is not None for name in ("done", *_REASONS)) else nest
-
-    def find(source: Any, *names: str) -> Any:
-        found = (_field(source, name) for name in names)
-        return _rows(next((marker for marker in found if marker is not None), None), ndim)
-
-    is_init, done = find(nest, "is_init", "is_first"), find(flags, "done", "is_last")
-    terminated = find(flags, "terminated", "is_terminal")
-    ids = find(_field(nest, "collector"), "traj_ids")
-    if types is not None:
-        types = _rows(types, ndim)
-        is_init = types == FIRST if is_init is None else is_init
-        done = types == LAST if done is None else done
-        if terminated is None and _field(nest, "discount") is not None:
-            follows_end = np.roll(_leads_to_end(nest, ndim), 1, axis=0)
-            follows_end[np.asarray(starts, np.intp)] = False if before is None else _leads_to_end(before(), ndim)
-            terminated = (types == LAST) & follows_end
+    found = _find(nest)
+    rows = {kind: _rows(leaf, ndim) for kind, leaf in found.items() if kind != "discount"}
+    flags = with_types({kind: leaf for kind, leaf in rows.items() if kind not in ("traj_ids", "mask")})
+    terminated = flags.get("terminated")
+    if terminated is None and "step_type" in found and "discount" in found:
+        follows_end = np.roll(_leads_to_end(found, ndim), 1, axis=0)
+        first = False if before is None else _leads_to_end(_find(before()), ndim)
+        follows_end[np.asarray(starts, np.intp)] = first
+        terminated = (rows["step_type"] == LAST) & follows_end
     return Markers(
-        is_init=is_init,
-        done=done,
+        is_init=flags.get("first"),
+        done=flags.get("last"),
         terminated=terminated,
-        truncated=find(flags, "truncated"),
-        traj_ids=find(nest, "traj_ids", "episode") if ids is None else ids,
+        truncated=flags.get("truncated"),
+        traj_ids=rows.get("traj_ids"),
+        mask=rows.get("mask"),
     )
 
 
@@ -132,11 +137,7 @@ def marker_leaves(nest: Any) -> list[Any]:
     >>> marker_leaves({"observation": 0, "step_type": 1, "discount": 2, "next": {"observation": 3, "done": 4}})
     [1, 2, 4]
     """
-    found = [_field(nest, name) for name in ("is_init", "is_first", "step_type", "discount", "traj_ids", "episode")]
-    found.append(_field(_field(nest, "collector"), "traj_ids"))
-    flags = ("done", "is_last", "terminated", "is_terminal", "truncated")
-    found += [_field(source, name) for source in (nest, _field(nest, "next")) for name in flags]
-    leaves: list[Any] = tree.flatten([leaf for leaf in found if leaf is not None])
+    leaves: list[Any] = tree.flatten(list(_find(nest).values()))
     return leaves
 
 
@@ -147,28 +148,28 @@ def boundary_steps(nest: Any) -> Flags | None:
     array([[False,  True],
            [False, False]])
     """
-    is_last, types = _field(nest, "is_last"), _field(nest, "step_type")
-    if is_last is None and types is None:
-        return None
-    found: Flags = np.asarray(types) == LAST if is_last is None else np.asarray(is_last) != 0
-    return found
+    found = find_flags(nest, {"last": ["is_last"], "step_type": ["step_type"]})
+    last = with_types({kind: np.asarray(leaf) for kind, leaf in found.items()}).get("last")
+    return None if last is None else last != 0
 
 
-def _field(nest: Any, name: str) -> Any:
-    if isinstance(nest, Mapping):
-        return nest.get(name)
-    return getattr(nest, name) if name in getattr(nest, "_fields", ()) else None
+def _find(nest: Any) -> dict[str, Any]:
+    """Return the leaves that are markers, by kind."""
+    steps, mask = split_mask(nest)
+    inner = find_flags(steps, {"next": ["next"], "collector": ["collector"]})
+    following = inner.get("next")
+    found = find_flags(steps, _OTHERS) | find_flags(inner.get("collector"), {"traj_ids": ["traj_ids"]})
+    found |= find_flags(following if find_flags(following, _TOLD_BY_NEXT) else steps, _ENDS)
+    return found if mask is None else {**found, "mask": mask}
 
 
-def _leads_to_end(nest: Any, ndim: int) -> Flags:
+def _leads_to_end(found: Mapping[str, Any], ndim: int) -> Flags:
     # Padding looks like boundary steps, but comes after one.
-    found: Flags = (_rows(_field(nest, "step_type"), ndim) != LAST) & (_rows(_field(nest, "discount"), ndim) == 0)
-    return found
+    ends: Flags = (_rows(found["step_type"], ndim) != LAST) & (_rows(found["discount"], ndim) == 0)
+    return ends
 
 
 def _rows(marker: Any, ndim: int) -> Any:
-    if marker is None:
-        return None
     marker = np.asarray(marker)
     return marker[..., 0] if marker.ndim == ndim + 1 and marker.shape[-1] == 1 else marker
 

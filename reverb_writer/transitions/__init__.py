@@ -1,6 +1,6 @@
 """From steps to transitions (s, a, r, discount, s'): the one convention of steps, and n-step transitions.
 
-    windows [B, T, ...] ──> to_transitions ──> Transitions [B, T - 1, ...] ──> n_step, or reverb_writer.returns
+    windows [B, T, ...] ──> to_transitions ──> Transitions [B, T - 1, ...] ──> n_step, or rw.returns
     slices [N, ...]                                        [N - 1, ...]
 
 docs/steps.md draws the convention: which row of which layout has the observation, the action and each flag.
@@ -9,6 +9,7 @@ docs/steps.md draws the convention: which row of which layout has the observatio
 from __future__ import annotations
 
 from reverb_writer.transitions.folding import n_step
-from reverb_writer.transitions.pairing import NStepTransitions, Transitions, to_transitions
+from reverb_writer.transitions.pairing import to_transitions
+from reverb_writer.transitions.records import NStepTransitions, Transitions
 
 __all__ = ["NStepTransitions", "Transitions", "n_step", "to_transitions"]

@@ -18,9 +18,9 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_fraction, integer
-from reverb_writer.arrays import Array, array_like, array_namespace, as_float, concatenated, with_axes
+from reverb_writer.arrays import Array, array_like, array_namespace, as_float, concatenated, take_rows, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.transitions.pairing import NStepTransitions, Transitions
+from reverb_writer.transitions.records import NStepTransitions, Transitions
 
 
 def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
@@ -78,8 +78,7 @@ def n_step(transitions: Transitions, n: int, gamma: float) -> NStepTransitions:
 
     def later(leaf: Array) -> Array:
         flat = leaf.reshape((len(rows), *leaf.shape[mask.ndim :]))
-        own = np if isinstance(leaf, np.ndarray) else xp  # strings stay NumPy arrays
-        return own.take(flat, np.asarray(rows) if own is not xp else rows, axis=0).reshape(leaf.shape)
+        return take_rows(xp, flat, rows).reshape(leaf.shape)
 
     return NStepTransitions(
         **{

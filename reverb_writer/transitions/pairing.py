@@ -2,58 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tree
 
-from reverb_writer.arrays import Array, any_true, array_like, as_array, as_bool, as_float, concatenated, with_axes
+from reverb_writer.arrays import (
+    Array,
+    any_true,
+    array_like,
+    array_namespace,
+    as_array,
+    as_bool,
+    as_float,
+    concatenated,
+    take_rows,
+    with_axes,
+)
 from reverb_writer.errors import StructureError
-from reverb_writer.nests import join_paths, named_leaves
-from reverb_writer.transitions.step_flags import StepFlags, as_rows
+from reverb_writer.leaves import host_array
+from reverb_writer.nests import join_paths, leaf_at, named_leaves
+from reverb_writer.transitions.next_rows import order_with_next
+from reverb_writer.transitions.records import Transitions, has_rows
+from reverb_writer.transitions.step_flags import StepFlags, as_rows, follow_ends, shifted, split_mask
 
 _NEEDED = ("observation", "action", "reward")
 _FLAGS = frozenset(
     {"discount", "step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"}
 )
-
-
-class Transitions(NamedTuple):
-    """Transitions: in a state that shows `observation`, `action` gave `reward` and led to `next_observation`.
-
-    Leaves are [B, T - 1, ...], or [N - 1, ...] of slices. A target of values is
-    `reward + gamma * discount * value(next_observation)`.
-
-    Attributes:
-        observation: nest.
-        action: nest, taken on the observation.
-        reward: of the action; a nest if the steps have one.
-        discount: 0 where the environment terminated with this action, else 1, times the stored discount if there is
-            one. So it is 1 at truncations and cuts. 0 where `mask` is False.
-        next_observation: nest like `observation`.
-        mask: bool [B, T - 1] or [N - 1], True for transitions. False where the first row of a pair is a boundary step
-            or padding, or the two rows are of different episodes or slices; what the other leaves hold there has no
-            meaning.
-        continues: bool [B, T - 1] or [N - 1], True where the next transition of the row follows this one in the same
-            episode.
-        extras: the other fields of the step in which the action was taken, by name, such as `policy_info` or `seed`.
-    """
-
-    observation: Any
-    action: Any
-    reward: Any
-    discount: Any
-    next_observation: Any
-    mask: Array
-    continues: Array
-    extras: Mapping[str, Any]
-
-
-class NStepTransitions(Transitions):
-    """What `n_step` returns: `Transitions` that overlap. `continues` is False everywhere."""
-
-    __slots__ = ()
 
 
 def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Transitions:
@@ -64,7 +41,8 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     one is the next row of the same episode.
 
     Padding is known by the mask, or because it follows a boundary step; then `is_first` or `step_type` must tell
-    it from another episode. Windows whose only flag is `discount` must be of one episode each. Padding after an episode
+    it from another episode. Windows whose only flag is `discount` must be of one episode each: a discount that is not 0
+    after one that is 0 is refused. Padding after an episode
     that the actor cut by `observer.reset()` needs the mask, because no boundary step precedes it.
 
     Args:
@@ -76,7 +54,8 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
 
     Returns:
         `Transitions`, leaves [B, T - 1, ...] or [N - 1, ...]: one less than rows, because the last row of a window is
-        there for its observation. Leaves are views where the library has views.
+        there for its observation. Leaves are views where the library has views. Of slices with `next` (`with_next`),
+        [N, ...]: one from each row, because the row after each slice is known.
 
     Raises:
         StructureError: a field or a flag is missing, stands on a row where it cannot, or has another shape.
@@ -94,10 +73,60 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
     ([[6, 7, 0]], [[1.0, 0.0, 0.0]], [[True, True, False]])
     """
     parts = _parts_of(batch, mask, markers)
-    fields = _fields(parts.data)
+    after = None if parts.after is None else _fields(parts.after)
+    return _transitions(parts, _fields(parts.data), after)
+
+
+def is_batch(steps: Any) -> bool:
+    """Return whether this is a `Batch` or the nest of its data, and not transitions or an array."""
+    if isinstance(steps, Transitions):
+        return False
+    has_info = hasattr(steps, "data") and hasattr(steps, "info")
+    return has_info or isinstance(split_mask(steps)[0], Mapping) or hasattr(steps, "_asdict")
+
+
+def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
+    """Return the transitions of a batch that may lack observations and actions, with the values of both their ends.
+
+    If `values` is the name of a leaf, these are its rows; an array is returned as it is, and None for the other.
+
+    Raises:
+        StructureError: as `to_transitions`; there is no such leaf; or it has no values of final observations.
+    """
+    parts = _parts_of(batch, None, None)
+
+    def of_values(data: Any) -> dict[str, Any]:
+        fields = {"observation": (), "action": (), **_fields(data, ("reward",))}
+        return {**fields, "observation": leaf_at(fields, values)} if isinstance(values, str) else fields
+
+    found = _transitions(parts, of_values(parts.data), None if parts.after is None else of_values(parts.after))
+    if not isinstance(values, str):
+        return found, values, None
+    before, after = found.observation, found.next_observation
+    if before.ndim == found.mask.ndim + 1 and before.shape[-1] == 1 and before.ndim > found.reward.ndim:
+        before, after = before[..., 0], after[..., 0]
+    if before.ndim == found.mask.ndim:
+        lacks = found.mask & ~found.continues & (before != 0) & (after == 0)
+        discount = as_rows(found.discount, found.mask)
+        if any_true(lacks if discount is None else lacks & (discount != 0)):
+            raise StructureError(
+                f"`{values}` is 0 on final observations of episodes that were truncated: a recorder has no action "
+                "there, and so no value. Pass the critic's values of all rows instead of the name."
+            )
+    return found, before, after
+
+
+def _transitions(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str, Any] | None) -> Transitions:
+    if after is not None:
+        return _with_next_rows(parts, fields, after)
     flags = StepFlags.read(fields, parts.masks)
+    return _paired(flags, fields, _breaks(flags, parts))
+
+
+def _paired(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) -> Transitions:
+    """Return the transitions of neighbouring rows; `breaks` as that of `_breaks`."""
     _check_leaves(fields, flags.shape)
-    valid, terminal = _pairs(flags, fields, _breaks(flags, parts))
+    valid, terminal = _pairs(flags, fields, breaks)
     xp, is_batch = flags.xp, len(flags.shape) > 1
 
     def first(nest: Any) -> Any:
@@ -122,37 +151,81 @@ def to_transitions(batch: Any, *, mask: Any = None, markers: Any = None) -> Tran
         mask=valid,
         continues=concatenated(xp, [valid[..., :-1] & valid[..., 1:], xp.zeros_like(valid[..., :1])], -1),
         extras={
-            name: first(value) if _has_rows(value, flags.shape) else value
-            for name, value in fields.items()
-            if name not in _FLAGS and name not in _NEEDED
+            name: first(value) if has_rows(value, flags.shape) else value for name, value in _others(fields).items()
         },
     )
 
 
+def _others(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that go with a transition as they are."""
+    return {name: value for name, value in fields.items() if name not in _FLAGS and name not in _NEEDED}
+
+
+def _with_next_rows(parts: _Parts, fields: Mapping[str, Any], after: Mapping[str, Any]) -> Transitions:
+    """Return one transition for each row of slices whose next rows are known.
+
+    slices             a0 a1 a2 | b0 b1        a3 follows a2; b1 is the last row of its trajectory
+    rows in order      a0 a1 a2   a3   b0 b1   and the last one again, for its own pair
+    from each row      a0 a1 a2   -    b0 b1   the one from b1 is masked: no row follows
+    """
+    slices = parts.markers.slices
+    order, at, starts = order_with_next(slices)
+    told = [name for name in fields if name in _FLAGS or name in _NEEDED[1:]]
+    xp = array_namespace(*tree.flatten([fields[name] for name in told]))
+
+    def joined(rows: Any) -> Callable[[Array, Array], Array]:
+        """Return a function that chooses among the rows of a leaf and the rows after them."""
+        return lambda leaf, following: take_rows(xp, concatenated(_own(xp, leaf), [leaf, following], 0), rows)
+
+    small = {name: tree.map_structure(joined(order), fields[name], after[name]) for name in told}
+    small["observation"] = order  # numbers of rows, so that frames are copied once
+    of_next = np.ones(len(slices.lengths), bool)
+    flags = StepFlags.read(small, [np.append(host_array(one) != 0, of_next)[order] for one in parts.masks])
+    _check_leaves(fields, (len(at),))
+    found = _paired(flags, small, array_like(xp, starts, flags.like))
+    return Transitions(
+        observation=fields["observation"],
+        action=fields["action"],
+        reward=fields["reward"],
+        discount=tree.map_structure(lambda leaf: take_rows(xp, leaf, at), found.discount),
+        next_observation=tree.map_structure(
+            joined(found.next_observation[at]), fields["observation"], after["observation"]
+        ),
+        mask=take_rows(xp, found.mask, at),
+        continues=take_rows(xp, found.continues, at),
+        extras=_others(fields),
+    )
+
+
+def _own(xp: Any, leaf: Array) -> Any:
+    """Return the library of a leaf: strings stay NumPy arrays."""
+    return np if isinstance(leaf, np.ndarray) else xp
+
+
 class _Parts(NamedTuple):
-    """The parts of a batch; `lengths` are those of the items in a flat one, or None."""
+    """The parts of a batch."""
 
     data: Any
     masks: Sequence[Any]
     markers: Any
-    lengths: Any
+    lengths: Any  # of the items in a flat one, or None
+    after: Any  # the row after each slice, or None
 
 
 def _parts_of(batch: Any, mask: Any, markers: Any) -> _Parts:
-    info, lengths = None, None
+    info, lengths, after = None, None, None
     data = batch
     if hasattr(batch, "data") and (hasattr(batch, "info") or hasattr(batch, "markers")):  # not the data of a tensor
         data, info = batch.data, getattr(batch, "info", None)
         markers = getattr(batch, "markers", None) if markers is None else markers
         lengths = getattr(info, "lengths", None)
-    masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None)]
-    if type(data) is tuple and len(data) == 2 and getattr(data[1], "dtype", None) is not None:  # noqa: PLR2004  # a pair
-        data, column = data
-        masks.append(column)
-    return _Parts(data, [one for one in masks if one is not None], markers, lengths)
+        after = split_mask(getattr(batch, "next", None))[0]
+    data, column = split_mask(data)
+    masks = [mask, getattr(info, "mask", None), getattr(markers, "mask", None), column]
+    return _Parts(data, [one for one in masks if one is not None], markers, lengths, after)
 
 
-def _fields(data: Any) -> dict[str, Any]:
+def _fields(data: Any, needed: Sequence[str] = _NEEDED) -> dict[str, Any]:
     fields = data._asdict() if hasattr(data, "_asdict") else data
     if not isinstance(fields, Mapping):
         raise StructureError(
@@ -161,7 +234,7 @@ def _fields(data: Any) -> dict[str, Any]:
         )
     if "next_observation" in fields:
         raise StructureError("the steps have a `next_observation`: they are transitions already.")
-    missing = [f"`{name}`" for name in _NEEDED if name not in fields]
+    missing = [f"`{name}`" for name in needed if name not in fields]
     if missing:
         raise StructureError(
             f"the steps lack {', '.join(missing)}; found {', '.join(map(repr, fields))}. Rename the fields first."
@@ -174,13 +247,9 @@ def _check_leaves(fields: Mapping[str, Any], shape: tuple[int, ...]) -> None:
         raise StructureError(f"windows of {shape[1]} steps hold no transition: `sequence_length` must be 2 or more.")
     needed = {name: fields[name] for name in (*_NEEDED, "discount") if name in fields}
     paths, leaves = named_leaves(needed, "steps")
-    wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not _has_rows(leaf, shape)]
+    wrong = [path for path, leaf in zip(paths, leaves, strict=True) if not has_rows(leaf, shape)]
     if wrong:
         raise StructureError(f"{join_paths(wrong[:3])}: expected leaves {shape} and more axes, as the flags have.")
-
-
-def _has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
-    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))
 
 
 def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
@@ -200,7 +269,7 @@ def _breaks(flags: StepFlags, parts: _Parts) -> Array | None:
         raise StructureError(f"markers must be [N] as the flags of the steps, {flags.shape}, got {shapes}.")
     found = array_like(xp, starts, flags.like)
     if given["truncated"] is not None:
-        found = found | _shifted(xp, as_bool(xp, given["truncated"]))
+        found = found | shifted(xp, as_bool(xp, given["truncated"]))
     if given["is_init"] is not None:
         found = found | as_bool(xp, given["is_init"])
     if given["traj_ids"] is not None:
@@ -213,14 +282,15 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
     """Return which pairs of neighbouring rows are transitions, and which of these lead to a terminal state."""
     xp, boundary = flags.xp, flags.boundary
     is_told = boundary is not None
-    if boundary is None:
-        is_zero = as_rows(fields.get("discount"), flags.like)
-        boundary = xp.zeros_like(flags.like) if is_zero is None else _shifted(xp, is_zero == 0)
-    starts = xp.zeros_like(boundary)
+    starts = xp.zeros_like(flags.like)
     for found in (flags.first, breaks):
         starts = starts if found is None else starts | found
-    boundary = boundary if is_told else boundary & ~starts
-    padding = _ended(xp, boundary, starts)
+    if boundary is None:
+        discount = as_rows(fields.get("discount"), flags.like)
+        boundary = xp.zeros_like(starts) if discount is None else shifted(xp, discount == 0) & ~starts
+        if discount is not None and flags.first is None:
+            _check_one_episode(flags, discount == 0, starts)
+    padding = follow_ends(xp, boundary, starts)
     if is_told and flags.first is None:
         if len(flags.shape) > 1 and flags.real is None and any_true(padding):
             raise StructureError(
@@ -239,6 +309,18 @@ def _pairs(flags: StepFlags, fields: Mapping[str, Any], breaks: Array | None) ->
     return valid if idle is None else valid & (terminal | ~idle[..., :-1]), terminal
 
 
+def _check_one_episode(flags: StepFlags, is_zero: Array, starts: Array) -> None:
+    """Refuse rows of two episodes, as far as they tell: the discount of an end is 0, and so is all that follows it."""
+    follows = follow_ends(flags.xp, is_zero, starts) & ~is_zero
+    follows = follows if flags.real is None else follows & flags.real
+    if any_true(follows):
+        raise StructureError(
+            f"`discount` is the only flag, and {int(follows.sum())} rows with another discount follow one with 0 in "
+            "the same window: where the next episode begins cannot be told. Write `is_first` and `is_last`, or "
+            "`step_type`; or windows of one episode each, whose boundary step has discount 0."
+        )
+
+
 def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
     """Return the rows whose action, reward and discount are all 0; None if steps have no flags and discounts of that.
 
@@ -253,20 +335,3 @@ def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
         is_zero = (leaf == 0).reshape((*flags.shape, -1))
         idle = idle & flags.xp.all(is_zero, axis=-1)
     return idle
-
-
-def _shifted(xp: Any, x: Array) -> Array:
-    """Return in each row the row before it, and zeros in the first one."""
-    return concatenated(xp, [xp.zeros_like(x[..., :1]), x[..., :-1]], -1)
-
-
-def _ended(xp: Any, boundary: Array, starts: Array) -> Array:
-    """Return which rows follow a boundary step, whatever is between, with no start of an episode since."""
-    size = boundary.shape[-1]
-    number = array_like(xp, 2 * np.arange(size), boundary)
-    latest = xp.where(boundary, number + 1, xp.where(starts, number, xp.zeros_like(number)))
-    distance = 1
-    while distance < size:  # the greatest number so far: odd after a boundary step
-        before = concatenated(xp, [xp.zeros_like(latest[..., :distance]), latest[..., :-distance]], -1)
-        latest, distance = xp.maximum(latest, before), 2 * distance
-    return (_shifted(xp, latest) % 2 == 1) & ~starts

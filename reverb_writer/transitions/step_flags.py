@@ -17,14 +17,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tree
 
-from reverb_writer.arrays import Array, any_true, array_like, array_namespace, as_array, as_bool
+from reverb_writer.arrays import Array, any_true, array_like, array_namespace, as_array, as_bool, concatenated
 from reverb_writer.errors import StructureError
+from reverb_writer.nests import join_paths
 from reverb_writer.steps import FIRST, LAST
 
 _ADVICE = "docs/steps.md draws which row has which flag."
-_NAMES = ("is_first", "is_last", "is_terminal", "terminated", "truncated", "step_type")
+_NAMES = {
+    "first": ("is_first",),
+    "last": ("is_last",),
+    "terminated": ("terminated", "is_terminal"),
+    "truncated": ("truncated",),
+    "step_type": ("step_type",),
+}
+"""The leaves that are flags of the state that a row shows, by kind; the first one that the steps have counts."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class StepFlags:
     @classmethod
     def read(cls, fields: Mapping[str, Any], masks: Sequence[Any]) -> StepFlags:
         """Find the flags among the fields of steps, by name; masks, of the flags' shape, are False for padding."""
-        given = {name: fields[name] for name in _NAMES if fields.get(name) is not None}
+        given = find_flags(fields, _NAMES)
         discount = fields.get("discount")
         told_by = given or ({} if discount is None or tree.is_nested(discount) else {"discount": discount})
         if not told_by:
@@ -51,8 +60,7 @@ class StepFlags:
                 f"`step_type` beside `terminated`, `is_terminal` or `discount`. {_ADVICE}"
             )
         xp = array_namespace(*told_by.values())
-        shape = _shape({name: as_array(xp, flag) for name, flag in told_by.items()})
-        given = {name: as_array(xp, flag) for name, flag in given.items()}
+        shape = _shape({kind: as_array(xp, flag) for kind, flag in told_by.items()})
         like = as_bool(xp, next(iter(told_by.values()))).reshape(shape)
         real = None
         for mask in masks:
@@ -60,27 +68,62 @@ class StepFlags:
             if tuple(shaped.shape) != shape:
                 raise StructureError(f"a mask has shape {tuple(shaped.shape)}, expected that of the flags, {shape}.")
             real = shaped if real is None else real & shaped
-        flags = {name: flag.reshape(shape) for name, flag in given.items() if name != "step_type"}
-        flags = {name: as_bool(xp, flag) for name, flag in flags.items()}
-        if "step_type" in given:
-            types = given["step_type"].reshape(shape)
-            flags = {"is_first": types == FIRST, "is_last": types == LAST, **flags}
-        first, boundary = flags.get("is_first"), flags.get("is_last")
-        terminal = flags.get("terminated", flags.get("is_terminal"))
+        flags = with_types({kind: as_array(xp, flag).reshape(shape) for kind, flag in given.items()})
+        first, boundary, terminal, truncated = (
+            None if kind not in flags else as_bool(xp, flags[kind])
+            for kind in ("first", "last", "terminated", "truncated")
+        )
         missing = []
         if terminal is None and discount is None:
             missing.append("`discount`, `terminated` or `is_terminal`, which tell how an episode ended")
-        if boundary is None and terminal is not None and "truncated" not in flags:
+        if boundary is None and terminal is not None and truncated is None:
             missing.append("`is_last`, `step_type` or `truncated`, which tell where an episode ended")
         if missing:
-            found = ", ".join(f"`{name}`" for name in given) or "none"
-            raise StructureError(f"the steps lack {'; and '.join(missing)}. Flags found: {found}. {_ADVICE}")
+            found = [name for names in _NAMES.values() for name in names if fields.get(name) is not None]
+            raise StructureError(
+                f"the steps lack {'; and '.join(missing)}. Flags found: {join_paths(found)}. {_ADVICE}"
+            )
         if terminal is not None and boundary is not None:
             _check_only(terminal, boundary, real)
         elif terminal is not None:
-            boundary = terminal | flags["truncated"]
+            boundary = terminal | truncated
             _check_rows(fields, boundary, terminal, real)
         return cls(xp, shape, like, real, first, boundary, terminal)
+
+
+def find_flags(steps: Any, names: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the leaves of steps that are flags, by kind: of each kind the first name that the steps have.
+
+    >>> find_flags({"is_last": 0, "done": 1}, {"first": ["is_first"], "last": ["done", "is_last"]})
+    {'last': 1}
+    """
+    fields = steps if isinstance(steps, Mapping) else steps._asdict() if hasattr(steps, "_asdict") else {}
+    found = {
+        kind: [fields[name] for name in of_kind if fields.get(name) is not None] for kind, of_kind in names.items()
+    }
+    return {kind: leaves[0] for kind, leaves in found.items() if leaves}
+
+
+def with_types(flags: Mapping[str, Array]) -> dict[str, Array]:
+    """Return flags by kind with `first` and `last` as `step_type` tells them, if the steps have no others."""
+    others = {kind: flag for kind, flag in flags.items() if kind != "step_type"}
+    types = flags.get("step_type")
+    return others if types is None else {"first": types == FIRST, "last": types == LAST, **others}
+
+
+def split_mask(data: Any) -> tuple[Any, Any]:
+    """Return steps and their mask, or None: an observer with `mask=True` writes the two as a pair (steps, mask).
+
+    >>> import numpy as np
+    >>> split_mask(({"reward": [1.0, 0.0]}, np.array([True, False])))
+    ({'reward': [1.0, 0.0]}, array([ True, False]))
+    """
+    if type(data) is tuple and len(data) == 2:  # noqa: PLR2004  # a pair
+        steps, mask = data
+        has_fields = isinstance(steps, Mapping) or hasattr(steps, "_fields")
+        if has_fields and not tree.is_nested(mask) and str(getattr(mask, "dtype", "bool")).endswith("bool"):
+            return steps, mask
+    return data, None
 
 
 def _shape(flags: Mapping[str, Array]) -> tuple[int, ...]:
@@ -125,3 +168,20 @@ def as_rows(x: Any, like: Array) -> Array | None:
     if not hasattr(x, "ndim") or tuple(x.shape) not in (tuple(like.shape), (*like.shape, 1)):
         return None
     return x.reshape(tuple(like.shape))
+
+
+def shifted(xp: Any, x: Array) -> Array:
+    """Return in each row the row before it, and zeros in the first one."""
+    return concatenated(xp, [xp.zeros_like(x[..., :1]), x[..., :-1]], -1)
+
+
+def follow_ends(xp: Any, boundary: Array, starts: Array) -> Array:
+    """Return which rows follow a boundary step, whatever is between, with no start of an episode since."""
+    size = boundary.shape[-1]
+    number = array_like(xp, 2 * np.arange(size), boundary)
+    latest = xp.where(boundary, number + 1, xp.where(starts, number, xp.zeros_like(number)))
+    distance = 1
+    while distance < size:  # the greatest number so far: odd after a boundary step
+        before = concatenated(xp, [xp.zeros_like(latest[..., :distance]), latest[..., :-distance]], -1)
+        latest, distance = xp.maximum(latest, before), 2 * distance
+    return (shifted(xp, latest) % 2 == 1) & ~starts

@@ -76,6 +76,12 @@ class ObserverLife:
         """Number of environments that step together; None if steps have no batch dimension."""
         return self._num_envs
 
+    @property
+    def num_steps(self) -> int:
+        """Steps that were taken so far, of all environments; after an interrupt, whether a call took its step."""
+        past, sender = self._past, self._sender
+        return past.stats.steps if sender is None else self._num_before + sender.ring.num_steps
+
     def open(self) -> None:
         """Open the observer again after `close()`; does nothing if it is open.
 

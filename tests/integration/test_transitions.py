@@ -4,236 +4,34 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from played import (
+    LAYOUTS,
+    NEEDS_OVERLAP,
+    Pair,
+    Played,
+    as_one_row,
+    check_targets,
+    has_discounts,
+    pairs_of,
+    played,
+    read,
+    write,
+)
 from reading import Place
 from server_process import ServerProcess
 
 import reverb_writer as rw
-from reverb_writer.steps import FIRST, LAST, MID
 
 # A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
 pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
-
-NEEDS_OVERLAP = ("cover", "truncate", "align_end")
-GAMMA, LAM, N = 0.9, 0.7, 3
-
-
-class Pair(NamedTuple):
-    """A transition of an episode."""
-
-    observation: int
-    action: int
-    reward: float
-    discount: float
-    next_observation: int
-
-
-class Played(NamedTuple):
-    """An episode of `size` actions; row t shows `first + t`. A cut one has no end: the actor stops there."""
-
-    first: int
-    size: int
-    end: str  # "terminated", "truncated" or "cut"
-    stored: float  # the environment's own discount
-
-    @property
-    def num_rows(self) -> int:
-        return self.size + 1
-
-    def pair(self, t: int, has_discounts: bool) -> Pair:
-        """Return the transition of action t, listed by hand: its reward is the number of its row, modulo 7."""
-        o = self.first + t
-        ended = self.end == "terminated" and t == self.size - 1
-        return Pair(o, o % 5, float(o % 7), 0.0 if ended else self.stored if has_discounts else 1.0, o + 1)
-
-    def row(self, t: int) -> dict[str, Any]:
-        """Return row t with all that any layout has. A cut episode goes on after its last row."""
-        o, is_boundary = self.first + t, t == self.size and self.end != "cut"
-        ended = self.end == "terminated" and t == self.size - 1
-        return {
-            "observation": np.int64(o),
-            "action": np.int64(0 if is_boundary else o % 5),
-            "reward": np.float32(0 if is_boundary else o % 7),
-            "discount": np.float32(0 if ended or is_boundary else self.stored),
-            "is_first": np.bool_(t == 0),
-            "is_last": np.bool_(is_boundary),
-            "is_terminal": np.bool_(is_boundary and self.end == "terminated"),
-            "terminated": np.bool_(is_boundary and self.end == "terminated"),
-            "truncated": np.bool_(is_boundary and self.end == "truncated"),
-        }
-
-
-COMMON = ("observation", "action", "reward")
-LAYOUTS = {
-    "recorded": (*COMMON, "discount", "is_first", "is_last", "terminated", "truncated"),
-    "rlds": (*COMMON, "is_first", "is_last", "is_terminal"),
-    "rlds with discounts": (*COMMON, "discount", "is_first", "is_last", "is_terminal"),
-    "flags": (*COMMON, "terminated", "truncated"),
-    "discount": (*COMMON, "discount"),
-    "trajectory": (),
-}
-
-
-def has_discounts(layout: str) -> bool:
-    return layout in ("recorded", "rlds with discounts", "discount", "trajectory")
-
-
-def laid_out(row: dict[str, Any], layout: str, following: dict[str, Any] | None = None) -> Any:
-    if layout != "trajectory":
-        return {name: row[name] for name in LAYOUTS[layout]}
-    kind, next_kind = (
-        LAST if one["is_last"] else FIRST if one["is_first"] else MID
-        for one in (row, following or {"is_last": False, "is_first": False})
-    )
-    return rw.Trajectory(
-        np.int32(kind),
-        row["observation"],
-        row["action"],
-        (),
-        np.int32(FIRST if row["is_last"] else next_kind),
-        row["reward"],
-        np.float32(1) if row["is_last"] else row["discount"],  # as TF-Agents' boundary steps
-    )
-
-
-@st.composite
-def played(draw: st.DrawFn) -> list[Played]:
-    """Draw episodes; only the last one may be cut."""
-    episodes: list[Played] = []
-    first = 1
-    for number in range(count := draw(st.integers(1, 4))):
-        ends = ["terminated", "truncated", *(["cut"] if number == count - 1 else [])]
-        end, size = draw(st.sampled_from(ends)), draw(st.integers(1, 7))
-        episodes.append(Played(first, size, end, draw(st.sampled_from([1.0, 0.5]))))
-        first += size + 1
-    return episodes
-
-
-def write(observer: Any, episodes: Sequence[Played], layout: str) -> None:
-    for episode in episodes:
-        for t in range(episode.num_rows):
-            row, following = episode.row(t), episode.row(t + 1) if t < episode.size else None
-            observer(laid_out(row, layout, following), end_of_episode=bool(row["is_last"]))
-    observer.flush()
-
-
-def read(place: Place, **options: Any) -> rw.Batch | None:
-    """Take out all items as one batch."""
-    size = place.client.server_info()["a"].current_size
-    if not size:
-        return None
-    with rw.ReplayDataset(place.client, "a", size, max_in_flight_batches=1, timeout_s=60, **options) as dataset:
-        return next(iter(dataset))
-
-
-def pairs_of(found: rw.Transitions) -> list[list[Pair]]:
-    """Return the transitions of each row of a batch."""
-    columns = (*found[:2], found.reward, found.discount, found.next_observation, found.mask)
-    return [
-        [Pair(*(value.item() for value in values)) for *values, is_real in zip(*row, strict=True) if is_real]
-        for row in zip(*columns, strict=True)
-    ]
-
-
-def as_one_row(found: rw.Transitions) -> rw.Transitions:
-    return rw.Transitions._make([*(column[None] for column in found[:7]), {}])
-
-
-def runs_of(pairs: Sequence[Pair]) -> Iterator[list[Pair]]:
-    """Cut transitions where the next one does not follow, by the numbers of their rows."""
-    run: list[Pair] = []
-    for pair in pairs:
-        if run and run[-1].next_observation != pair.observation:
-            yield run
-            run = []
-        run.append(pair)
-    if run:
-        yield run
-
-
-def value(observation: Any) -> Any:
-    return np.sin(np.asarray(observation, np.float64))
-
-
-def ratio(observation: Any) -> Any:
-    return 1.0 + 0.9 * np.cos(np.asarray(observation, np.float64))
-
-
-def defined(run: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Return every target of a run by its definition, a sum over all that follow: O(T^2)."""
-    size = len(run)
-    reward, discount = np.array([pair.reward for pair in run]), np.array([pair.discount for pair in run])
-    v, after = value([pair.observation for pair in run]), value([pair.next_observation for pair in run])
-    rho = np.minimum(ratio([pair.observation for pair in run]), 1.0)
-    error = reward + GAMMA * discount * after - v
-
-    def n_step(t: int, n: int) -> tuple[float, float, int]:
-        """Return the sum of rewards, the discount and the last row, for at most n steps."""
-        stop = min(t + n, size)
-        weight = [GAMMA ** (k - t) * np.prod(discount[t:k]) for k in range(t, stop)]
-        return float(weight @ reward[t:stop]), float(weight[-1] * discount[stop - 1]), stop - 1
-
-    def target(t: int, n: int) -> float:
-        total, weight, last = n_step(t, n)
-        return total + GAMMA * weight * float(after[last])
-
-    def vtrace(t: int) -> float:
-        if t == size:
-            return float(after[-1])
-        weights = [GAMMA ** (k - t) * np.prod(discount[t:k]) * np.prod(rho[t:k]) * rho[k] for k in range(t, size)]
-        return float(v[t] + np.array(weights) @ error[t:])
-
-    found = []
-    for t in range(size):
-        left = size - t
-        parts = [(1 - LAM) * LAM ** (n - 1) * target(t, n) for n in range(1, left)]
-        rewards, weight, last = n_step(t, N)
-        traces = [(GAMMA * LAM) ** (k - t) * np.prod(discount[t:k]) for k in range(t, size)]
-        found.append(
-            {
-                "discounted": target(t, left),
-                "lambda": sum(parts) + LAM ** (left - 1) * target(t, left),
-                "gae": float(np.array(traces) @ error[t:]),
-                "n-step": target(t, N),
-                "folded": (rewards, weight, run[last].next_observation),
-                "vtrace": vtrace(t),
-                "advantage": float(rho[t] * (reward[t] + GAMMA * discount[t] * vtrace(t + 1) - v[t])),
-            }
-        )
-    return found
-
-
-def check_targets(found: rw.Transitions, observation: Any, expected: Sequence[Sequence[Pair]]) -> None:
-    """Compare all functions of `returns`, and `n_step`, with their definitions."""
-    if not found.mask.any():
-        return
-    values, ratios = value(observation), ratio(found.observation)
-    common: dict[str, Any] = {"gamma": GAMMA}
-    traced = rw.returns.vtrace(found, values, ratios, **common)
-    folded = rw.n_step(found, N, GAMMA)
-    columns = {
-        "discounted": rw.returns.discounted_returns(found, values, **common),
-        "lambda": rw.returns.lambda_returns(found, values, lam=LAM, **common),
-        "gae": rw.returns.gae(found, values, lam=LAM, **common).advantages,
-        "n-step": rw.returns.n_step_returns(found, values, N, **common),
-        "folded": np.stack([folded.reward, folded.discount, folded.next_observation], axis=-1),
-        "vtrace": traced.values,
-        "advantage": traced.advantages,
-    }
-    wanted = [target for pairs in expected for run in runs_of(pairs) for target in defined(run)]
-    for name, column in columns.items():
-        np.testing.assert_allclose(
-            column[found.mask], [target[name] for target in wanted], rtol=1e-5, atol=1e-5, err_msg=name
-        )
-        if name != "folded":
-            assert not column[~found.mask].any()
 
 
 @pytest.fixture(scope="module")

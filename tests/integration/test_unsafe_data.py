@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numbered import insert_variant
+from numbered import insert_damaged, insert_variant
 from reading import eventually
 from server_process import HostedServer
 
@@ -47,6 +47,17 @@ def test_variant_is_skipped_and_counted_if_asked_for(address: str) -> None:
         assert numbers(next(dataset)) == [1, 2, 3]
         assert dataset.stats().skipped_samples == 1
         assert dataset.stats().received_samples == 4
+
+
+def test_damaged_sample_is_skipped_and_counted_too_if_asked_for(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        for number in range(1, 6):
+            client.insert([np.array([number])], {"queue": 1.0})
+            insert_damaged(client, "queue")
+    with rw.ReplayDataset(server.address, "queue", 1, skip_unsafe=True, max_samples=10) as dataset:
+        assert [numbers(batch) for batch in dataset] == [[1], [2], [3], [4], [5]]
+        assert dataset.stats().skipped_samples == 5
 
 
 def test_errors_that_nobody_takes_are_bounded_as_samples_are(replay_server: StartServer) -> None:

@@ -49,6 +49,16 @@ def test_pytorch_learns(address: str) -> None:
     np.testing.assert_allclose(weights.detach().numpy(), WEIGHTS, atol=1e-2)
 
 
+def test_next_of_the_view_for_pytorch(address: str) -> None:
+    torch = pytest.importorskip("torch")
+    with rw.ReplayDataset(address, "replay", 4) as dataset:
+        tensors = dataset.as_torch("cpu")
+        first, second = next(tensors), next(tensors)
+        assert isinstance(first.data["x"], torch.Tensor)
+        assert first.info.received_at <= second.info.received_at
+        assert dataset.stats().batches == 2
+
+
 def test_pytorch_data_loader_workers_sample_by_themselves(address: str) -> None:
     data = pytest.importorskip("torch.utils.data")
     with rw.ReplayDataset(address, "replay", 4) as dataset:

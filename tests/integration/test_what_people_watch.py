@@ -91,10 +91,6 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
         assert repr(rw.rollouts.RolloutTee(observer, writer)) == f"<RolloutTee of {observer!r} and {writer!r}>"
     with rw.ReplayDataset(address, "replay", 2) as one:
         assert re.fullmatch("<MixedDataset of 3 of <ReplayDataset of .*ready>>", repr(rw.MixedDataset({one: 1.0}, 3)))
-    chunk = {"traj_ids": np.array([0, 1]), "done": np.array([0, 1])}
-    assembler = rw.slices.TrajectoryAssembler()
-    assembler.add(chunk)
-    assert repr(assembler) == "<TrajectoryAssembler: 1 trajectories are not complete>"
     with rw.LocalServer([rw.TableConfig("replay", 5)]) as local:
         assert repr(local) == f"<LocalServer at {local.address}: replay: 0 items>"
 

@@ -121,3 +121,9 @@ def test_damaged_chunk_is_not_in_the_ring() -> None:
     assert [one for one in ring.columns[0] if one is not None] == []
     ring.put(1, EncodedChunks([chunk(1, [text, good]).SerializeToString()], 1 << 20).get(1, (0, 1)))
     assert ring.rows_of == {1: (0, 3)}
+
+
+def test_new_ring_of_strings_writes_a_fraction_of_its_memory() -> None:
+    """NumPy writes each pointer of a new array of strings; all of 64 MB took 25 ms for each look at a table."""
+    ring = ChunkRing([(np.dtype(object), ())], 64 << 20)
+    assert ring.columns[0].nbytes <= 8 << 20

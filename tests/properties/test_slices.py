@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+import tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,14 +17,11 @@ from reverb_writer.slices import (
     Short,
     SliceSampler,
     Trajectories,
-    TrajectoryAssembler,
     allot,
-    concatenate_trajectories,
     find_trajectories,
     gather,
     pad_trajectories,
     read_markers,
-    split_padded_trajectories,
     split_trajectories,
 )
 
@@ -261,7 +258,7 @@ def assert_same(found: Any, expected: Any) -> None:
 @no_deadline
 @given(flat_steps())
 def test_split_then_concatenated_are_the_same_steps(steps: dict[str, Any]) -> None:
-    assert_same(concatenate_trajectories(split_trajectories(steps)), steps)
+    assert_same(tree.map_structure(lambda *parts: np.concatenate(parts), *split_trajectories(steps)), steps)
 
 
 @no_deadline
@@ -271,29 +268,11 @@ def test_padded_then_unpadded_are_the_same_trajectories(steps: dict[str, Any], e
     longest = max(len(part["done"]) for part in trajectories)
     padded = pad_trajectories(trajectories, longest + extra)
     assert not padded.data["nested"]["row"][~padded.mask].any()
-    found = split_padded_trajectories(*padded)
-    assert len(found) == len(trajectories)
-    for one, other in zip(found, trajectories, strict=True):
-        assert_same(one, other)
-
-
-@no_deadline
-@given(lengths, seeds)
-def test_assembled_trajectories_do_not_depend_on_how_rows_are_interleaved_and_cut(sizes: list[int], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    turns = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
-    time = np.zeros_like(turns)
-    for number in range(len(sizes)):
-        time[turns == number] = np.arange(sizes[number])
-    steps = {"traj_ids": turns, "time": time, "truncated": time == np.take(sizes, turns) - 1}
-    cuts = np.unique(np.r_[0, rng.integers(0, len(turns), 3), len(turns)])
-    assembler, found = TrajectoryAssembler(), []
-    for first, stop in itertools.pairwise(cuts.tolist()):
-        found += assembler.add({name: column[first:stop] for name, column in steps.items()})
-    assert assembler.open_ids == []
-    assert [int(part["traj_ids"][0]) for part in found] == turns[steps["truncated"]].tolist()
-    for part in found:
-        assert part["time"].tolist() == list(range(sizes[part["traj_ids"][0]]))
+    assert len(padded.mask) == len(trajectories)
+    for number, other in enumerate(trajectories):
+        real = padded.mask[number]
+        assert not np.diff(real.astype(int)).max(initial=-1) > 0  # padding comes last
+        assert_same(tree.map_structure(lambda leaf, at=number, rows=real: leaf[at][rows], padded.data), other)
 
 
 @no_deadline

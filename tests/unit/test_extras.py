@@ -69,6 +69,22 @@ def test_missing_package_is_named_by_what_installs_it(
     assert isinstance(caught.value, ModuleNotFoundError)
 
 
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_extra_of_a_framework_brings_what_its_arrays_need(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rw.to_transitions` of tensors failed after the learner had started."""
+    pyproject = PACKAGE.parent / "pyproject.toml"
+    if not pyproject.exists():
+        pytest.skip("installed without its sources")
+    line = next(line for line in pyproject.read_text("utf-8").splitlines() if line.startswith(f"{library} = "))
+    assert '"reverb-writer[arrays]"' in line
+    monkeypatch.setitem(sys.modules, "array_api_compat", None)
+    array = type("Tensor", (), {"__module__": f"{library}.of"})()
+    from reverb_writer.arrays import array_namespace
+
+    with pytest.raises(rw.MissingExtraError, match=rf"pip install 'reverb-writer\[{library}\]'"):
+        array_namespace(array)
+
+
 def _namespace() -> Any:
     from reverb_writer.arrays import array_namespace
 

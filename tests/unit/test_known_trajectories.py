@@ -52,7 +52,7 @@ def test_all_rows_are_read_of_items_that_nothing_identifies() -> None:
 
 
 def test_items_are_forgotten_when_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reverb_writer.slices.boundaries._MAX_BYTES", 300)  # one item: 200 + 1 + 2 x 40
+    monkeypatch.setattr("reverb_writer.slices.boundaries._MAX_BYTES", 400)  # one item: 200 + 1 + 4 x 40
     known = KnownTrajectories()
     for items, was_read in [([b"a"], [0, 1, 2]), ([b"a"], []), ([b"b"], [0, 1]), ([b"a"], [0, 1, 2])]:
         rows = Rows(items)

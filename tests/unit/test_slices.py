@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import reverb_writer as rw
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.slices import (
     Markers,
-    SliceBatch,
     Slices,
     SliceSampler,
     Trajectories,
@@ -202,7 +202,7 @@ def test_batch_size_is_divided_into_slices() -> None:
 # Markers of batches.
 
 
-def gathered(**markers: Any) -> SliceBatch:
+def gathered(**markers: Any) -> rw.Batch:
     steps = {"reward": np.arange(11)}
     return gather(steps, SliceSampler(3, 5).each(THREE, rng()), Markers(**markers))
 

@@ -1,4 +1,4 @@
-"""Trajectories taken apart and put together, worked by hand."""
+"""Trajectories taken apart and padded, worked by hand."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import pytest
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.slices import (
     Markers,
-    TrajectoryAssembler,
-    concatenate_trajectories,
     find_trajectories,
     pad_trajectories,
-    split_padded_trajectories,
     split_trajectories,
 )
 
@@ -52,8 +49,6 @@ def test_padding_of_lengths_four_and_two() -> None:
     trajectories = [np.arange(4.0), np.arange(2.0)]
     padded = pad_trajectories(trajectories)
     assert padded.mask.tolist() == [[True] * 4, [True, True, False, False]]
-    assert concatenate_trajectories(trajectories).tolist() == [0, 1, 2, 3, 0, 1]
-    assert [part.tolist() for part in split_padded_trajectories(*padded)] == [[0, 1, 2, 3], [0, 1]]
     assert pad_trajectories(trajectories, 6).data.shape == (2, 6)
 
 
@@ -63,94 +58,19 @@ def test_strings_are_padded_with_empty_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunks", "complete", "still_open"),
-    [
-        ([([0, 0, 0, 1, 1, 2], [0, 0, 1, 0, 1, 1])], [[[0, 1, 2], [3, 4], [5]]], []),
-        ([([0, 0, 0], [0, 0, 0]), ([0, 0, 1, 1], [0, 1, 0, 1])], [[], [[0, 1, 2, 3, 4], [5, 6]]], []),
-        ([([0, 1, 0, 1], [0, 0, 1, 1])], [[[0, 2], [1, 3]]], []),
-        ([([0, 0, 1, 1], [0, 1, 0, 0])], [[[0, 1]]], [1]),
-        # An id that is used again, within one chunk and across two.
-        ([([0, 0, 0, 0], [0, 1, 0, 0])], [[[0, 1]]], [0]),
-        ([([0, 0, 0, 0], [0, 1, 0, 0]), ([0], [1])], [[[0, 1]], [[2, 3, 4]]], []),
-        # In the order in which they end, and what is open in the order in which it began.
-        ([([5, 3, 3, 5, 9, 2], [0, 0, 1, 1, 0, 0])], [[[1, 2], [0, 3]]], [9, 2]),
-    ],
-)
-def test_complete_trajectories_are_assembled(
-    chunks: list[tuple[list[int], list[int]]], complete: list[Any], still_open: list[int]
-) -> None:
-    assembler, first, found = TrajectoryAssembler(), 0, []
-    for ids, done in chunks:
-        found.append(observations(assembler.add(chunk(ids, done, first))))
-        first += len(ids)
-    assert found == complete
-    assert assembler.open_ids == still_open
-
-
-def test_any_of_the_ends_completes_a_trajectory() -> None:
-    assembler = TrajectoryAssembler()
-    steps = {"traj_ids": np.array([0, 1, 2]), "terminated": np.array([1, 0, 0]), "truncated": np.array([0, 1, 0])}
-    assert len(assembler.add(steps)) == 2
-    assert assembler.open_ids == [2]
-
-
-def test_what_is_open_at_the_end_can_be_taken() -> None:
-    assembler = TrajectoryAssembler()
-    assembler.add(chunk([4, 4, 7], [0, 0, 0]))
-    assembler.add(chunk([7], [0], first=3))
-    taken = assembler.take_open()
-    assert {traj_id: trajectory["obs"].tolist() for traj_id, trajectory in taken.items()} == {4: [0, 1], 7: [2, 3]}
-    assert assembler.open_ids == []
-    assert assembler.take_open() == {}
-
-
-def test_a_refused_chunk_changes_nothing() -> None:
-    assembler = TrajectoryAssembler()
-    assembler.add(chunk([0], [0]))
-    for bad, message in [
-        ({"done": np.array([1]), "obs": np.array([1])}, "needs `traj_ids`"),
-        ({"traj_ids": np.array([0]), "obs": np.array([1])}, "needs `traj_ids`, and `done`"),
-        ({**chunk([0], [1]), "obs": np.array([1.5])}, "of the structure of earlier rows"),
-        ({**chunk([0], [1]), "obs": np.array([1, 2])}, r"leaf `obs`: shape \(2,\), expected rows \(1,\)"),
-    ]:
-        with pytest.raises(StructureError, match=message):
-            assembler.add(bad)
-    assert observations(assembler.add(chunk([0], [1], first=1))) == [[0, 1]]
-
-
-def test_a_refused_first_chunk_leaves_its_structure_open() -> None:
-    assembler = TrajectoryAssembler()
-    with pytest.raises(StructureError, match="expected rows"):
-        assembler.add({**chunk([0], [1]), "obs": np.array([1.5, 2.5])})
-    assert observations(assembler.add(chunk([0], [1]))) == [[0]]
-
-
-@pytest.mark.parametrize(
     ("call", "error", "message"),
     [
         (lambda: pad_trajectories([]), StructureError, "one trajectory or more, got none"),
-        (lambda: concatenate_trajectories([]), StructureError, "one trajectory or more, got none"),
         (lambda: pad_trajectories([np.zeros(3)], 2), SpecError, "`length` must be >= 3, got 2"),
         (lambda: pad_trajectories([np.zeros(3), np.zeros(3, int)]), StructureError, "of one structure"),
-        (lambda: concatenate_trajectories([np.zeros(3), np.zeros((3, 2))]), StructureError, "of one structure"),
+        (lambda: pad_trajectories([np.zeros(3), np.zeros((3, 2))]), StructureError, "of one structure"),
         (
-            lambda: concatenate_trajectories([{"a": np.zeros(3), "b": np.zeros(2)}]),
+            lambda: pad_trajectories([{"a": np.zeros(3), "b": np.zeros(2)}]),
             StructureError,
             "one T for all",
         ),
-        (lambda: concatenate_trajectories([np.float64(1)]), StructureError, "one T for all"),
+        (lambda: pad_trajectories([np.float64(1)]), StructureError, "one T for all"),
         (lambda: split_trajectories({"obs": np.zeros(3)}), StructureError, "do not say where trajectories end"),
-        (
-            lambda: split_padded_trajectories(np.zeros((2, 3)), [[0, 1, 1], [1, 1, 1]]),
-            StructureError,
-            "with padding last",
-        ),
-        (lambda: split_padded_trajectories(np.zeros((2, 3)), [1, 1]), StructureError, r"must be \[n, T\]"),
-        (
-            lambda: split_padded_trajectories(np.zeros((2, 3)), np.ones((2, 2))),
-            StructureError,
-            r"expected rows \(2, 2\)",
-        ),
     ],
 )
 def test_bad_trajectories_are_named(call: Any, error: type[Exception], message: str) -> None:

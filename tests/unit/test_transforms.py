@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,39 @@ def test_stack_does_not_cross_the_start_of_an_episode_inside_a_window() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"is_last": [[0, 1, 0, 0, 0]]},
+        {"done": [[0, 1, 0, 0, 0]]},
+        {"terminated": [[0, 1, 0, 0, 0]], "truncated": [[0, 0, 0, 0, 0]]},
+        {"truncated": [[0, 1, 0, 0, 0]]},
+        {"next": {"done": [[0, 1, 0, 0, 0]]}},
+        {"episode": [[3, 3, 4, 4, 4]]},
+        {"step_type": [[1, 2, 0, 1, 1]]},
+    ],
+)
+def test_stack_does_not_cross_the_end_of_an_episode_inside_a_window(flags: Any) -> None:
+    leaves = {
+        name: {"done": np.array(flag["done"])} if isinstance(flag, dict) else np.array(flag)
+        for name, flag in flags.items()
+    }
+    batch = rw.frame_stack(3, "observation/rgb")(windows([[10, 11, 30, 31, 32]], **leaves))
+    assert batch.data["observation"]["rgb"].tolist() == [
+        [[10, 10, 10], [10, 10, 11], [30, 30, 30], [30, 30, 31], [30, 31, 32]]
+    ]
+
+
+def test_frames_of_windows_with_a_mask_are_stacked() -> None:
+    """Observers with `mask=True` write pairs (steps, mask)."""
+    mask = np.array([[True, True, True, False]])
+    made = windows([[10, 11, 12, 0]])
+    batch = rw.frame_stack(2, "observation/rgb")(dataclasses.replace(made, data=(made.data, mask)))
+    steps, column = batch.data
+    assert steps["observation"]["rgb"].tolist() == [[[10, 10], [10, 11], [11, 12], [0, 0]]]
+    assert column is mask
+
+
 def test_rows_whose_stacks_may_lack_frames_can_be_dropped() -> None:
     made = windows(np.arange(12).reshape(2, 6), reward=np.arange(12).reshape(2, 6))
     batch = rw.frame_stack(3, drop=True)(made)
@@ -68,14 +102,36 @@ def test_stacks_are_those_of_a_deque_over_each_episode(data: st.DataObject) -> N
     assert batch.data["observation"]["rgb"][0].tolist() == expected
 
 
-def test_frames_of_slices_are_stacked_by_their_markers() -> None:
-    steps = {"observation": np.arange(6), "is_init": np.array([1, 0, 0, 1, 0, 0])}
+@pytest.mark.parametrize("emit_init", [True, False])
+@pytest.mark.parametrize("marker", ["is_init", "is_last"])
+def test_frames_of_slices_are_stacked_by_their_markers(marker: str, emit_init: bool) -> None:
+    flags = [1, 0, 0, 1, 0, 0] if marker == "is_init" else [0, 0, 1, 0, 0, 1]
+    steps = {"observation": np.arange(6), marker: np.array(flags)}
     stored = read_markers(steps)
     trajectories = find_trajectories(stored)
     slices = SliceSampler(2, 3).each(trajectories, np.random.default_rng(0))
-    data, markers = gather(steps, slices, stored)
-    batch = rw.frame_stack(2)(rw.Batch(data, info_of([3, 3]), markers))
+    gathered = gather(steps, slices, stored, emit_init=emit_init)
+    batch = rw.frame_stack(2)(rw.Batch(gathered.data, info_of([3, 3]), gathered.markers))
     assert batch.data["observation"].tolist() == [[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 5]]
+
+
+def test_the_row_after_a_slice_continues_the_stack_of_its_last_row() -> None:
+    steps = {"observation": {"a": np.arange(7), "b": np.arange(7) + 10}, "is_last": np.array([0, 0, 0, 1, 0, 0, 1])}
+    stored = read_markers(steps)
+    slices = next(
+        SliceSampler(4, 3, by="row").one_pass(find_trajectories(stored), np.random.default_rng(0), shuffle=False)
+    )
+    gathered = gather(steps, slices, stored)
+    after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
+    batch = rw.frame_stack(2)(rw.Batch(gathered.data, info_of([3, 3]), gathered.markers, after))
+    assert slices.cut_by_sampler.tolist() == [True, False, False]
+    assert batch.data["observation"]["a"].tolist() == [
+        *[[0, 0], [0, 1], [1, 2]],
+        *[[1, 1], [1, 2], [2, 3]],
+        *[[4, 4], [4, 5], [5, 6]],
+    ]
+    assert batch.next["observation"]["a"].tolist() == [[2, 3], [2, 3], [5, 6]]
+    assert batch.next["observation"]["b"].tolist() == [[12, 13], [12, 13], [15, 16]]
 
 
 def test_images_get_the_stack_before_height_and_width() -> None:

@@ -142,6 +142,19 @@ def test_episodes_of_gymnasiums_flags_are_told_apart_by_a_mask_or_in_a_flat_batc
     assert rw.to_transitions(tree.map_structure(lambda column: column[0], steps)).mask.tolist() == expected
 
 
+def test_discounts_alone_of_two_episodes_in_one_window_are_refused() -> None:
+    parts = [discounts_alone(end) for end in ("terminated", "truncated")]
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1), *parts)
+    with pytest.raises(rw.StructureError, match=r"`discount` is the only flag, and 3 rows .* follow one with 0"):
+        rw.to_transitions(steps)
+    mask = np.array([[True] * 4 + [False] * 4])
+    assert rw.to_transitions(steps, mask=mask).mask.tolist() == [[True] * 3 + [False] * 4]
+    flat = tree.map_structure(lambda column: column[0], steps)
+    info = SimpleNamespace(mask=None, lengths=np.array([4, 4]))  # as two items they are told apart
+    found = rw.to_transitions(SimpleNamespace(data=flat, info=info))
+    assert found.mask.tolist() == [True] * 3 + [False] + [True] * 3
+
+
 def test_padding_of_tf_agents_after_a_cut_is_no_boundary_step() -> None:
     steps = trajectory("cut")  # and then the actor called `reset`: padding follows a step that says MID does
     padded = tree.map_structure(lambda column: np.concatenate([column, np.zeros((1, 2), column.dtype)], axis=1), steps)
@@ -382,3 +395,37 @@ def test_gradients_pass_through() -> None:
     steps["observation"] = steps["observation"].float().requires_grad_()
     rw.n_step(rw.to_transitions(steps), 2, 0.5).next_observation.sum().backward()
     assert steps["observation"].grad.tolist() == [[0, 0, 1, 2]]
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_targets_of_a_batch_are_those_of_its_transitions(layout: Any, end: str) -> None:
+    """Of a batch with columns of rewards, ends and values, and no others."""
+    steps, values = layout(end), np.array([[8.0, 4.0, 2.0, 6.0]])
+    fields = steps._asdict() if layout is trajectory else steps
+    fields = without(fields, "observation", "action", value=values, extras={"value": values[..., None]})
+    expected = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.5, lam=0.5)
+    batch: Any = rw.Batch(fields, SimpleNamespace(mask=None, lengths=np.array([4])))  # type: ignore[arg-type]
+    for found in (
+        rw.returns.gae(batch, "value", gamma=0.5, lam=0.5),
+        rw.returns.gae(batch, "extras/value", gamma=0.5, lam=0.5),
+        rw.returns.gae(fields, "value", gamma=0.5, lam=0.5),
+        rw.returns.gae(batch, values, gamma=0.5, lam=0.5),
+    ):
+        assert found.advantages.tolist() == expected.advantages.tolist()
+        assert found.returns.tolist() == expected.returns.tolist()
+    advantages = {"terminated": [-5.125, -0.5, 2.0]}.get(end, [-4.9375, 0.25, 5.0])
+    assert expected.advantages.tolist() == [advantages]
+
+
+def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
+    """Extras of a recorder are 0 on the boundary step, whose value counts only if the episode was truncated."""
+    values = np.array([[8.0, 4.0, 2.0, 0.0]])
+    with pytest.raises(rw.StructureError, match="`value` is 0 on final observations of episodes that were truncated"):
+        rw.returns.gae({**recorded("truncated"), "value": values}, "value", gamma=0.5, lam=0.5)
+    found = rw.returns.gae({**recorded("terminated"), "value": values}, "value", gamma=0.5, lam=0.5)
+    assert found.advantages.tolist() == [[-5.125, -0.5, 2.0]]
+    with pytest.raises(rw.StructureError, match=r"no leaf `critic`: there are `action`, `discount`"):
+        rw.returns.gae(recorded("truncated"), "critic", gamma=0.5, lam=0.5)
+    with pytest.raises(rw.SpecError, match="so the first argument must be a batch"):
+        rw.returns.gae(np.ones((1, 3)), "value", gamma=0.5, lam=0.5)

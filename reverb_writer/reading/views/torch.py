@@ -76,15 +76,21 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
     """
 
     def __init__(
-        self, open_share: Callable[[int, int], AbstractContextManager[Any]], device: Any, dataset: Any = None
+        self,
+        open_share: Callable[[int, int], AbstractContextManager[Any]],
+        device: Any,
+        dataset: Any = None,
+        make: Callable[[Any], Any] | None = None,
     ) -> None:
         """Wrap a data set: `dataset` in this process, or without it the share of the only worker.
 
-        `open_share` gets the number of a worker and how many there are, and opens what that worker reads; it must be
-        picklable for workers that are spawned.
+        `open_share` gets the number of a worker and how many there are, and opens what that worker reads; `make` is
+        applied to each batch of tensors. Both must be picklable for workers that are spawned.
         """
         super().__init__()
-        self._open_share, self._convert, self._dataset = open_share, TensorConverter(device), dataset
+        self._open_share, self._to_tensors, self._dataset = open_share, TensorConverter(device), dataset
+        self._make = make
+        self._iterator: Iterator[Any] | None = None  # of `next`
 
     def __iter__(self) -> Iterator[Any]:
         worker = torch.utils.data.get_worker_info()
@@ -95,14 +101,24 @@ class TorchDataset(torch.utils.data.IterableDataset[Any]):  # type: ignore[misc]
             with self._open_share(number, num_workers) as dataset:
                 yield from map(self._convert, dataset)
 
+    def __next__(self) -> Any:
+        """Return the next batch of this process."""
+        if self._iterator is None:
+            self._iterator = iter(self)
+        return next(self._iterator)
+
+    def _convert(self, batch: Any) -> Any:
+        tensors = self._to_tensors(batch)
+        return tensors if self._make is None else self._make(tensors)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what a worker needs; the data set of this process stays here."""
-        return {**self.__dict__, "_dataset": None}
+        return {**self.__dict__, "_dataset": None, "_iterator": None}
 
 
-def replay_view(dataset: Any, device: Any) -> TorchDataset:
+def replay_view(dataset: Any, device: Any, make: Callable[[Any], Any] | None = None) -> TorchDataset:
     """Return the view of a dataset of replay tables. A worker opens a dataset like it, as unpickling does."""
-    return TorchDataset(functools.partial(_opened_anew, *dataset.__reduce__()), device, dataset)
+    return TorchDataset(functools.partial(_opened_anew, *dataset.__reduce__()), device, dataset, make)
 
 
 def _opened_anew(open_dataset: Callable[..., Any], arguments: tuple[Any, ...], *_: int) -> Any:

@@ -11,8 +11,9 @@ v_t is the value of the observation of row t, and v'_t that of the observation t
 action terminated the episode. At the end of a run of rows x_{t+1} is replaced by v'_t in the first two and by 0 in
 the others: where the episode ended, where it was truncated, or where the rows are cut.
 
-The first argument is `Transitions`, or rewards:
+The first argument is a batch, `Transitions`, or rewards:
 
+    advantages, returns = gae(batch, "extras/value", gamma=0.99, lam=0.95)              # with a leaf of values
     advantages, returns = gae(rw.to_transitions(batch), values, gamma=0.99, lam=0.95)   # values of all rows, [B, T]
     advantages, returns = gae(rewards, values, gamma=0.99, lam=0.95)                    # [B, T], [B, T + 1]
 
@@ -21,9 +22,11 @@ Arrays are batch-major: [B, T, ...]. With `time_axis=0` they are [T, ...] or [T,
 
 Arguments that the functions share:
 
-    rewards       [B, T, ...] with T >= 1, or `Transitions`
+    rewards       [B, T, ...] with T >= 1, or `Transitions`; or a `Batch` or its data, of which `rw.to_transitions`
+                  makes them. Of a batch only the reward and the flags are needed
     values        [B, T + 1, ...], the values of the observations of all rows and of the one after the last. With
-                  `next_values`: [B, T, ...]
+                  `next_values`: [B, T, ...]. Of a batch also the name of a leaf, such as "extras/value", which must
+                  have the values of final observations, too; results are [B, T - 1] of rows [B, T]
     gamma         the agent's discount, a number in [0, 1]
     lam           a number in [0, 1]
     discounts     [B, T, ...] or None, d_t: 0, or False, where the action of the row terminated the episode, else mostly
@@ -53,7 +56,7 @@ array-api-compat installed those of any library that it supports, such as PyTorc
 
 from __future__ import annotations
 
-from reverb_writer.returns.value_targets import (
+from reverb_writer.transitions.value_targets import (
     Advantages,
     VTrace,
     discounted_returns,

@@ -1,6 +1,6 @@
 """Returns, advantages and targets of values, each by the backward recursion.
 
-The package's docstring describes the arguments and the errors that these functions share.
+The docstring of `reverb_writer.returns` describes the arguments and the errors that these functions share.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.arrays import Array, array_namespace, as_array, as_bool, as_float, with_axes
 from reverb_writer.errors import StructureError
-from reverb_writer.returns.recursion import ReturnInputs, RowKeywords, check_time_axis
-from reverb_writer.transitions import Transitions
+from reverb_writer.transitions.records import Transitions
+from reverb_writer.transitions.recursion import ReturnInputs, RowKeywords, check_time_axis
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -41,7 +41,7 @@ def discounted_returns(
 ) -> Array:
     """Return the discounted sum of the rewards from each row on: G_t = r_t + gamma d_t G_{t+1}.
 
-    Arguments and errors: as in the package's docstring. Of the values, only those at the ends of runs matter; None
+    Arguments and errors: as in `rw.returns`. Of the values, only those at the ends of runs matter; None
     counts what follows them as 0, also where the episode goes on.
 
     >>> discounted_returns([[1.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 4.0]], gamma=0.5).tolist()
@@ -63,7 +63,7 @@ def lambda_returns(
 ) -> Array:
     """Mix the n-step returns of all n, weighted by (1 - lam) lam^(n-1); also known as the target of TD(lambda).
 
-    Arguments and errors: as in the package's docstring. `lam` is 0 for one-step targets, 1 for discounted returns.
+    Arguments and errors: as in `rw.returns`. `lam` is 0 for one-step targets, 1 for discounted returns.
 
     >>> lambda_returns([[1.0, 1.0]], [[2.0, 2.0, 4.0]], gamma=0.5, lam=0.5).tolist()
     [[2.25, 3.0]]
@@ -85,7 +85,7 @@ def n_step_returns(
 
     Where a run of rows ends earlier, the sum has fewer rewards and the value of what follows that end.
 
-    Arguments and errors: as in the package's docstring. `n` is the number of rewards in a sum, >= 1. Work:
+    Arguments and errors: as in `rw.returns`. `n` is the number of rewards in a sum, >= 1. Work:
     O(T min(n, T)).
 
     >>> n_step_returns([[1.0, 1.0, 1.0]], [[8.0, 8.0, 8.0, 4.0]], 2, gamma=0.5).tolist()
@@ -109,7 +109,7 @@ def gae(
 ) -> Advantages:
     """Estimate advantages: A_t = delta_t + gamma lam d_t A_{t+1} with delta_t = r_t + gamma d_t v'_t - v_t.
 
-    Arguments and errors: as in the package's docstring.
+    Arguments and errors: as in `rw.returns`.
 
     Returns:
         `advantages`, not normalized, and `returns`, which are advantages + values: the targets of the values.
@@ -140,7 +140,7 @@ def vtrace(
 ) -> VTrace:
     """Correct values and advantages for actions that an older policy chose.
 
-    Other arguments and errors: as in the package's docstring. The values are those of the policy that learns.
+    Other arguments and errors: as in `rw.returns`. The values are those of the policy that learns.
 
     `ratios`, in the shape of the rewards, are > 0: the probability of each action under the policy that learns, divided
     by its probability under the policy that acted. `max_rho` > 0 is the upper bound of the ratios rho_t that weigh the

@@ -19,11 +19,12 @@ from reverb_writer.arrays import (
     with_axes,
 )
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.transitions import NStepTransitions, Transitions
+from reverb_writer.transitions.pairing import is_batch, with_values
+from reverb_writer.transitions.records import NStepTransitions, Transitions
 
 
 class RowKeywords(TypedDict, total=False):
-    """Keyword arguments that all functions of the package take; its docstring describes them."""
+    """Keyword arguments that all functions of `rw.returns` take; its docstring describes them."""
 
     discounts: Array
     continues: Array
@@ -32,7 +33,7 @@ class RowKeywords(TypedDict, total=False):
 
 
 class ReturnInputs:
-    """Rewards, values and discounts, checked, with time as the first axis; see the package's docstring.
+    """Rewards, values and discounts, checked, with time as the first axis; see the docstring of `rw.returns`.
 
     Attributes:
         xp: the library of the arrays.
@@ -46,8 +47,8 @@ class ReturnInputs:
 
     def __init__(
         self,
-        rewards: Array | Transitions,
-        values: Array,
+        rewards: Any,
+        values: Array | str,
         gamma: float,
         *,
         discounts: Array = None,
@@ -55,21 +56,18 @@ class ReturnInputs:
         next_values: Array = None,
         time_axis: int = 1,
     ) -> None:
-        """Check all arguments; errors as in the package's docstring."""
+        """Check all arguments; errors as in `rw.returns`."""
         self._axis = check_time_axis(time_axis)
         gamma = check_fraction("gamma", gamma)
+        if is_batch(rewards):
+            rewards, values, after = with_values(rewards, values)
+            next_values = after if next_values is None else next_values
+        _check_goes_together(rewards, values, discounts, continues, next_values)
         mask = None
         if isinstance(rewards, Transitions):
-            if discounts is not None or continues is not None:
-                raise SpecError("`discounts` and `continues` are in the transitions already. Leave them out.")
             mask = rewards.mask
             self._axis = min(self._axis, mask.ndim - 1)  # [N] of slices
             rewards, discounts, continues = _arrays_of(rewards)
-        elif continues is not None and next_values is None:
-            raise SpecError(
-                "`continues` needs `next_values`, the values of the observations that followed: where a run of rows "
-                "ends, the next row does not have it."
-            )
         xp = self.xp = array_namespace(rewards, values, discounts, continues, next_values, mask)
         rewards = as_float(xp, rewards)
         if rewards.ndim <= self._axis or not rewards.shape[self._axis]:
@@ -201,6 +199,20 @@ def check_time_axis(time_axis: int) -> int:
     if time_axis not in (0, 1):
         raise SpecError(f"`time_axis` must be 1 for [B, T, ...] or 0 for [T, ...], got {time_axis!r}.")
     return int(time_axis)
+
+
+def _check_goes_together(rewards: Any, values: Any, discounts: Any, continues: Any, next_values: Any) -> None:
+    """Refuse arguments that contradict each other, or lack each other."""
+    if isinstance(values, str):
+        raise SpecError(f"`values` is the name of a leaf, {values!r}, so the first argument must be a batch.")
+    if isinstance(rewards, Transitions):
+        if discounts is not None or continues is not None:
+            raise SpecError("`discounts` and `continues` are in the transitions already. Leave them out.")
+    elif continues is not None and next_values is None:
+        raise SpecError(
+            "`continues` needs `next_values`, the values of the observations that followed: where a run of rows ends, "
+            "the next row does not have it."
+        )
 
 
 def _arrays_of(transitions: Transitions) -> tuple[Array, Array, Array]:

@@ -1,0 +1,133 @@
+"""The container of a batch: samples, or slices laid end to end.
+
+field      axis of windows    axis of slices
+data       B                  N rows
+info       B                  S slices
+markers    -                  N rows, and their `slices` S
+next       -                  S slices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.errors import StructureError
+from reverb_writer.nests import join_paths, named_leaves, shapes_text
+from reverb_writer.slices.slice_markers import SliceMarkers
+from reverb_writer.slices.trajectory_layout import row_specs
+from reverb_writer.transitions.step_flags import split_mask
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, repr=False)
+class Batch:
+    """A batch of samples; `data, info = batch` works too. Printed, it shows shapes instead of numbers.
+
+    Attributes:
+        data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]; other `collate`s differ, see there. From a
+            `ContiguousDataset` or `slices.gather`, leaves [N, ...]: slices laid end to end; rows of padding, which
+            exist with `short="pad"` only, repeat the last real row.
+        info: `BatchInfo`: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a
+            `ContiguousDataset`, [S], of the item that each slice is of. None from `slices.gather`.
+        markers: `SliceMarkers` [N] of slices; else None.
+        next: from a `ContiguousDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
+            trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
+    """
+
+    data: Any
+    info: Any  # a `BatchInfo`, which is of a package above
+    markers: SliceMarkers | Any = None  # Any: readers of slices need not check for None
+    next: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over the data and the info."""
+        return iter((self.data, self.info))
+
+    def __repr__(self) -> str:
+        return shapes_text(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say where a leaf of the data is, which is no attribute of the batch."""
+        if name.startswith("_") or "data" not in vars(self):  # such as in a copy that is not complete yet
+            raise AttributeError(name)
+        raise AttributeError(f"a Batch has no `{name}`{_whereabouts(self.data, name)}")
+
+    def map_arrays(self, convert: Callable[[Array], Any], convert_info: Callable[[Array], Any] | None = None) -> Batch:
+        """Return the batch with each array [...] of data, markers and `next` as `convert` returns it.
+
+        `convert_info` does the same for the arrays of the info, [B]; None for `convert`.
+        """
+        markers = None if self.markers is None else self.markers.map_arrays(convert)
+        after = None if self.next is None else tree.map_structure(convert, self.next)
+        info = self.info if convert_info is None or self.info is None else self.info.map_arrays(convert_info)
+        return Batch(tree.map_structure(convert, self.data), info, markers, after)
+
+    def part(self, first: int, stop: int) -> Batch:
+        """Return slices number `first` to `stop` - 1 of a batch of slices, as views."""
+        slices = slice(first, stop)
+        begin, end = np.append(0, np.cumsum(self.markers.slices.widths))[[first, stop]].tolist()
+        return Batch(
+            tree.map_structure(lambda leaf: leaf[begin:end], self.data),
+            None if self.info is None else self.info.choose(slices),
+            self.markers.part(first, stop),
+            None if self.next is None else tree.map_structure(lambda leaf: leaf[slices], self.next),
+        )
+
+    @classmethod
+    def concatenate(cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None) -> Batch:
+        """Lay batches of slices end to end.
+
+        Args:
+            batches: from one storage or table, or from several, their members; at least one.
+            numbers: of the member that each batch is from, for `markers.members`; None for no members.
+
+        Raises:
+            StructureError: their steps differ in structure, dtypes or shapes.
+        """
+        specs = [row_specs(batch.data) for batch in batches]
+        if any(spec != specs[0] for spec in specs):
+            raise StructureError(f"members must have steps of one structure, got {specs}.")
+
+        def joined(nests: Sequence[Any]) -> Any:
+            return None if nests[0] is None else tree.map_structure(lambda *leaves: np.concatenate(leaves), *nests)
+
+        infos = [batch.info for batch in batches]
+        return Batch(
+            joined([batch.data for batch in batches]),
+            None if infos[0] is None else type(infos[0]).concatenate(infos),
+            SliceMarkers.concatenate([batch.markers for batch in batches], numbers),
+            joined([batch.next for batch in batches]),
+        )
+
+    def pin_memory(self) -> Batch:
+        """Return the batch with its tensors pinned, as `DataLoader(pin_memory=True)` asks for."""
+        return self.map_arrays(_pinned, _pinned)
+
+    def numbers(self) -> dict[str, Array]:
+        """Return the arrays of `info`, [B], and of `markers`, [N], by name."""
+        named = {**vars(self.info), **({} if self.markers is None else vars(self.markers))}
+        return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
+
+
+def _pinned(tensor: Any) -> Any:
+    return tensor.pin_memory() if hasattr(tensor, "pin_memory") else tensor  # strings are lists, or bytes in one
+
+
+def _whereabouts(data: Any, name: str) -> str:
+    """Return where a leaf is, or which there are; ends the message about one that was looked for elsewhere."""
+    steps, mask = split_mask(data)
+    fields = steps._asdict() if hasattr(steps, "_asdict") else steps
+    if not isinstance(fields, Mapping):
+        return f", only `data`, a {type(data).__name__}, `info`, `markers` and `next`."
+    if name in fields:
+        of_data = "batch.data" if mask is None else "batch.data[0]"
+        leaf = f"{of_data}[{name!r}]" if isinstance(steps, Mapping) else f"{of_data}.{name}"
+        return f": it is a part of the data, `{leaf}`."
+    return f"; the leaves of its data are {join_paths(named_leaves(steps, 'the data')[0])}."

@@ -1,0 +1,86 @@
+"""Transitions as named tuples of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import tree
+
+from reverb_writer.arrays import Array
+from reverb_writer.errors import StructureError
+
+
+class Transitions(NamedTuple):
+    """Transitions: in a state that shows `observation`, `action` gave `reward` and led to `next_observation`.
+
+    Leaves are [B, T - 1, ...], or [N - 1, ...] of slices. A target of values is
+    `reward + gamma * discount * value(next_observation)`.
+
+    Attributes:
+        observation: nest.
+        action: nest, taken on the observation.
+        reward: of the action; a nest if the steps have one.
+        discount: 0 where the environment terminated with this action, else 1, times the stored discount if there is
+            one. So it is 1 at truncations and cuts. 0 where `mask` is False.
+        next_observation: nest like `observation`.
+        mask: bool [B, T - 1] or [N - 1], True for transitions. False where the first row of a pair is a boundary step
+            or padding, or the two rows are of different episodes or slices; what the other leaves hold there has no
+            meaning.
+        continues: bool [B, T - 1] or [N - 1], True where the next transition of the row follows this one in the same
+            episode.
+        extras: the other fields of the step in which the action was taken, by name, such as `policy_info` or `seed`.
+    """
+
+    observation: Any
+    action: Any
+    reward: Any
+    discount: Any
+    next_observation: Any
+    mask: Array
+    continues: Array
+    extras: Mapping[str, Any]
+
+    def first(self) -> NStepTransitions:
+        """Return the first transition of each window, leaves [B, ...]; views where the library has views.
+
+        Raises:
+            StructureError: these are of slices, or the first ones already.
+
+        >>> import numpy as np
+        >>> from reverb_writer.transitions import to_transitions
+        >>> steps = {"observation": np.array([[0, 1, 2], [5, 6, 7]]), "action": np.zeros((2, 3))}
+        >>> steps |= {"reward": np.ones((2, 3)), "discount": np.ones((2, 3))}
+        >>> to_transitions(steps).first().next_observation.tolist()
+        [1, 6]
+        """
+        if self.mask.ndim != 2:  # noqa: PLR2004  # B and T
+            raise StructureError(
+                f"`first` is for transitions [B, T - 1], got {tuple(self.mask.shape)}. Choose rows of slices: "
+                "`batch.markers.slices.first_rows` has the first ones."
+            )
+        shape = tuple(self.mask.shape)
+
+        def first(leaf: Any) -> Any:
+            return leaf[:, 0] if has_rows(leaf, shape) else leaf
+
+        found = NStepTransitions(*tree.map_structure(first, tuple(self)))
+        return found._replace(continues=found.mask & ~found.mask)
+
+
+class NStepTransitions(Transitions):
+    """What `n_step`, `first` and `dataset.transitions` return: `Transitions` that have one target each.
+
+    They overlap, or are single ones, so `continues` is False, and functions of runs of rows refuse them.
+
+    Attributes:
+        batch: the `Batch` that they are from, of `dataset.transitions`: its `info` has keys and weights. None from
+            elsewhere, and after `_replace`.
+    """
+
+    batch: Any = None
+
+
+def has_rows(nest: Any, shape: tuple[int, ...]) -> bool:
+    """Return whether the shapes of all leaves begin with this one."""
+    return all(tuple(getattr(leaf, "shape", ()))[: len(shape)] == shape for leaf in tree.flatten(nest))

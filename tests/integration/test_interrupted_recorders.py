@@ -1,0 +1,152 @@
+"""Ctrl-C at any moment of a recorded environment's call: each transition that is written has happened."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from interrupting import interrupted
+from reading import Place
+
+import reverb_writer as rw
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium.vector import AutoresetMode, SyncVectorEnv  # noqa: E402  # as the next one: only where gymnasium is
+from worlds import Counting  # noqa: E402
+
+# An interrupt in a function that Python calls when it deletes something is printed, and has no other effect.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+EPISODES = [(3, "terminated"), (2, "truncated"), (9, "both")]
+_NUM_STEPS = 4
+
+Transition = tuple[float, int, float, float]
+
+
+class Logged(Counting):
+    """Keeps each transition that happens."""
+
+    def __init__(self, happened: set[Transition], offset: int = 0) -> None:
+        super().__init__(EPISODES, offset, reuse=False)
+        self._happened = happened
+
+    def step(self, action: Any) -> Any:
+        before = float(self._observe()[0])
+        result = super().step(action)
+        self._happened.add((before, int(action), float(result[1]), float(result[0][0])))
+        return result
+
+
+def written(place: Place) -> list[Transition]:
+    """Return the transitions of all windows of two steps."""
+    size = place.client.server_info()["a"].current_size
+    with rw.ReplayDataset(place.client, "a", size, max_in_flight_batches=1, timeout_s=60) as dataset:
+        found = rw.to_transitions(next(dataset))
+    columns = found.observation[..., 0], found.action, found.reward, found.next_observation[..., 0]
+    return [tuple(values) for values in zip(*(column[found.mask].tolist() for column in columns), strict=True)]
+
+
+def play(env: Any, num_envs: int | None = None) -> int:
+    """Interrupt each kind of call at one moment after another; return how many moments there were."""
+    numbers = itertools.count(1)
+    env.reset()
+    env.step(0 if num_envs is None else np.zeros(num_envs, int))  # dm-tree remembers a wrong kind of a type: its fault
+    moment, was_interrupted, resetting = 1, True, (gymnasium.error.ResetNeeded, rw.StructureError)
+    while was_interrupted:
+        was_interrupted = not interrupted(env.reset, moment)
+        env.reset()
+        for _ in range(_NUM_STEPS):
+            number = next(numbers) % 1000
+            action = number if num_envs is None else np.full(num_envs, number)
+            try:
+                was_interrupted |= not interrupted(functools.partial(env.step, action), moment)
+                env.step(action)
+            except resetting:
+                env.reset()
+                env.step(action)
+        moment += 1 + moment // 40
+    return moment
+
+
+@pytest.mark.parametrize("kind", ["trajectory", "episode"])
+def test_each_recorded_transition_has_happened(place: Place, kind: str) -> None:
+    happened: set[Transition] = set()
+    observer: Any = (
+        rw.EpisodeObserver(place.client, "a", 100) if kind == "episode" else rw.TrajectoryObserver(place.client, "a", 2)
+    )
+    with observer:
+        env = rw.environments.record(Logged(happened), observer)
+        assert play(env) > 20
+        with contextlib.suppress(KeyboardInterrupt):
+            env.close()
+        observer.flush()
+        if kind == "trajectory":
+            found = written(place)
+            assert len(found) > 30
+            assert set(found) - happened == set()
+            assert len(set(found)) == len(found)
+        else:
+            for sample in place.client.sample("a", place.client.server_info()["a"].current_size):
+                observations = sample.data["observation"][:, 0]
+                assert (np.diff(observations) == 1).all()
+                assert sample.data["is_last"].tolist() == [False] * (len(observations) - 1) + [True]
+
+
+@pytest.mark.parametrize("mode", [*AutoresetMode])
+def test_each_recorded_transition_of_a_vector_has_happened(place: Place, mode: AutoresetMode) -> None:
+    happened: set[Transition] = set()
+    with rw.TrajectoryObserver(place.client, "a", 2, num_envs=2) as observer:
+        envs = SyncVectorEnv([lambda: Logged(happened), lambda: Logged(happened, 100_000)], autoreset_mode=mode)
+        env = rw.environments.record(envs, observer)
+        assert play(env, 2) > 20
+        env.close()
+        observer.flush()
+        found = written(place)
+    assert len(found) > 30
+    assert set(found) - happened == set()
+    assert len(set(found)) == len(found)
+
+
+def test_each_recorded_transition_of_dm_env_has_happened(place: Place) -> None:
+    dm_env = pytest.importorskip("dm_env")
+    happened: set[Transition] = set()
+
+    class World(dm_env.Environment):  # type: ignore[misc,name-defined]  # dm_env has no types
+        """A `Logged` with dm_env's calls."""
+
+        def __init__(self) -> None:
+            self._env, self._over = Logged(happened), True
+
+        def reset(self) -> Any:
+            self._over = False
+            return dm_env.restart(self._env.reset()[0])
+
+        def step(self, action: Any) -> Any:
+            if self._over:
+                return self.reset()
+            observation, reward, terminated, truncated, _ = self._env.step(action)
+            self._over = terminated or truncated
+            if not self._over:
+                return dm_env.transition(reward, observation, 1.0)
+            return (dm_env.termination if terminated else dm_env.truncation)(reward, observation)
+
+        def observation_spec(self) -> Any:
+            return dm_env.specs.Array((2,), np.float32)
+
+        def action_spec(self) -> Any:
+            return dm_env.specs.DiscreteArray(1000)
+
+    with rw.TrajectoryObserver(place.client, "a", 2) as observer:
+        env = rw.environments.record(World(), observer)
+        assert play(env) > 20
+        env.close()
+        observer.flush()
+        found = written(place)
+    assert len(found) > 30
+    assert set(found) - happened == set()
+    assert len(set(found)) == len(found)

@@ -1,0 +1,189 @@
+"""Slices of windows that were written in every way: no slice has rows of two episodes, or padding."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from played import NEEDS_OVERLAP, Pair, Played, as_one_row, check_targets, has_discounts, pairs_of, played, write
+from reading import Place
+from server_process import ServerProcess
+
+import reverb_writer as rw
+
+# A client's threads draw keys by `random` while Hypothesis draws an example, which it takes for a part of the example.
+pytestmark = pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def uniform(shared_process: ServerProcess) -> Iterator[Place]:
+    """A server whose table gives its items as often as they are asked for."""
+    server = shared_process.start(rw.TableConfig("a", 1000))
+    with rw.Client(server.address, timeout_s=60) as client:
+        yield Place(server.address, client)
+    server.stop()
+
+
+def check_slices(batch: rw.Batch, episodes: list[Played], layout: str, slice_len: int) -> None:
+    """See that slices are runs of rows of one episode, and that their transitions are those of the episode."""
+    steps = batch.data[0] if isinstance(batch.data, tuple) and not hasattr(batch.data, "_fields") else batch.data
+    observation = steps.observation if layout == "trajectory" else steps["observation"]
+    row_of = {one.first + t: (one, t) for one in episodes for t in range(one.num_rows)}
+    markers, slices = batch.markers, batch.markers.slices
+    with_next = batch.next is not None
+    expected: list[list[Pair]] = []
+    flags: dict[str, list[bool]] = {"is_init": [], "terminated": []}
+    for number, rows in enumerate(np.split(observation, slices.first_rows[1:])):
+        real = rows[: slices.lengths[number]].tolist()
+        assert 0 < len(real) <= slice_len
+        assert real == list(range(real[0], real[0] + len(real)))
+        where = [row_of[row] for row in real]  # a row of padding is in no episode
+        assert len({one.first for one, _ in where}) == 1
+        one, t = where[-1]
+        pairs = [one.pair(t, has_discounts(layout)) for _, t in where[:-1]]
+        if with_next and slices.cut_by_sampler[number]:
+            assert t < one.num_rows - 1
+            pairs.append(one.pair(t, has_discounts(layout)))
+        expected.append(pairs)
+        padding = [False] * (len(rows) - len(real))
+        flags["is_init"] += [n == 0 for n in range(len(where))] + padding  # a slice is of one episode
+        ended = [t == one.size and one.end == "terminated" for _, t in where]
+        if layout == "trajectory" and len(where) == 1 and not markers.terminated[slices.first_rows[number]]:
+            ended = [False]  # the discount of the row before tells, and the item may begin with the boundary step
+        flags["terminated"] += ended + padding
+    assert np.asarray(markers.is_init).tolist() == flags["is_init"]
+    assert markers.terminated.tolist() == flags["terminated"]
+    found = rw.to_transitions(batch)
+    assert len(found.mask) == len(observation) - (not with_next)
+    assert pairs_of(as_one_row(found)) == [[*itertools.chain(*expected)]]
+    if with_next:
+        check_next(found, expected)
+    else:
+        check_targets(found, observation, expected)
+
+
+def check_next(found: rw.Transitions, expected: list[list[Pair]]) -> None:
+    """Compare a target that needs the row after each slice: one step of TD."""
+    value = np.asarray(found.observation, np.float64)
+    after = np.asarray(found.next_observation, np.float64)
+    targets = rw.returns.discounted_returns(found, value, next_values=after, gamma=0.5)
+    wanted: list[float] = []
+    for pairs in expected:
+        total, of_slice = None, []
+        for pair in reversed(pairs):
+            following = pair.next_observation if total is None else total
+            total = pair.reward + (0.5 * pair.discount * following if pair.discount else 0.0)
+            of_slice.append(total)
+        wanted += of_slice[::-1]
+    np.testing.assert_allclose(targets[found.mask], wanted, rtol=1e-6)
+
+
+LAYOUTS = ["recorded", "rlds", "trajectory", "flags"]
+patient = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@patient
+@given(
+    episodes=played(),
+    layout=st.sampled_from(LAYOUTS),
+    length=st.integers(2, 6),
+    stride=st.integers(1, 4),
+    end=st.sampled_from([*rw.EndOfEpisode]),
+    spans=st.booleans(),
+    slice_len=st.integers(1, 5),
+    short=st.sampled_from(["keep", "pad"]),
+    by=st.sampled_from(["row", "trajectory"]),
+    span=st.booleans(),
+    with_next=st.booleans(),
+    mask=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_slices_of_windows_are_runs_of_real_steps(
+    uniform: Place,
+    episodes: list[Played],
+    layout: str,
+    length: int,
+    stride: int,
+    end: rw.EndOfEpisode,
+    spans: bool,
+    slice_len: int,
+    short: Any,
+    by: Any,
+    span: bool,
+    with_next: bool,
+    mask: bool,
+    seed: int,
+) -> None:
+    uniform.client.reset("a")
+    mask = mask or layout == "flags"  # padding that no flag tells
+    stride = min(stride, length) if end.value in NEEDS_OVERLAP else stride
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a stride above the length leaves steps out
+        observer: Any = (
+            rw.SequenceObserver(uniform.client, "a", length, stride, mask=mask, timeout_s=60)
+            if spans
+            else rw.TrajectoryObserver(uniform.client, "a", length, stride, end_of_episode=end, mask=mask, timeout_s=60)
+        )
+    with observer:
+        write(observer, episodes, layout)
+    size = uniform.client.server_info()["a"].current_size
+    if not size:
+        return
+    with rw.ContiguousDataset(
+        uniform.client,
+        "a",
+        2 * size,
+        slice_len,
+        by=by,
+        pool_size=size,
+        short=short,
+        span=slice_len - 1 if span else 0,
+        with_next=with_next,
+        seed=seed,
+        timeout_s=60,
+        max_in_flight_batches=1,
+    ) as dataset:
+        batch = next(dataset)
+    check_slices(batch, episodes, layout, slice_len)
+
+
+@patient
+@given(
+    episodes=played(),
+    layout=st.sampled_from(LAYOUTS),
+    slice_len=st.integers(1, 5),
+    short=st.sampled_from(["keep", "pad"]),
+    span=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_slices_with_the_row_after_them_give_a_transition_for_each_row(
+    uniform: Place, episodes: list[Played], layout: str, slice_len: int, short: Any, span: bool, seed: int
+) -> None:
+    uniform.client.reset("a")
+    whole = [episode for episode in episodes if episode.end != "cut"]
+    if not whole:
+        return
+    with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
+        write(observer, whole, layout)
+    with rw.ContiguousDataset(
+        uniform.client,
+        "a",
+        2 * len(whole),
+        slice_len,
+        by="row",
+        pool_size=len(whole),
+        short=short,
+        span=slice_len - 1 if span else 0,
+        with_next=True,
+        seed=seed,
+        timeout_s=60,
+        max_in_flight_batches=1,
+    ) as dataset:
+        batch = next(dataset)
+    check_slices(batch, whole, layout, slice_len)

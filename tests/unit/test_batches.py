@@ -1,0 +1,87 @@
+"""What a batch does by itself: weights, pinned memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import reverb_writer as rw
+from reverb_writer.decoding.samples import BatchInfo
+from reverb_writer.reading.batches import Batch
+
+
+def info_of(n: int, members: list[int] | None = None) -> BatchInfo:
+    counts = np.full(n, 2, np.int64)
+    return BatchInfo(
+        np.arange(n, dtype=np.uint64),
+        np.ones(n),
+        np.arange(1.0, n + 1) / 8,
+        counts,
+        counts.astype(np.int32),
+        counts,
+        1.5,
+        members=None if members is None else np.array(members, np.int64),
+    )
+
+
+@pytest.mark.parametrize(
+    ("members", "expected"),
+    [
+        (None, [1.0, 1 / 2, 1 / 3, 1 / 4]),
+        ([0, 0, 2, 2], [1.0, 1 / 2, 1.0, 3 / 4]),  # of the second dataset nothing has come
+        ([1, 1, 1, 1], [1.0, 1 / 2, 1 / 3, 1 / 4]),
+    ],
+)
+def test_importance_weights_are_relative_to_the_largest_of_each_member(
+    members: list[int] | None, expected: list[float]
+) -> None:
+    np.testing.assert_allclose(info_of(4, members).importance_weights(), expected)
+
+
+@pytest.mark.parametrize("members", [None, []])
+def test_no_samples_have_no_importance_weights(members: list[int] | None) -> None:
+    assert info_of(0, members).importance_weights().shape == (0,)
+
+
+class Tensor:
+    """Says whether it was pinned."""
+
+    def __init__(self, *, is_pinned: bool = False) -> None:
+        self.is_pinned = is_pinned
+
+    def pin_memory(self) -> Tensor:
+        return Tensor(is_pinned=True)
+
+
+def test_memory_is_pinned_of_tensors_and_not_of_strings() -> None:
+    """`as_torch` makes lists of strings: their leaves are bytes."""
+    data = {"observation": Tensor(), "name": [[b"a", b"b"], [b"c", b"d"]]}
+    pinned = Batch(data, info_of(0).map_arrays(lambda _: Tensor()), next={"name": [b"a"]}).pin_memory()
+    assert pinned.data["observation"].is_pinned
+    assert pinned.data["name"] == [[b"a", b"b"], [b"c", b"d"]]
+    assert pinned.next == {"name": [b"a"]}
+
+
+def test_leaf_that_is_looked_for_on_the_batch_is_said_to_be_in_its_data() -> None:
+    steps = {"observation": {"rgb": np.zeros((2, 3))}, "action": np.zeros((2, 3))}
+    for data, where in [
+        (steps, r"`batch\.data\['observation'\]`"),
+        ((steps, np.ones((2, 3), bool)), r"`batch\.data\[0\]\['observation'\]`"),
+        (rw.Trajectory(*[steps["observation"]] * 7), r"`batch\.data\.observation`"),
+    ]:
+        with pytest.raises(AttributeError, match=f"a Batch has no `observation`: it is a part of the data, {where}"):
+            Batch(data, info_of(2)).observation  # noqa: B018  # it raises
+    with pytest.raises(AttributeError, match="has no `state`; the leaves of its data are `action`, `observation/rgb`"):
+        Batch(steps, info_of(2)).state  # noqa: B018  # it raises
+    with pytest.raises(AttributeError, match="has no `state`, only `data`, a list"):
+        Batch([steps], info_of(1)).state  # noqa: B018  # it raises
+
+
+def test_batch_is_copied_and_pickled() -> None:
+    batch = Batch({"reward": np.zeros(2)}, info_of(2))
+    for same in (copy.deepcopy(batch), pickle.loads(pickle.dumps(batch))):  # noqa: S301  # our own bytes
+        assert repr(same) == repr(batch)
+    assert not hasattr(batch, "_asdict")
