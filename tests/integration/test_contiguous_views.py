@@ -43,9 +43,9 @@ def assert_same(found: rw.Batch, expected: rw.Batch, kind: type) -> None:
     for name in (*MARKERS, "traj_ids"):
         assert isinstance(getattr(found.markers, name), kind)
         np.testing.assert_array_equal(np.asarray(getattr(found.markers, name)), getattr(expected.markers, name))
-    assert isinstance(found.info.keys, kind if kind.__module__ == "torch" else np.ndarray)
     for batch in (found, expected):
-        assert np.shape(batch.markers.traj_ids) == (3 * np.size(found.info.keys),)
+        assert np.shape(batch.markers.traj_ids) == (3 * len(found.info.keys),)
+    assert isinstance(found.info.keys, kind if kind.__module__ == "torch" else np.ndarray)
 
 
 def test_pytorch_gets_the_data_and_its_markers_as_tensors(address: str) -> None:
