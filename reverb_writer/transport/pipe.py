@@ -58,8 +58,8 @@ class Pipe:
         self._has_ended = False
         # The rest belongs to the loop's thread.
         self._call: Any = None
-        self._may_write: asyncio.Event | None = None
-        self._may_read: asyncio.Event | None = None
+        self._may_write, self._may_read = asyncio.Event(), asyncio.Event()
+        self._may_read.set()
         loop.submit(self._open)
 
     def send(self, message: bytes) -> None:
@@ -67,7 +67,7 @@ class Pipe:
         if not self._has_ended:
             self._outgoing.append(message)
             if self._is_idle:
-                self._submit(self._wake_writer)
+                self._submit(self._may_write.set)
 
     def close(self) -> None:
         """End the stream; nothing more is delivered, and unsent messages are dropped. Idempotent; never waits."""
@@ -77,30 +77,19 @@ class Pipe:
 
     def pause(self) -> None:
         """Read no more messages until `resume`; for the loop's thread only."""
-        if self._may_read is not None:
-            self._may_read.clear()
+        self._may_read.clear()
 
     def resume(self) -> None:
         """Read on; never waits."""
-        self._submit(self._wake_reader)
+        self._submit(self._may_read.set)
 
     def _submit(self, call: Callable[[], object]) -> None:
         with contextlib.suppress(ClosedError):  # the interpreter ends, or this is a forked child
             loop.submit(call)
 
     def _open(self) -> None:
-        self._may_write, self._may_read = asyncio.Event(), asyncio.Event()
-        self._may_read.set()
         if not self._has_ended:
             loop.spawn(self._run())
-
-    def _wake_writer(self) -> None:
-        if self._may_write is not None:
-            self._may_write.set()
-
-    def _wake_reader(self) -> None:
-        if self._may_read is not None:
-            self._may_read.set()
 
     def _cancel(self) -> None:
         if self._call is not None:
@@ -120,11 +109,15 @@ class Pipe:
         """Carry messages until the stream ends; return the error that says why."""
         address = self._channel.address
         wire, writer = None, None
+        ends: list[grpc.aio.AioRpcError] = []
         try:
             wire, self._call = self._channel.open(self._method, self._timeout_s)
+            # If a message is being written then, gRPC puts an error of its own in the place of the server's.
+            self._call.add_done_callback(lambda call: ends.append(_status_of(call)))
             writer = loop.spawn(self._write(self._call))
             await self._read(self._call)
-        except grpc.RpcError as error:
+        except grpc.RpcError as met:
+            error = next((end for end in ends if end.code() is not None), met)
             self.reason = wire.fault if wire is not None and wire.fault else describe_error(error)
             is_over = self._ends_at is not None and time.monotonic() > self._ends_at - _EARLY_S
             return translate_error(error, address, is_stream=True, is_over=is_over, reason=self.reason)
@@ -149,17 +142,14 @@ class Pipe:
         return ServerUnavailableError(f"the server at {address} ended the stream.")
 
     async def _read(self, call: Any) -> None:
-        assert self._may_read is not None  # noqa: S101  # `_open` has made it
         while (message := await call.read()) is not grpc.aio.EOF:
             self._channel.note_response()
             if self._has_ended:
                 return
             self._deliver(message)
-            if not self._may_read.is_set():
-                await self._may_read.wait()
+            await self._may_read.wait()
 
     async def _write(self, call: Any) -> None:
-        assert self._may_write is not None  # noqa: S101  # `_open` has made it
         with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # `_read` meets what has ended the stream
             while True:
                 self._is_idle = True  # before the look: a message that is added after it wakes this
@@ -169,6 +159,19 @@ class Pipe:
                 self._may_write.clear()
                 while self._outgoing:
                     await call.write(self._outgoing.popleft())
+
+
+def _status_of(call: Any) -> grpc.aio.AioRpcError:
+    """Return the status of a call that has ended, at once."""
+
+    def value_of(ready: Any) -> Any:
+        try:
+            ready.send(None)
+        except StopIteration as end:
+            return end.value
+
+    metadata = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(value_of(call.code()), metadata, metadata, value_of(call.details()))
 
 
 def _ignore(_: Event) -> None:

@@ -188,6 +188,19 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
         assert isinstance(events.get(timeout=60.0), rw.ServerUnavailableError)
 
 
+def test_refusal_of_a_stream_is_told_though_a_message_is_being_written(server: HostedServer) -> None:
+    request = messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString()
+    with CallForwarder(server.port) as gateway, Channel(gateway.address) as channel:
+        gateway.refuse = lambda _: grpc.StatusCode.PERMISSION_DENIED
+        for _ in range(200):
+            events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            pipe = Pipe(channel, messages.SAMPLE_STREAM, events.put)
+            while events.empty():
+                pipe.send(request)
+                time.sleep(0.0005)
+            assert isinstance(events.get(), rw.PermissionDeniedError)
+
+
 @pytest.mark.parametrize("end", [lambda channel: channel.redirect("localhost:1"), Channel.close])
 def test_channel_that_is_redirected_or_closed_gives_its_connection_back(
     forwarder: Forwarder, end: Callable[[Channel], None]
