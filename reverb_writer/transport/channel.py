@@ -160,11 +160,15 @@ class Channel:
             ReverbWriterError: the server refuses; StructureError if it has no such table.
         """
         self.check_usable()
+        started = time.monotonic()
         pending = PendingCall(lambda pending: self._call(pending, method, request, timeout_s), self.address, timeout_s)
         try:
             return pending.result()
-        except _NoAnswerError as error:
-            raise self._explain(error.reasons, timeout_s) from error.__cause__
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            if self.last_response_at < started:
+                self.examine()
+            reasons = self.recent_connect_errors(time.monotonic() - started)
+            raise self._explain(reasons, timeout_s) from error.__cause__
         finally:
             pending.cancel()
 
@@ -201,10 +205,10 @@ class Channel:
         self.check_usable()
         return PendingCall(work, self.address, timeout_s, deliver)
 
-    def recent_connect_errors(self) -> list[str]:
+    def recent_connect_errors(self, seconds: float = _RECENT_S) -> list[str]:
         """Return the errors of attempts to connect in the last seconds, in gRPC's words."""
         now = time.monotonic()
-        return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < _RECENT_S))
+        return list(dict.fromkeys(reason for reason, at in self._connect_errors if now - at < seconds))
 
     def examine(self) -> None:
         """Find out in the background whether the connection is dead, and end its calls if it is; never waits.
@@ -265,34 +269,26 @@ class Channel:
 
     async def _call(self, pending: PendingCall, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make attempts that fail at once, and tell why, until one does not; gRPC connects again meanwhile."""
-        started = time.monotonic()
-        deadline = started + timeout_s
-        reasons: dict[str, None] = {}
+        deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
-            error: Exception
             try:
                 return await self._ask(self._connect(), method, request, left_s)
-            except WireClosedError as met:
+            except WireClosedError as error:
                 if self._closed or loop.is_ending():
-                    raise self._closed_error() from met
-                if left_s > 0 and not pending.is_cancelled:
-                    await asyncio.sleep(0.0)
-                    continue
-                error = met
-            except (ReplayTimeoutError, ServerUnavailableError) as met:
-                error = met
-                cause = met.__cause__
-                if isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNAVAILABLE:
-                    reason = str(cause.details()).rpartition("last error: ")[2]  # one an address of the host
-                    reasons[reason] = None
-                    self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
-                    if left_s > _PAUSE_S:
-                        await asyncio.sleep(_PAUSE_S)
-                        continue
-            if self.last_response_at < started:
-                self._begin_examination()
-            raise _NoAnswerError([*reasons]) from error.__cause__
+                    raise self._closed_error() from error
+                if left_s <= 0 or pending.is_cancelled:
+                    raise ReplayTimeoutError(str(error)) from None
+                await asyncio.sleep(0.0)
+            except (ReplayTimeoutError, ServerUnavailableError) as error:
+                cause = error.__cause__
+                if not isinstance(cause, grpc.RpcError) or cause.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+                reason = str(cause.details()).rpartition("last error: ")[2]  # one an address of the host
+                self._connect_errors = [*self._connect_errors[-_MAX_CONNECT_ERRORS:], (reason, time.monotonic())]
+                if left_s <= _PAUSE_S:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
 
     def _explain(self, reasons: list[str], timeout_s: float) -> ReverbWriterError:
         """Return the error of a call without an answer: a server that is not there, or one that does not answer."""
@@ -336,14 +332,6 @@ class Channel:
             if self._wire is not None:
                 with contextlib.suppress(ClosedError):
                     loop.submit(self._wire.close, "the client was forgotten")
-
-
-class _NoAnswerError(ReverbWriterError):
-    """A call was not answered; `reasons` are what attempts to connect have met."""
-
-    def __init__(self, reasons: list[str]) -> None:
-        super().__init__("; ".join(reasons))
-        self.reasons = reasons
 
 
 def backoff_s(failures: int) -> float:
