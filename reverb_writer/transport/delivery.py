@@ -16,6 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,6 @@ class Delivery:
         fault: the kind and text of the error with which the server has refused last, until it no longer does; or None.
         loss: why there is no connection; None while there is one, or none was needed yet.
         heard_at: `time.monotonic()` of the server's last word.
-        reconnects, restarts, resent: connections made again; of them those to a restarted server; items sent again.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Delivery:
         self.fault: tuple[type[Exception], str] | None = None
         self.loss: ConnectionLoss | None = None
         self.heard_at = time.monotonic()
-        self.reconnects = self.restarts = self.resent = 0
+        self._counts: collections.Counter[str] = collections.Counter()
         self._post, self._max_sent_items, self._is_checked = post, max_sent_items, is_checked
         self._pipe: Pipe | None = None
         self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
@@ -134,12 +134,7 @@ class Delivery:
 
     def counts(self) -> collections.Counter[str]:
         """Return how many items were confirmed and sent again, and how many connections and servers were new."""
-        return collections.Counter(
-            acknowledged_items=self.flight.acknowledged,
-            resent_items=self.resent,
-            reconnects=self.reconnects,
-            server_restarts=self.restarts,
-        )
+        return self._counts + collections.Counter(acknowledged_items=self.flight.acknowledged)
 
     # ------------------------------------------------------------------------------------------------- the connection
 
@@ -147,15 +142,15 @@ class Delivery:
         """Ask the server for its tables, and open a stream when it has answered."""
         self._is_connecting = True
         self._attempt += 1
-        deliver = functools.partial(self._hand_over, self._on_info, self._attempt)
+        handle = functools.partial(self._on_info, self._attempt)
         try:
-            start_server_info(self.channel, _PROBE_TIMEOUT_S, deliver)
+            start_server_info(self.channel, _PROBE_TIMEOUT_S, self._posting(handle))
         except ClosedError as error:
-            self._on_info(self._attempt, error)
+            handle(error)
 
-    def _hand_over(self, handle: Callable[..., None], of: object, answer: object) -> None:
-        """Have the owner's thread handle an answer."""
-        self._post(functools.partial(handle, of, answer))
+    def _posting(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Return a function that has the owner's thread handle an answer."""
+        return lambda answer: self._post(functools.partial(handle, answer))
 
     def _on_info(self, attempt: int, info: ServerInfo | Exception) -> None:
         if attempt != self._attempt or self._is_closed:
@@ -167,7 +162,7 @@ class Delivery:
         try:
             self.heard_at = info.at
             if self._state_id not in (None, info.state_id):
-                self.restarts += 1
+                self._counts["server_restarts"] += 1
                 text = (
                     "%s: the server was restarted; its tables are as in the checkpoint that it has restored, or empty. "
                     "%d unconfirmed items are sent again."
@@ -183,7 +178,7 @@ class Delivery:
     def _open(self) -> None:
         """Open a stream, and send what is queued."""
         self._attempt += 1
-        deliver = functools.partial(self._hand_over, self._on_event, self._attempt)
+        deliver = self._posting(functools.partial(self._on_event, self._attempt))
         try:
             self._pipe = Pipe(self.channel, messages.INSERT_STREAM, deliver)
         except ClosedError as error:
@@ -216,10 +211,10 @@ class Delivery:
             self.fault = type(error) if isinstance(error, ReverbWriterError) else ReverbWriterError, str(error)
         self._is_orphaned = isinstance(error, ClosedError)
         if self.loss is None:
-            self.reconnects += 1
+            self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
         self.loss = ConnectionLoss(error, reason)
-        self.resent += self.flight.requeue()
+        self._counts["resent_items"] += self.flight.requeue()
         self._retry_at = time.monotonic() + backoff_s(self._failures)
         self._failures += 1
 
@@ -233,13 +228,12 @@ class Delivery:
     def ask(self) -> None:
         """Ask the server for the state of its tables; the answer counts when it has come."""
         self._num_asked += 1
-        deliver = functools.partial(self._hand_over, self._on_reply, None)
         try:
-            start_server_info(self.channel, _QUESTION_TIMEOUT_S, deliver)
+            start_server_info(self.channel, _QUESTION_TIMEOUT_S, self._posting(self._on_reply))
         except ClosedError as error:
             self._refusal = str(error)
 
-    def _on_reply(self, _: None, reply: ServerInfo | Exception) -> None:
+    def _on_reply(self, reply: ServerInfo | Exception) -> None:
         if isinstance(reply, ServerInfo):
             self.heard_at = reply.at
             self._first_answer = self._first_answer or reply
