@@ -9,7 +9,6 @@ nothing of this.
 
 from __future__ import annotations
 
-import _thread
 import asyncio
 import atexit
 import contextlib
@@ -19,6 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from reverb_writer.background import LateThread
 from reverb_writer.errors import ClosedError
 from reverb_writer.transport import process_hooks
 
@@ -34,29 +34,19 @@ class _Loop:
         self.asyncio.set_exception_handler(_drop_spurious_errors)
         self.thread: int | None = None
         self.tasks: set[asyncio.Task[Any]] = set()
-        self.closers: set[Callable[[], object]] = set()  # bound methods of all that gRPC has open
+        self.closers: set[Callable[[str], object]] = set()  # bound methods of all that gRPC has open
         self.has_ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._has_begun = threading.Lock()  # taken by the thread, and never released
-
-    def start(self) -> None:
-        """Start the thread if it does not run yet. An interrupt of this may be followed by another call."""
-        if not self._has_begun.locked():
-            _thread.start_new_thread(self._begin, ())  # `threading.Thread.start` takes locks of Python's
-
-    def _begin(self) -> None:
-        # `threading` keeps a record for good of a thread that it has not started.
-        threading.Thread(target=self._run, name=THREAD_NAME, daemon=True).start()
+        self.start = LateThread(self._run, THREAD_NAME).start
 
     def _run(self) -> None:
-        if self._has_begun.acquire(blocking=False):
-            self.thread = threading.get_ident()
-            self.asyncio.run_forever()
-            self.has_ended.put(None)
+        self.thread = threading.get_ident()
+        self.asyncio.run_forever()
+        self.has_ended.put(None)
 
     async def end(self) -> None:
         """End all that is open, and then the thread."""
         for close in [*self.closers]:
-            close()
+            close("the interpreter ends")
         others = self.tasks - {asyncio.current_task()}
         if others:
             await asyncio.wait(others, timeout=_END_S / 2)
@@ -114,12 +104,12 @@ def spawn(work: Coroutine[Any, Any, object]) -> asyncio.Task[Any]:
     return task
 
 
-def close_at_end(close: Callable[[], object]) -> None:
-    """Have a method called when the interpreter ends; its object is kept until `forget`."""
+def close_at_end(close: Callable[[str], object]) -> None:
+    """Have a method called, with the reason, when the interpreter ends; its object is kept until `forget`."""
     _loops[""].closers.add(close)
 
 
-def forget(close: Callable[[], object]) -> None:
+def forget(close: Callable[[str], object]) -> None:
     """Take back `close_at_end`."""
     _loops[""].closers.discard(close)
 

@@ -70,7 +70,7 @@ class Wire:
         self._channel: Any = dial(address, options=[*options.items()])
         self._calls: set[Any] = set()
         self._closing: asyncio.Task[Any] | None = None
-        loop.close_at_end(self.end)
+        loop.close_at_end(self.close)
 
     async def ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
         """Make one attempt at a unary call.
@@ -123,13 +123,9 @@ class Wire:
         if self._closing is not None:
             await asyncio.wait([self._closing])
 
-    def end(self) -> None:
-        """Close it because the interpreter ends."""
-        self.close("the interpreter ends")
-
     async def _close(self) -> None:
         await self._channel.close()
-        loop.forget(self.end)
+        loop.forget(self.close)
 
     def _check(self) -> None:
         if self.fault is not None:
