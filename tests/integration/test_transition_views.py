@@ -139,6 +139,18 @@ def test_pytorch_gets_tensors(address: str) -> None:
         check(next(iter(loader)), 3, 0.5)
 
 
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_frameworks_get_transitions_of_slices(address: str, framework: str) -> None:
+    pytest.importorskip(framework)
+    with rw.ContiguousDataset(address, "episodes", 8, 5, with_next=True) as dataset:
+        view = dataset.transitions(n=2, gamma=0.5)
+        found = next(view.as_torch() if framework == "torch" else view.as_jax())
+        assert type(found.mask).__module__.startswith(framework)
+        at = np.asarray(found.observation["at"])[np.asarray(found.mask)]
+        np.testing.assert_array_less(at, np.asarray(found.next_observation["at"])[np.asarray(found.mask)])
+        assert len(found.mask) == len(found.batch.markers)
+
+
 def test_jax_gets_its_arrays(address: str) -> None:
     jax = pytest.importorskip("jax")
     with rw.ReplayDataset(address, "windows", 6) as dataset:

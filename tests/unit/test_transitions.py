@@ -429,3 +429,22 @@ def test_values_of_a_batch_that_are_not_known_are_refused() -> None:
         rw.returns.gae(recorded("truncated"), "critic", gamma=0.5, lam=0.5)
     with pytest.raises(rw.SpecError, match="so the first argument must be a batch"):
         rw.returns.gae(np.ones((1, 3)), "value", gamma=0.5, lam=0.5)
+
+
+def test_slices_with_the_row_after_them_have_a_target_for_each_row() -> None:
+    steps = tree.map_structure(lambda *columns: np.concatenate(columns, axis=1)[0], *map(recorded, ENDS[:2]))
+    steps["value"] = np.array([8.0, 4.0, 2.0, 6.0, 8.0, 4.0, 2.0, 6.0])
+    sampler, rng = SliceSampler(4, 3, by="row"), np.random.default_rng(0)
+    slices = next(sampler.one_pass(find_trajectories(read_markers(steps)), rng, shuffle=False))
+    gathered = gather(steps, slices)  # rows 0 to 2 and 1 to 3, and 4 to 6 and 5 to 7
+    after = tree.map_structure(lambda leaf: leaf[slices.next_rows], steps)
+    batch = rw.Batch(gathered.data, None, gathered.markers, after)
+    found = rw.to_transitions(batch)
+    assert found.observation.tolist() == gathered.data["observation"].tolist()
+    assert found.mask.tolist() == [True] * 3 + [True, True, False] + [True] * 3 + [True, True, False]
+    assert found.next_observation[found.mask].tolist() == [11, 12, 13, 12, 13] * 2
+    assert found.discount[found.mask].tolist() == [1, 1, 0, 1, 0, 1, 1, 1, 1, 1]
+    assert found.continues.tolist() == [True, True, False, True, False, False] * 2
+    advantages = rw.returns.gae(batch, "value", gamma=0.5, lam=0.5).advantages
+    # By hand, as in docs/returns.md: terminated, then truncated.
+    assert advantages.tolist() == [-5.125, -0.5, 2, -0.5, 2, 0, -4.9375, 0.25, 5, 0.25, 5, 0]
