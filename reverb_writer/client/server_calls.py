@@ -12,7 +12,7 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_priority, check_timeout
-from reverb_writer.background import in_background
+from reverb_writer.background import Flag
 from reverb_writer.client.same_process import forget_priorities, note_priority
 from reverb_writer.client.targets import Shard
 from reverb_writer.deadline import Deadline
@@ -20,7 +20,6 @@ from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssemb
 from reverb_writer.decoding.samples import SampleInfo, split_samples
 from reverb_writer.errors import (
     ReplayTimeoutError,
-    ReverbWriterError,
     ServerUnavailableError,
     SpecError,
     StructureError,
@@ -36,7 +35,7 @@ from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InsertRequest
 from reverb_writer.transport.insert_call import insert_items
-from reverb_writer.transport.sample_fetcher import SampleFetcher
+from reverb_writer.transport.sample_stream import Limit, SampleStream
 from reverb_writer.transport.server_info import request_server_info, try_server_info
 
 _LOG = logging.getLogger(__package__)
@@ -45,7 +44,6 @@ _LOG = logging.getLogger(__package__)
 _DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
 _MAX_IN_FLIGHT = 2048  # samples; more are requested when half of them have come
 _CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
-_STOP_S = 30.0  # for a read that was stopped to end: milliseconds, unless the machine has no time for this process
 
 
 class Sample(NamedTuple):
@@ -141,22 +139,23 @@ class Server:
         check_tables_exist([table], info, self.address)
         signature = info.tables[table].signature
         pack = None if signature is None else packer(signature)
-        fetcher = SampleFetcher(
+        removes_items = info.tables[table].max_times_sampled > 0
+        changed = Flag()
+        stream = SampleStream(
             self.channel,
             table,
-            removes_items=info.tables[table].max_times_sampled > 0,
-            max_samples=_MAX_IN_FLIGHT,
-            num_held=lambda: 0,
-            limit=num_samples,
-            pause=lambda pause_s: time.sleep(min(pause_s or 0.0, left_s())),
+            info,
+            changed=changed.set,
+            removes_items=removes_items,
+            limits=[Limit(num_samples)],
+            answer_within=left_s,
         )
         assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
         is_whole = False  # an interrupt may leave the assembler half changed
         try:
             while num_used < num_samples:
-                samples = _read(fetcher, left_s)
+                samples = _read(stream, left_s, changed)
                 num_read += len(samples)
-                fetcher.accept(len(samples))
                 for columns, sample_info, spec in _decoded(assembler, samples):
                     num_used += 1
                     is_whole = True
@@ -169,9 +168,9 @@ class Server:
         except ServerUnavailableError as error:
             raise ServerUnavailableError(f"{missing()}: {error}") from None
         finally:
-            fetcher.stop()  # after an interrupt another thread may still wait for samples
-            num_lost = fetcher.end() + num_read - num_used
-            if fetcher.removes_items and num_lost:
+            stream.close()
+            num_lost = stream.num_lost + num_read - num_used
+            if removes_items and num_lost:
                 _LOG.warning("Up to %d samples were taken out of `%s` and are lost.", num_lost, table)
             if is_whole and assembler.cache_bytes <= _CACHE_BYTES:
                 self._assemblers[table] = assembler
@@ -289,22 +288,23 @@ def _column(path: str, leaf: Any) -> Any:
     return array
 
 
-def _read(fetcher: SampleFetcher, left_s: Callable[[], float]) -> list[Any]:
+def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag) -> list[Any]:
     """Return the samples of the next message.
 
     Raises:
         ReplayTimeoutError: none came in the time that is left.
+        ReverbWriterError: the connection is lost, or a message cannot be read.
     """
-    reading = in_background(lambda: fetcher.read() if fetcher.ask() else [])
-    if not reading.wait(left_s()):
-        fetcher.stop()
-        if not reading.wait(_STOP_S):
-            left_s()  # raises
-    try:
-        return reading.result()
-    except ReverbWriterError:
-        left_s()  # raises if the time is up, because the reader was stopped then
-        raise
+    while True:
+        changed.clear()
+        next_at = stream.proceed(time.monotonic(), 0, _MAX_IN_FLIGHT)
+        samples = stream.read()
+        if stream.loss is not None:
+            raise stream.loss.error
+        if samples:
+            return samples
+        if not stream.has_unread:
+            changed.wait(min(next_at - time.monotonic(), left_s()))
 
 
 def _decoded(assembler: BatchAssembler, samples: list[Any]) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:

@@ -101,7 +101,7 @@ def test_slices_give_the_transitions_of_their_rows(address: str, with_next: bool
 
 def test_mixed_datasets_give_transitions_of_each(address: str) -> None:
     with rw.ReplayDataset(address, "windows", 6) as one, rw.ReplayDataset(address, "windows", 2) as other:
-        mixed = rw.MixedDataset({one: 0.75, other: 0.25}, 8)
+        mixed = rw.MixedDataset([one, other])
         found = next(mixed.transitions(n=2, gamma=0.9))
         check(found, 2, 0.9)
         assert found.batch.info.members.tolist() == [0] * 6 + [1] * 2

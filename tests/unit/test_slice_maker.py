@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from reverb_writer.decoding.sample_rows import SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column
-from reverb_writer.reading.slice_pools import SliceDrawer, SliceOptions
+from reverb_writer.reading.slice_maker import SliceOptions, SlicesOfPools
 from reverb_writer.slices import SliceSampler
 
 
@@ -22,7 +24,20 @@ def rows_of(*columns: Any, lengths: list[int]) -> SampleRows:
     return SampleRows.of_columns([Column(np.asarray(column), sizes, False) for column in columns], info)
 
 
-def drawer(num_slices: int, slice_len: int, **options: Any) -> SliceDrawer:
+class Pool:
+    """Stands for the assembler of a pool: has its rows until the next one begins."""
+
+    def __init__(self, rows: SampleRows) -> None:
+        self._rows: SampleRows | None = rows
+
+    def rows(self) -> Any:
+        return self._rows
+
+    def begin_next(self) -> None:
+        self._rows = None
+
+
+def maker(pack: Callable[[Any], Any], num_slices: int, slice_len: int, **options: Any) -> SlicesOfPools:
     how: dict[str, Any] = {
         "slices_per_item": 1,
         "replacement": True,
@@ -31,13 +46,14 @@ def drawer(num_slices: int, slice_len: int, **options: Any) -> SliceDrawer:
         "with_next": False,
     }
     sampler = SliceSampler(num_slices, slice_len)
-    return SliceDrawer(SliceOptions(sampler, **(how | options)), np.random.default_rng(0), number=0, num_members=1)
+    structure: Any = SimpleNamespace(pack=pack)
+    return SlicesOfPools(structure, SliceOptions(sampler, **(how | options)), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("slices_per_item", [1, 4])
 def test_pool_is_freed_without_the_collector(slices_per_item: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pool has the rows of whole items: thirty of them were 190 MB."""
-    monkeypatch.setattr("reverb_writer.reading.slice_pools._PART_BYTES", 1)  # several parts
+    monkeypatch.setattr("reverb_writer.reading.slice_maker._COPY_BYTES", 1)  # one batch after the other
     rows = rows_of(np.arange(6.0), [False, True, False, False, False, True], lengths=[2, 4])
 
     def pack(leaves: Any) -> dict[str, Any]:
@@ -46,12 +62,11 @@ def test_pool_is_freed_without_the_collector(slices_per_item: int, monkeypatch: 
     gc.collect()
     gc.disable()
     try:
-        parts = drawer(2, 2, slices_per_item=slices_per_item).draw(rows, pack, "")
-        assert len(parts) == slices_per_item
-        alive = weakref.ref(rows)
-        for make, _ in parts:
-            assert len(make().markers) == 4
-        del rows, parts, make
+        alive, pool = weakref.ref(rows), Pool(rows)
+        del rows
+        batches: Any = maker(pack, 2, 2, slices_per_item=slices_per_item).make(pool, "")  # type: ignore[arg-type]
+        assert [len(batch.markers) for batch, _ in batches] == [4] * slices_per_item
+        del batches
         assert alive() is None
     finally:
         gc.enable()
@@ -75,7 +90,8 @@ def test_padding_is_in_no_slice(how: str) -> None:
         names = ["number", "is_last", "is_first"] if how == "is_first" else ["number", "step_type"]
         return dict(zip(names, leaves, strict=True))
 
-    drawn = drawer(8, 3, slices_per_item=4).draw(rows, pack, "")[0][0]()
+    pool: Any = Pool(rows)
+    drawn: Any = next(maker(pack, 8, 3, slices_per_item=4).make(pool, ""))[0]
     steps = drawn.data[0] if how == "mask" else drawn.data
     found = [part.tolist() for part in np.split(steps["number"], drawn.markers.slices.first_rows[1:])]
     assert found == [[1, 2, 3], [2, 3]] * 4
