@@ -5,8 +5,8 @@
 At most `max_in_flight_batches` batches are in flight, being assembled, or ready. All work on samples is done in the
 thread, user functions included. Who takes a batch takes no lock, and waits for none of it.
 
-How much room there is follows from what there is at that moment, not from a record of changes: an interrupt of the main
-thread between a change and its record would lose room for good.
+The room for samples is counted each time, not taken from a record of changes: an interrupt of the main thread between
+a change and its record would lose room for good.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class Prefetcher:
             return error
 
     def _answer(self) -> None:
-        """Wake whoever waits for a batch."""
+        """Wake the reader, which may wait for a batch."""
         if (request := self._request) is not None:
             request.woken.set()
         self._wake()
