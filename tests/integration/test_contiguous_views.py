@@ -44,7 +44,7 @@ def assert_same(found: rw.Batch, expected: rw.Batch, kind: type) -> None:
         assert isinstance(getattr(found.markers, name), kind)
         np.testing.assert_array_equal(np.asarray(getattr(found.markers, name)), getattr(expected.markers, name))
     assert isinstance(found.info.keys, kind if kind.__module__ == "torch" else np.ndarray)
-    assert len(found.markers) == len(expected.markers) == 3 * len(found.info.keys)
+    assert len(found.markers) == len(expected.markers) == 3 * len(found.info)
 
 
 def test_pytorch_gets_the_data_and_its_markers_as_tensors(address: str) -> None:

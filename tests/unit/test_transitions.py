@@ -370,7 +370,7 @@ def test_slices_of_tensors_are_taken() -> None:
     steps = tree.map_structure(lambda column: column[0], recorded("terminated"))
     batch = gather(steps, SliceSampler(1, 3).each(find_trajectories(read_markers(steps)), np.random.default_rng(0)))
     info = SimpleNamespace(mask=None, lengths=np.array([4]))
-    converted = rw.Batch(batch.data, info, batch.markers).map_arrays(torch)  # type: ignore[arg-type]
+    converted = rw.Batch(batch.data, info, batch.markers).map_arrays(torch)
     found = rw.to_transitions(converted)
     np.testing.assert_array_equal(np.asarray(found.mask), rw.to_transitions(batch).mask)
 
@@ -405,7 +405,7 @@ def test_targets_of_a_batch_are_those_of_its_transitions(layout: Any, end: str) 
     fields = steps._asdict() if layout is trajectory else steps
     fields = without(fields, "observation", "action", value=values, extras={"value": values[..., None]})
     expected = rw.returns.gae(rw.to_transitions(steps), values, gamma=0.5, lam=0.5)
-    batch: Any = rw.Batch(fields, SimpleNamespace(mask=None, lengths=np.array([4])))  # type: ignore[arg-type]
+    batch: Any = rw.Batch(fields, SimpleNamespace(mask=None, lengths=np.array([4])))
     for found in (
         rw.returns.gae(batch, "value", gamma=0.5, lam=0.5),
         rw.returns.gae(batch, "extras/value", gamma=0.5, lam=0.5),
