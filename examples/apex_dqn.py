@@ -74,20 +74,19 @@ def learn(source: Any, num_updates: int, seed: int = 0) -> Generator[tuple[int, 
     with rw.Variables(source, "variables") as variables, rw.ReplayDataset(source, "replay", BATCH_SIZE) as batches:
         largest = 1.0
         variables.publish({"weights": online.weights, "priority": np.array(largest)})
+        transitions = batches.transitions(N_STEP, GAMMA)
         for update in range(1, num_updates + 1):
-            batch = next(batches)
-            found = rw.n_step(rw.to_transitions(batch), N_STEP, GAMMA)
-            first = {name: getattr(found, name)[:, 0] for name in found._fields if name != "extras"}
-            best = online(first["next_observation"]).argmax(-1, keepdims=True)
-            following = np.take_along_axis(target(first["next_observation"]), best, -1)[:, 0]
-            targets = first["reward"] + GAMMA * first["discount"] * following
-            errors = np.take_along_axis(online(first["observation"]), first["action"][:, None], -1)[:, 0] - targets
-            real = first["mask"]
-            gradients = online.gradient(first["observation"][real], first["action"][real], targets[real])
+            first = next(transitions)
+            best = online(first.next_observation).argmax(-1, keepdims=True)
+            following = np.take_along_axis(target(first.next_observation), best, -1)[:, 0]
+            targets = first.reward + GAMMA * first.discount * following
+            errors = np.take_along_axis(online(first.observation), first.action[:, None], -1)[:, 0] - targets
+            real = first.mask
+            gradients = online.gradient(first.observation[real], first.action[real], targets[real])
             optimizer.descend(online.weights, gradients)
             priorities = np.abs(errors) * real + 1e-3
             largest = max(largest, float(priorities.max()))
-            batches.update_priorities(batch, priorities)
+            batches.update_priorities(first.batch, priorities)
             for slow, fast in zip(target.weights, online.weights, strict=True):
                 slow[:] += TARGET_RATE * (fast - slow)
             if update % PUBLISH_EVERY == 0:

@@ -33,14 +33,13 @@ def q_network() -> Any:
 
 def td_errors(network: Any, target: Any, batch: rw.Batch) -> Any:
     """Return [B] errors of the first transition of each window, over n steps or as many as the episode had."""
-    found = rw.n_step(rw.to_transitions(batch), N_STEP, GAMMA)
-    first = {name: getattr(found, name)[:, 0] for name in found._fields if name != "extras"}
-    values = network(first["observation"]).gather(1, first["action"][:, None])[:, 0]
+    first = rw.n_step(rw.to_transitions(batch), N_STEP, GAMMA).first()
+    values = network(first.observation).gather(1, first.action[:, None])[:, 0]
     with torch.no_grad():
-        best = network(first["next_observation"]).argmax(1, keepdim=True)
-        following = target(first["next_observation"]).gather(1, best)[:, 0]
-        targets = first["reward"] + GAMMA * first["discount"] * following
-    return (values - targets) * first["mask"]
+        best = network(first.next_observation).argmax(1, keepdim=True)
+        following = target(first.next_observation).gather(1, best)[:, 0]
+        targets = first.reward + GAMMA * first.discount * following
+    return (values - targets) * first.mask
 
 
 def learn(address: str, num_steps: int, seed: int = 0) -> Generator[tuple[int, float], None, None]:

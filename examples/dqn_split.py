@@ -68,20 +68,20 @@ def learn(address: str, seed: int, is_over: Any) -> None:
         rw.ReplayDataset(address, "replay", BATCH_SIZE, timeout_s=LOOK_S) as dataset,
     ):
         variables.publish(online.weights)
+        transitions = dataset.transitions(N_STEP, GAMMA)
         update = 0
         while not is_over.is_set():
             try:
-                batch = next(dataset)
+                found = next(transitions)
             except rw.ReplayTimeoutError:  # no new steps: the actor starts, is late, or has played all of them
                 continue
-            found = rw.n_step(rw.to_transitions(batch), N_STEP, GAMMA)
-            real = found.mask[:, 0]  # a window's first transition counts, unless its episode ended before
-            first = {name: getattr(found, name)[real, 0] for name in found._fields if name != "extras"}
-            following = first["next_observation"]
+            real = found.mask  # a window's first transition counts, unless its episode ended before
+            following = found.next_observation[real]
             best = online(following).argmax(axis=-1)  # double Q-learning: one chooses, one judges
             values = target(following)[np.arange(len(best)), best]
-            targets = first["reward"] + GAMMA * first["discount"] * values
-            optimizer.descend(online.weights, online.gradient(first["observation"], first["action"], targets))
+            targets = found.reward[real] + GAMMA * found.discount[real] * values
+            gradient = online.gradient(found.observation[real], found.action[real], targets)
+            optimizer.descend(online.weights, gradient)
             for slow, fast in zip(target.weights, online.weights, strict=True):
                 slow[:] += TARGET_RATE * (fast - slow)
             update += 1

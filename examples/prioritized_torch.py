@@ -13,7 +13,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-import tree
 
 import reverb_writer as rw
 
@@ -58,19 +57,18 @@ def learn(address: str, num_batches: int) -> Any:
     optimizer = torch.optim.Adam([values], 0.05)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_batches)
     with rw.ReplayDataset(address, TABLE, batch_size=64) as dataset:
-        for _, batch in zip(range(num_batches), dataset.as_torch(), strict=False):
-            first = tree.map_structure(  # of each window; those that begin with a boundary step are masked
-                lambda column: column[:, 0], rw.n_step(rw.to_transitions(batch), NUM_STEPS, DISCOUNT)
-            )
+        transitions = dataset.transitions(NUM_STEPS, DISCOUNT).as_torch()
+        for _, first in zip(range(num_batches), transitions, strict=False):
             after = values.detach()[first.next_observation].max(dim=1).values
             targets = first.reward + DISCOUNT * first.discount * after
+            # Windows that begin with a boundary step are masked.
             errors = (targets - values[first.observation, first.action]) * first.mask
-            weights = batch.info.importance_weights(0.4)
+            weights = first.batch.info.importance_weights(0.4)
             optimizer.zero_grad()
             (weights * errors**2).mean().backward()
             optimizer.step()
             schedule.step()
-            dataset.update_priorities(batch, errors.abs() + 1e-3)
+            dataset.update_priorities(first.batch, errors.abs() + 1e-3)
     return values.detach().numpy()
 
 
