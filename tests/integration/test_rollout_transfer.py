@@ -335,35 +335,35 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
         Journal(tmp_path / "journal", {"table": "b"})
 
 
-@pytest.mark.parametrize(
-    ("sampler", "options", "is_ordered"),
-    [
-        ("uniform", {}, False),
-        ("prioritized", {}, False),
-        ("fifo", {"max_times_sampled": 1}, True),
-        ("fifo", {}, True),
-        ("lifo", {}, False),
-    ],
-)
-def test_export_writes_each_item_once(
-    replay_server: StartServer, tmp_path: Path, sampler: str, options: dict[str, Any], is_ordered: bool
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_export_writes_each_item_once_and_the_table_keeps_it(
+    replay_server: StartServer, tmp_path: Path, sampler: str
 ) -> None:
     chosen: Any = rw.Prioritized(1.0) if sampler == "prioritized" else sampler
-    server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo", **options))
-    keeps = sampler in ("uniform", "prioritized")
+    server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo"))
     with rw.Client(server.address) as client:
         with rw.TrajectoryObserver(client, "t", 3) as observer:
             feed(observer, (12,))
-        writer = RolloutWriter(tmp_path)
-        if not keeps:
-            with pytest.raises(rw.SpecError, match="only be read by removing its items"):
-                list(export_items(client, "t", writer))
-        done = list(export_items(client, "t", writer, consume=not keeps))
-        assert client.server_info()["t"].current_size == (10 if keeps else 0)
+        done = list(export_items(client, "t", RolloutWriter(tmp_path)))
+        assert client.server_info()["t"].current_size == 10
     assert [each.num_steps for each in done] == [3] * 10
     found = [tree.flatten(StoredTrajectory(path).load())[0].tolist() for path in list_trajectories(tmp_path)]
-    wanted = [[n, n + 1, n + 2] for n in range(1, 11)]
-    assert (found if is_ordered else sorted(found)) == wanted
+    assert sorted(found) == [[n, n + 1, n + 2] for n in range(1, 11)]
+
+
+@pytest.mark.parametrize(("sampler", "times"), [("fifo", 1), ("fifo", 0), ("lifo", 0), ("uniform", 1), ("uniform", 3)])
+def test_export_of_a_table_that_would_lose_items_is_refused_and_takes_none(
+    replay_server: StartServer, tmp_path: Path, sampler: Any, times: int
+) -> None:
+    server = replay_server(rw.TableConfig("t", 1000, sampler, "fifo", max_times_sampled=times))
+    with rw.Client(server.address) as client:
+        with rw.TrajectoryObserver(client, "t", 1) as observer:
+            feed(observer, (600,))
+        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # an export could not write it
+        with pytest.raises(rw.SpecError, match="can only be read by removing its items"):
+            next(export_items(client, "t", RolloutWriter(tmp_path)))
+        assert client.server_info()["t"].current_size == 601
+    assert list_trajectories(tmp_path) == []
 
 
 def test_exported_items_go_back_with_their_priorities_and_are_not_written_twice(
@@ -387,11 +387,12 @@ def test_exported_items_go_back_with_their_priorities_and_are_not_written_twice(
 
 
 def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: StartServer, tmp_path: Path) -> None:
-    server = replay_server(fifo("t"))
+    server = replay_server(rw.TableConfig("t"))
     with rw.Client(server.address) as client:
         client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})
         client.insert({"a": np.arange(3), "b": np.arange(3)}, {"t": 1.0})
-        odd, good = export_items(client, "t", RolloutWriter(tmp_path), consume=True)
+        odd, good = sorted(export_items(client, "t", RolloutWriter(tmp_path)), key=lambda done: not done.error)
+        assert client.server_info()["t"].current_size == 2
     assert str(odd.key) in odd.error
     assert good.num_steps == 3
 
