@@ -324,15 +324,17 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
     paths = list_trajectories(tmp_path / "data")
     (paths[1] / "manifest.json").write_text("{")
     for delivered in ([0], [0, 2], [0, 2, 3]):  # the second is damaged
-        journal = Journal(tmp_path / "journal", {"table": "a"})
+        journal = Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data")
         with rw.TrajectoryObserver(place.client, "a", 3) as observer:
             for done in import_trajectories(paths, observer, journal=journal):
                 if not done.error:
                     break  # closes the iterator: what was sent is confirmed
-        assert Journal(tmp_path / "journal", {"table": "a"}).done == {paths[index].name for index in delivered}
+        assert Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data").done == {
+            paths[index].name for index in delivered
+        }
     assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12]]
     with pytest.raises(rw.SpecError, match="belongs to another import"):
-        Journal(tmp_path / "journal", {"table": "b"})
+        Journal(tmp_path / "journal", {"table": "b"}, tmp_path / "data")
 
 
 @pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
@@ -417,7 +419,7 @@ def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_pat
     with RolloutWriter(tmp_path / "data") as writer:
         writer({"m": np.int64(1)}, end_of_episode=True)
     first, second = list_trajectories(tmp_path / "data")
-    journal = Journal(tmp_path / "journal", {})
+    journal = Journal(tmp_path / "journal", {}, tmp_path / "data")
     with (
         rw.TrajectoryObserver(place.client, "a", 3) as observer,
         pytest.raises(rw.StructureError, match=f"trajectory `{second.name}`: step 3"),
