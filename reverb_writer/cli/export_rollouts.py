@@ -9,26 +9,25 @@ import click
 
 from reverb_writer.cli.server_options import connection_options, new_client, report_errors
 from reverb_writer.cli.transfer import follow
-from reverb_writer.files.exporting import export_items, exported_keys, takes_items_out
+from reverb_writer.errors import SpecError
+from reverb_writer.files.exporting import check_exportable, export_items, exported_keys
 from reverb_writer.files.rollout_writer import RolloutWriter
 
 
 @click.command("export", short_help="Write the items of a table to disk.")
 @click.option("--table", "-t", required=True, help="Table to read.")
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
-@click.option("--consume", is_flag=True, help="Allow an export that removes the items from the table.")
 @connection_options
-def command(table: str, directory: Path, consume: bool, **connection: Any) -> None:
+def command(table: str, directory: Path, **connection: Any) -> None:
     """Write each item of a table to DIR as a separate trajectory; DIR is created if it does not exist.
 
     \b
     reverb-writer export --table replay backup
     reverb-writer import backup --table replay --whole-episodes --priority stored
 
-    Reverb cannot list a table, so the items are sampled. With a uniform or prioritized sampler this goes on until each
-    item was sampled at least once. It takes several times as many samples as there are items, and these count for the
-    rate limiter. With any other sampler, or if items are removed after a number of samples, the export removes the
-    items from the server: confirm that with --consume.
+    Reverb cannot list a table, so the items are sampled until each one was sampled at least once. It takes several
+    times as many samples as there are items, and these count for the rate limiter. The table keeps its items. So it
+    must have a uniform or prioritized sampler, and no max_times_sampled; of other tables use the server's checkpoint.
 
     Ctrl-C ends the export after the current item. The same command continues it: it skips the items that DIR has.
 
@@ -36,23 +35,22 @@ def command(table: str, directory: Path, consume: bool, **connection: Any) -> No
     Exit codes:
       0    every item is on disk
       1    server or disk failed, or not all items were received; the same command continues
-      2    wrong arguments, or --consume is missing
+      2    wrong arguments, or a table that can only be read by removing its items
       3    all items except those named in the output, whose columns have different lengths
       130  stopped by Ctrl-C or SIGTERM; the same command continues
     """  # noqa: D301  # \b is click's mark for lines to keep
     with report_errors(), new_client(**connection) as client:
         found = client.server_info().get(table)
-        if found is not None and takes_items_out(found) and not consume:
-            limit = f", max_times_sampled {found.max_times_sampled}" if found.max_times_sampled else ""
-            raise click.UsageError(
-                f"Table `{table}` ({found.sampler} sampler{limit}) can only be exported by removing its "
-                "items: pass --consume."
-            )
+        if found is not None:
+            try:
+                check_exportable(found)
+            except SpecError as error:
+                raise click.UsageError(str(error)) from error
         num_items = found.current_size if found is not None else 0
         with RolloutWriter(directory) as writer:
             num_before = len(exported_keys(directory, table))
-            todo = num_items if found is None or takes_items_out(found) else max(num_items - num_before, 0)
-            tally = follow(export_items(client, table, writer, consume=consume), "exporting", todo)
+            todo = max(num_items - num_before, 0)
+            tally = follow(export_items(client, table, writer), "exporting", todo)
         click.echo(
             f"{tally.num_done} items, {tally.num_steps} steps in {tally.seconds:.1f} s "
             f"({tally.num_done / tally.seconds:,.0f} items/s); already on disk: {num_before}, "

@@ -125,7 +125,7 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
         observer.update_priority(float(trajectory.manifest.metadata.get("priority", 1.0)))
 
     paths = list_trajectories(directory)
-    todo = [path for path in paths if journal is None or path.name not in journal.done]
+    todo = [path for path in paths if journal is None or journal.name_of(path) not in journal.done]
     before = take_priority if stored else None
     sending = import_trajectories(
         todo, observer, journal=journal, open_trajectory=_open_function(allow_pickle=allow_pickle), before=before
@@ -157,7 +157,7 @@ def _number(priority: str) -> float:
 
 def _journal(client: Client, directory: Path, path: Path | None, purpose: dict[str, Any]) -> Journal:
     if path is not None:
-        return Journal(path, purpose)
+        return Journal(path, purpose, directory)
     purpose = {**purpose, "server": f"{client.request_info().state_id:032x}"}
     digest = hashlib.sha256(json.dumps(purpose, sort_keys=True).encode()).hexdigest()[:16]
-    return Journal(directory / f".import_{digest}.jsonl", purpose)
+    return Journal(directory / f".import_{digest}.jsonl", purpose, directory)

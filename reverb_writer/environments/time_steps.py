@@ -66,10 +66,10 @@ class TimeStepRecorder:
         """Record an action and its result; if the result ends the episode, also the final observation.
 
         Args:
-            action: nest; taken on the observation before `next_timestep`, which is not checked.
+            action: nest; taken on the observation before `next_timestep`, which is not checked; copied.
             next_timestep: a `dm_env.TimeStep`, or an object with its attributes, of type MID or LAST; copied.
             extras: nest of further data of the action, such as its log-probability; of one structure in all steps.
-                Recorded as `extras` unless it is empty.
+                Recorded as `extras` unless it is empty; copied.
 
         Raises:
             StructureError: no episode has begun, or the time step is the first of one.
@@ -83,12 +83,12 @@ class TimeStepRecorder:
                 "`observe` takes the time step after an action, got the first time step of an episode."
             )
         result = {
-            "action": action,
-            "reward": tree.map_structure(np.asarray, next_timestep.reward),
-            "discount": tree.map_structure(np.asarray, next_timestep.discount),
+            "action": _copy(action),
+            "reward": _copy(next_timestep.reward),
+            "discount": _copy(next_timestep.discount),
         }
         if not (tree.is_nested(extras) and not tree.flatten(extras)):
-            result["extras"] = extras
+            result["extras"] = _copy(extras)
         self._is_open = False
         episode = self._recording.state
         ends = None
@@ -118,9 +118,9 @@ class TimeStepRecorder:
         self._recording.write(step, _Episode())
 
 
-def _copy(observation: Any) -> Any:
-    """Copy the arrays of a nest, which the environment may reuse."""
-    return tree.map_structure(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, observation)
+def _copy(nest: Any) -> Any:
+    """Copy the arrays of a nest, which the environment or the policy may reuse; numbers stay numbers of Python."""
+    return tree.map_structure(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, nest)
 
 
 def _type(timestep: Any) -> str:

@@ -55,25 +55,33 @@ class EpisodeFiles:
 
         Raises:
             OSError: the disk failed, for example because it is full. This episode is dropped, its further steps too.
+            KeyboardInterrupt: as OSError if it came while the disk was written.
         """
-        self.fill += 1
-        if self.fill == self._layout.part_length:
-            columns, self.fill = [buffer[: self.fill] for buffer in self._buffers], 0
-            self.extend(columns)
+        if self.fill + 1 == self._layout.part_length:
+            self.extend(self._buffers)
+        else:
+            self.fill += 1
 
     def extend(self, columns: Sequence[Array]) -> None:
-        """Write steps [T, ...], T >= 1, to disk; the buffers are empty."""
+        """Write steps [T, ...], T >= 1, to disk, either those of the buffers or, if these are empty, others."""
+        was_lost, self._is_lost = self._is_lost, True  # until all are on disk: an interrupt would leave a hole
+        self.fill = 0
+        if was_lost:
+            return
+        if self._folder is None:
+            self._folder = TrajectoryFolder(self._data_dir, self._new_name(), self._layout.leaves)
+        try:
+            self._add_parts(self._folder, columns)
+        except BaseException:
+            self._folder.discard()
+            raise
+        self._is_lost = False
+
+    def _add_parts(self, folder: TrajectoryFolder, columns: Sequence[Array]) -> None:
         length = self._layout.part_length
-        for start in range(0, 0 if self._is_lost else len(columns[0]), length):
+        for start in range(0, len(columns[0]), length):
             part = [column[start : start + length] for column in columns]
-            if self._folder is None:
-                self._folder = TrajectoryFolder(self._data_dir, self._new_name(), self._layout.leaves)
-            try:
-                self._folder.add(part)
-            except OSError:
-                self._folder.discard()
-                self._is_lost = True
-                raise
+            folder.add(part)
             if self._tail and len(part[0]) == 1:
                 self._tail = [
                     np.concatenate([tail[-1:], column]) for tail, column in zip(self._tail, part, strict=True)
@@ -113,7 +121,7 @@ class EpisodeFiles:
                         metadata=metadata,
                     )
                 )
-            except OSError:
+            except BaseException:
                 folder.discard()
                 raise
         finally:

@@ -1,16 +1,12 @@
-"""Export the items of a table to disk, each item once.
+"""Export the items of a table to disk, each item once; the table keeps them all.
 
-Reverb has no call that lists a table: items come in the order of the table's sampler. So the way depends on the table:
+Reverb has no call that lists a table: items come in the order of the table's sampler. So an export samples until every
+key has been seen, which needs a uniform or prioritized sampler, and a table without `max_times_sampled`: such a table
+removes an item when it hands it out, and the item would be lost if the export stopped, or could not write it. The other
+samplers give the same item again and again.
 
-    table                                                    way                                     items stay
-    -------------------------------------------------------  --------------------------------------  ----------
-    gives each item once (`max_times_sampled=1`)             sample as many as there are             no
-    uniform or prioritized sampler, no `max_times_sampled`   sample until every key has been seen    yes
-    uniform or prioritized sampler, `max_times_sampled` > 1  the same                                some
-    fifo, lifo or heap, which give the same item again       sample one, delete it, and so on        no
-
-Items are only removed if the caller allows it. Each sample counts for the table's rate limiter, which may make an
-export wait. To see every key of n items takes about n ln n random samples, and more if priorities differ much.
+Each sample counts for the table's rate limiter, which may make an export wait. To see every key of n items takes about
+n ln n random samples, and more if priorities differ much.
 """
 
 from __future__ import annotations
@@ -45,9 +41,19 @@ class Exported(NamedTuple):
     error: str = ""
 
 
-def takes_items_out(table: TableInfo) -> bool:
-    """Return whether an export removes items from a table."""
-    return table.sampler not in _RANDOM or table.max_times_sampled > 0
+def check_exportable(table: TableInfo) -> None:
+    """Check that all items of a table can be seen without removing one.
+
+    Raises:
+        SpecError: they cannot.
+    """
+    if table.sampler not in _RANDOM or table.max_times_sampled:
+        limit = f", `max_times_sampled` {table.max_times_sampled}" if table.max_times_sampled else ""
+        raise SpecError(
+            f"table `{table.name}` ({table.sampler} sampler{limit}) can only be read by removing its items. An export "
+            "needs a uniform or prioritized sampler without `max_times_sampled`. Have the server write a checkpoint "
+            "instead, or sample the items and write each with `RolloutWriter.save`."
+        )
 
 
 def exported_keys(data_dir: Any, table: str) -> set[int]:
@@ -68,7 +74,6 @@ def export_items(
     table: str,
     writer: RolloutWriter,
     *,
-    consume: bool = False,
     timeout_s: float | None = None,
 ) -> Generator[Exported, None, None]:
     """Write each item that a table holds now as a trajectory; items in the writer's directory are skipped.
@@ -79,34 +84,22 @@ def export_items(
         client: of the server.
         table: its name.
         writer: where items go.
-        consume: whether the export may remove items from the table; needed if `takes_items_out` returns True.
         timeout_s: how long to wait for a sample, seconds; None for the client's.
 
     Yields:
         The outcome of each item.
 
     Raises:
-        SpecError: the table can only be read by removing its items, and `consume` is False.
+        SpecError: the table can only be read by removing its items.
         StructureError: there is no such table.
         ReplayTimeoutError: not all items came; says how many did.
     """
     info = client.request_info(timeout_s)
     check_tables_exist([table], info, client.address)
     found = info.tables[table]
-    if takes_items_out(found) and not consume:
-        limit = f", `max_times_sampled` {found.max_times_sampled}" if found.max_times_sampled else ""
-        raise SpecError(
-            f"table `{table}` ({found.sampler} sampler{limit}) can only be read by removing its items. Pass "
-            "`consume` to do that, or have the server write a checkpoint."
-        )
+    check_exportable(found)
     seen = exported_keys(writer.data_dir, table)
-    if found.max_times_sampled == 1:
-        samples = _once(client, found, timeout_s)
-    elif found.sampler in _RANDOM:
-        samples = _until_all_are_seen(client, found, timeout_s)
-    else:
-        samples = _one_by_one(client, found, timeout_s)
-    for sample in samples:
+    for sample in _until_all_are_seen(client, found, timeout_s):
         key = sample.info.key
         if key in seen:
             continue
@@ -125,14 +118,6 @@ def _save(writer: RolloutWriter, table: str, sample: Sample) -> int:
     return StoredTrajectory(path).manifest.num_steps
 
 
-def _once(client: Client, table: TableInfo, timeout_s: float | None) -> Iterator[Sample]:
-    missing = table.current_size
-    while missing > 0:
-        for sample in client.sample(table.name, min(missing, _BATCH), timeout_s):
-            missing -= 1
-            yield sample
-
-
 def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | None) -> Iterator[Sample]:
     size, keys, in_vain = table.current_size, set[int](), 0
     while len(keys) < size:
@@ -145,10 +130,3 @@ def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | Non
                 f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because "
                 "their priority is too small, or because they were removed meanwhile."
             )
-
-
-def _one_by_one(client: Client, table: TableInfo, timeout_s: float | None) -> Iterator[Sample]:
-    for _ in range(table.current_size):
-        for sample in client.sample(table.name, 1, timeout_s):
-            yield sample
-            client.mutate_priorities(table.name, deletes=[sample.info.key], timeout_s=timeout_s)

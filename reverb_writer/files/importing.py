@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
@@ -28,24 +29,26 @@ _CONFIRM_S = 2.0
 
 
 class Journal:
-    """A file of JSON lines: first the purpose of the import, then the names of confirmed trajectories.
+    """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories in a directory.
+
+    Folders of two runs may have the same name, and the directory may be moved: so paths are relative to it.
 
     A line that was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
 
     Attributes:
         path: the file.
-        done: names of the trajectories that were delivered.
+        done: paths of the trajectories that were delivered, as `name_of` returns them.
     """
 
-    def __init__(self, path: Path, purpose: Mapping[str, Any]) -> None:
-        """Read the file if it exists.
+    def __init__(self, path: Path, purpose: Mapping[str, Any], directory: Path) -> None:
+        """Read the file if it exists; `directory` is that of the trajectories.
 
         Raises:
             SpecError: the file belongs to another import, or does not begin as a journal.
             OSError: it cannot be read.
         """
         self.path = path
-        self._purpose = dict(purpose)
+        self._purpose, self._directory = dict(purpose), directory
         self.done: set[str] = set()
         lines = path.read_bytes().splitlines() if path.exists() else []
         if not lines:
@@ -67,8 +70,12 @@ class Journal:
             with suppress(ValueError):  # cut short
                 self.done.add(json.loads(line))
 
+    def name_of(self, path: Path) -> str:
+        """Return the path of a trajectory's folder relative to the directory."""
+        return Path(os.path.relpath(path, self._directory)).as_posix()
+
     def add(self, names: Iterable[str]) -> None:
-        """Add the names of delivered trajectories."""
+        """Add the paths of delivered trajectories, as `name_of` returns them."""
         names = list(names)
         with self.path.open("a+b") as file:
             size = file.tell()
@@ -155,11 +162,11 @@ def import_trajectories(
         StructureError: the steps of a trajectory differ from those before or from the table's; names it.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
-    unconfirmed: list[str] = []
+    unconfirmed: list[Path] = []
     confirmed_at = time.monotonic()
     try:
         for path in paths:
-            if journal is not None and path.name in journal.done:
+            if journal is not None and journal.name_of(path) in journal.done:
                 continue
             try:
                 num_steps = _send(open_trajectory(path), observer, before)
@@ -167,7 +174,7 @@ def import_trajectories(
                 _LOG.warning("Skipped: %s", error)
                 yield Imported(path.name, 0, str(error))
                 continue
-            unconfirmed.append(path.name)
+            unconfirmed.append(path)
             if time.monotonic() - confirmed_at > _CONFIRM_S:
                 _confirm(observer, journal, unconfirmed)
                 confirmed_at = time.monotonic()
@@ -197,8 +204,8 @@ def _send(trajectory: Any, observer: Any, before: Callable[[Any], None] | None) 
         raise
 
 
-def _confirm(observer: Any, journal: Journal | None, names: list[str]) -> None:
+def _confirm(observer: Any, journal: Journal | None, paths: list[Path]) -> None:
     observer.flush()
-    if journal is not None and names:
-        journal.add(names)
-    names.clear()
+    if journal is not None and paths:
+        journal.add(map(journal.name_of, paths))
+    paths.clear()

@@ -48,16 +48,16 @@ class RolloutFileBase:
         """Start again from the first trajectories, or give some environments their next trajectory.
 
         Args:
-            env_ids: numbers of environments; None, or all of them, to start again.
+            env_ids: numbers of environments, each of which gets its next trajectory once; None to start again.
 
         Raises:
             SpecError: there is no such environment.
         """
-        if env_ids is None or len(env_ids) == self.num_envs or not self._is_initialized:
+        if env_ids is None or not self._is_initialized:
             self._is_initialized = True
             self.reset_all()
         else:
-            self.refresh_handlers(self._env_ids(env_ids))
+            self.refresh_handlers(list(dict.fromkeys(self._env_ids(env_ids))))
 
     def get_batch(self, num_transitions_per_env: int | None = None, env_ids: Any = None) -> Any:
         """Return the next transitions of each environment.

@@ -17,8 +17,9 @@ from reverb_writer.rollouts.storage import RolloutStorage
 class QueueRolloutStorage(RolloutStorage):
     """A `RolloutStorage` in which new rows replace the oldest ones, once it has grown to its full size.
 
-    It grows at `clear()`, by T rows at most, until it has floor(`buffer_dilation_ratio` T) rows. Rows are always read
-    in the order of time: returns, minibatches and statistics are those of all rows in the storage.
+    It grows at `clear()` if fewer than T rows are free, by at most T rows, until it has
+    floor(`buffer_dilation_ratio` T) rows. Rows are always read in the order of time: returns,
+    minibatches and statistics are those of all rows in the storage.
 
         T = 4, ratio 1.5    rollout    rows written    size
                             1          0 1 2 3         4, then grows
@@ -48,8 +49,8 @@ class QueueRolloutStorage(RolloutStorage):
 
     def clear(self) -> None:
         """Begin a new rollout. Earlier rows are kept; the storage grows if it is smaller than its full size."""
-        if self.step == self._capacity:
-            extra = min(self._full_size - self._capacity, self.num_transitions_per_env)
+        extra = min(self._full_size - self._capacity, self.num_transitions_per_env)
+        if extra and self._capacity - self.step < self.num_transitions_per_env:
             for name, rows in self._zeros(extra).items():
                 if rows is not None:
                     setattr(self, name, self._arrays.concatenate(getattr(self, name), rows))

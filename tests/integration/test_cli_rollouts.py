@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tree
 from episodes import expected, feed
 from reading import Place, fifo, read
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.rollouts import RolloutWriter, StoredTrajectory, list_trajectories
+from reverb_writer.rollouts import RolloutWriter, list_trajectories
 
 COMMAND = [sys.executable, "-m", "reverb_writer.cli"]
 StartServer = Callable[..., HostedServer]
@@ -54,6 +53,17 @@ def test_import_again_sends_nothing_until_asked(place: Place, tmp_path: Path) ->
     assert place.column("a") == place.column("b") == [[1, 2, 3]]
     assert run(*arguments, "--again").returncode == 0
     assert place.column("a") == [[1, 2, 3]]
+
+
+def test_folders_of_one_name_in_two_runs_are_two_trajectories(place: Place, tmp_path: Path) -> None:
+    arguments = ("import", tmp_path / "data", "-t", "a", "-a", place.address, "-l", 3)
+    for number, run_name in enumerate(("run_a", "run_b"), 1):
+        write(tmp_path / "data" / run_name, (2 + number,))
+        (path,) = list_trajectories(tmp_path / "data" / run_name)
+        path.rename(path.parent / "trajectory_0")
+        done = run(*arguments)
+        assert (done.returncode, done.stdout[:15]) == (0, "1 trajectories,"), done.stderr
+    assert place.column("a") == [[1, 2, 3], [1, 2, 3], [2, 3, 4]]
 
 
 def test_import_names_what_is_damaged_and_ends_with_3(place: Place, tmp_path: Path) -> None:
@@ -99,16 +109,13 @@ def test_export_and_import_bring_items_back(replay_server: StartServer, tmp_path
     assert found == [(0.5, [0]), (1.0, [0, 1]), (1.5, [0, 1, 2])]
 
 
-def test_export_takes_items_out_only_if_told(place: Place, tmp_path: Path) -> None:
+def test_export_takes_no_items_out(place: Place, tmp_path: Path) -> None:
     with rw.TrajectoryObserver(place.client, "a", 2) as observer:
         feed(observer, (4,))
-    refused = run("export", "--table", "a", tmp_path, "-a", place.address)
+    refused = run("export", "--table", "a", tmp_path / "out", "-a", place.address)
     assert refused.returncode == 2
-    assert "--consume" in refused.stderr
+    assert "can only be read by removing its items" in refused.stderr
     assert place.client.server_info()["a"].current_size == 3
-    assert run("export", "--table", "a", tmp_path, "-a", place.address, "--consume").returncode == 0
-    found = [tree.flatten(StoredTrajectory(path).load())[0].tolist() for path in list_trajectories(tmp_path)]
-    assert found == [[1, 2], [2, 3], [3, 4]]
 
 
 def test_no_server_and_no_table_end_with_1_and_say_so(place: Place, tmp_path: Path) -> None:

@@ -324,46 +324,48 @@ def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> No
     paths = list_trajectories(tmp_path / "data")
     (paths[1] / "manifest.json").write_text("{")
     for delivered in ([0], [0, 2], [0, 2, 3]):  # the second is damaged
-        journal = Journal(tmp_path / "journal", {"table": "a"})
+        journal = Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data")
         with rw.TrajectoryObserver(place.client, "a", 3) as observer:
             for done in import_trajectories(paths, observer, journal=journal):
                 if not done.error:
                     break  # closes the iterator: what was sent is confirmed
-        assert Journal(tmp_path / "journal", {"table": "a"}).done == {paths[index].name for index in delivered}
+        assert Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data").done == {
+            paths[index].name for index in delivered
+        }
     assert place.column("a") == [[1, 2, 3], [7, 8, 9], [10, 11, 12]]
     with pytest.raises(rw.SpecError, match="belongs to another import"):
-        Journal(tmp_path / "journal", {"table": "b"})
+        Journal(tmp_path / "journal", {"table": "b"}, tmp_path / "data")
 
 
-@pytest.mark.parametrize(
-    ("sampler", "options", "is_ordered"),
-    [
-        ("uniform", {}, False),
-        ("prioritized", {}, False),
-        ("fifo", {"max_times_sampled": 1}, True),
-        ("fifo", {}, True),
-        ("lifo", {}, False),
-    ],
-)
-def test_export_writes_each_item_once(
-    replay_server: StartServer, tmp_path: Path, sampler: str, options: dict[str, Any], is_ordered: bool
+@pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+def test_export_writes_each_item_once_and_the_table_keeps_it(
+    replay_server: StartServer, tmp_path: Path, sampler: str
 ) -> None:
     chosen: Any = rw.Prioritized(1.0) if sampler == "prioritized" else sampler
-    server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo", **options))
-    keeps = sampler in ("uniform", "prioritized")
+    server = replay_server(rw.TableConfig("t", 1000, chosen, "fifo"))
     with rw.Client(server.address) as client:
         with rw.TrajectoryObserver(client, "t", 3) as observer:
             feed(observer, (12,))
-        writer = RolloutWriter(tmp_path)
-        if not keeps:
-            with pytest.raises(rw.SpecError, match="only be read by removing its items"):
-                list(export_items(client, "t", writer))
-        done = list(export_items(client, "t", writer, consume=not keeps))
-        assert client.server_info()["t"].current_size == (10 if keeps else 0)
+        done = list(export_items(client, "t", RolloutWriter(tmp_path)))
+        assert client.server_info()["t"].current_size == 10
     assert [each.num_steps for each in done] == [3] * 10
     found = [tree.flatten(StoredTrajectory(path).load())[0].tolist() for path in list_trajectories(tmp_path)]
-    wanted = [[n, n + 1, n + 2] for n in range(1, 11)]
-    assert (found if is_ordered else sorted(found)) == wanted
+    assert sorted(found) == [[n, n + 1, n + 2] for n in range(1, 11)]
+
+
+@pytest.mark.parametrize(("sampler", "times"), [("fifo", 1), ("fifo", 0), ("lifo", 0), ("uniform", 1), ("uniform", 3)])
+def test_export_of_a_table_that_would_lose_items_is_refused_and_takes_none(
+    replay_server: StartServer, tmp_path: Path, sampler: Any, times: int
+) -> None:
+    server = replay_server(rw.TableConfig("t", 1000, sampler, "fifo", max_times_sampled=times))
+    with rw.Client(server.address) as client:
+        with rw.TrajectoryObserver(client, "t", 1) as observer:
+            feed(observer, (600,))
+        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})  # an export could not write it
+        with pytest.raises(rw.SpecError, match="can only be read by removing its items"):
+            next(export_items(client, "t", RolloutWriter(tmp_path)))
+        assert client.server_info()["t"].current_size == 601
+    assert list_trajectories(tmp_path) == []
 
 
 def test_exported_items_go_back_with_their_priorities_and_are_not_written_twice(
@@ -387,11 +389,12 @@ def test_exported_items_go_back_with_their_priorities_and_are_not_written_twice(
 
 
 def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: StartServer, tmp_path: Path) -> None:
-    server = replay_server(fifo("t"))
+    server = replay_server(rw.TableConfig("t"))
     with rw.Client(server.address) as client:
         client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})
         client.insert({"a": np.arange(3), "b": np.arange(3)}, {"t": 1.0})
-        odd, good = export_items(client, "t", RolloutWriter(tmp_path), consume=True)
+        odd, good = sorted(export_items(client, "t", RolloutWriter(tmp_path)), key=lambda done: not done.error)
+        assert client.server_info()["t"].current_size == 2
     assert str(odd.key) in odd.error
     assert good.num_steps == 3
 
@@ -416,7 +419,7 @@ def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_pat
     with RolloutWriter(tmp_path / "data") as writer:
         writer({"m": np.int64(1)}, end_of_episode=True)
     first, second = list_trajectories(tmp_path / "data")
-    journal = Journal(tmp_path / "journal", {})
+    journal = Journal(tmp_path / "journal", {}, tmp_path / "data")
     with (
         rw.TrajectoryObserver(place.client, "a", 3) as observer,
         pytest.raises(rw.StructureError, match=f"trajectory `{second.name}`: step 3"),

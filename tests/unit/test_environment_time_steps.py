@@ -135,6 +135,40 @@ def test_nests_of_any_kind_and_extras_are_zero_in_the_last_step() -> None:
     assert (last["observation"]["b"][1], last["terminated"]) == ("text", True)
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_policy_may_reuse_its_arrays(wrapped: bool) -> None:
+    steps: list[Any] = []
+    bare = Counting([(4, "terminated")])
+    env = rw.environments.record(bare, steps.append) if wrapped else bare
+    recorder = rw.environments.TimeStepRecorder(steps.append)
+    action, extras = np.zeros(1, np.int64), {"log_prob": np.zeros(1)}
+    first = env.reset()
+    if not wrapped:
+        recorder.observe_first(first)
+    for number in (1, 2, 3, 4):
+        action[:] = extras["log_prob"][:] = number
+        result = env.step(action)
+        if not wrapped:
+            recorder.observe(action, result, extras)
+    assert [step["action"].tolist() for step in steps] == [[1], [2], [3], [4], [0]]
+    if not wrapped:
+        assert [step["extras"]["log_prob"].tolist() for step in steps] == [[1], [2], [3], [4], [0]]
+
+
+def test_rewards_may_be_any_numbers_that_an_observer_takes() -> None:
+    with rw.LocalServer([rw.TableConfig("t")]) as server:
+        with rw.EpisodeObserver(server.address, "t", 10) as observer:
+            recorder = rw.environments.TimeStepRecorder(observer)
+            recorder.observe_first(dm_env.restart(np.zeros(2)))
+            recorder.observe(0, dm_env.transition(0.0, np.zeros(2), 1.0))
+            recorder.observe(0, dm_env.transition(1, np.zeros(2), 1))
+            recorder.observe(0, dm_env.termination(2, np.zeros(2)))
+        with rw.Client(server.address) as client:
+            (sample,) = client.sample("t")
+    assert sample.data["reward"].tolist() == [0, 1, 2, 0]
+    assert sample.data["discount"].tolist() == [1, 1, 0, 0]
+
+
 def test_time_steps_out_of_order_are_refused_and_change_nothing() -> None:
     steps: list[Any] = []
     env = Counting([(2, "terminated")])

@@ -159,6 +159,25 @@ def test_reset_of_some_environments_gives_them_their_next_trajectory(tmp_path: P
         dataset.reset([2])
 
 
+@pytest.mark.parametrize(
+    ("num_envs", "env_ids", "expected"),
+    [
+        (1, [0], [[(0, 0)], [(1, 0)], [(2, 0)]]),
+        (2, [1, 1], [[(0, 0), (1, 0)], [(0, 1), (2, 0)], [(0, 2), (3, 0)]]),
+        (2, [0, 1], [[(0, 0), (1, 0)], [(2, 0), (3, 0)], [(4, 0), (5, 0)]]),
+    ],
+)
+def test_reset_of_given_environments_never_starts_again(
+    tmp_path: Path, num_envs: int, env_ids: list[int], expected: list[list[tuple[int, int]]]
+) -> None:
+    write_transitions(tmp_path, [5] * 6)
+    dataset = RolloutDataset(tmp_path, num_envs)
+    for number, batch in enumerate(expected):
+        if number:
+            dataset.reset(env_ids)
+        assert delivered([dataset.get_batch()]) == batch
+
+
 def test_some_environments_step_alone(tmp_path: Path) -> None:
     write_transitions(tmp_path, [5, 5])
     dataset = RolloutDataset(tmp_path, 2)
