@@ -58,9 +58,9 @@ STEP = (
 )
 SAMPLE = (
     ("Reverb server", "chooses items; sends them with their chunks"),
-    ("SampleFetcher", "fetched ahead, up to a limit"),
+    ("SampleStream", "fetched ahead, up to a limit"),
+    ("Mixer", "which server's samples come next"),
     ("BatchAssembler", "each chunk is decoded once; rows are gathered"),
-    ("RoundRobin", "the server whose turn it is"),
     ("ReplayDataset", "Batch(data, info): leaves [B, T, ...]"),
     ("learner", "to_transitions, returns, update_priorities"),
 )
@@ -150,14 +150,10 @@ def act(client: rw.Client, over: threading.Event) -> None:
 
 def learn(client: rw.Client, over: threading.Event) -> None:
     """Sample items, slowly in odd phases."""
-    with rw.ReplayDataset(
-        client, "replay", batch_size=4, max_in_flight_batches=1, timeout_s=0.2, on_timeout="stop"
-    ) as dataset:
+    with rw.ReplayDataset(client, "replay", batch_size=4, max_in_flight_batches=1) as dataset:
         while not over.is_set():
-            for _ in dataset:
+            if dataset.take(timeout_s=0.2) is not None:
                 pause(slow_phase=1)
-                if over.is_set():
-                    break
 
 
 def run_limiter() -> np.ndarray[Any, Any]:

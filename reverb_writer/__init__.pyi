@@ -36,6 +36,7 @@ from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
 from reverb_writer.reading.slice_dataset import ContiguousDataset as ContiguousDataset
 from reverb_writer.reading.transforms import burn_in as burn_in
 from reverb_writer.reading.transforms import frame_stack as frame_stack
+from reverb_writer.reading.transforms import split_windows as split_windows
 from reverb_writer.steps import Trajectory as Trajectory
 from reverb_writer.tables import MinSize as MinSize
 from reverb_writer.tables import Prioritized as Prioritized

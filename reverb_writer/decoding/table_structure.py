@@ -19,11 +19,14 @@ class TableStructure:
 
     Without a signature the first item settles it. Later items of another spec are foreign. An item without a spec, as
     other writers write them, is never foreign; if it is the first one, items are tuples of columns.
+
+    Attributes:
+        table: its name.
     """
 
     def __init__(self, table: str, signature: Any) -> None:
         """Take a table's signature, None if it has none: then the first item's spec counts."""
-        self._table, self._has_signature = table, signature is not None
+        self.table, self._has_signature = table, signature is not None
         self._spec = with_trajectories(signature)  # a nest of `ArraySpec`
         self._pack = packer(self._spec)
         self._first = b""  # the spec of the first item, encoded
@@ -45,7 +48,7 @@ class TableStructure:
         """
         if not self._known.wait(timeout_s):
             raise ReplayTimeoutError(
-                f"table `{self._table}` has no signature, and no item has come within {timeout_s:.1f} s that tells its "
+                f"table `{self.table}` has no signature, and no item has come within {timeout_s:.1f} s that tells its "
                 "structure. Start the actors or raise `timeout_s`."
             )
         return self._spec
@@ -75,7 +78,7 @@ class TableStructure:
                 _LOG.warning(
                     "Table `%s`: items of another structure are left out, and counted as `foreign_items`. The first "
                     "item has %s; the other one has %s. Make the actors agree, or read the items with another dataset.",
-                    self._table,
+                    self.table,
                     spec_text(self._spec),
                     spec_text(other),
                 )

@@ -1,32 +1,44 @@
-"""The life cycle of every dataset of replay tables: open, iterate, convert, count, close, pickle.
+"""What every dataset of a replay table has: it is opened, iterated, converted, counted, closed and pickled.
 
-A dataset owns a client and a `TableReader` for each of its tables, and makes batches of their samples.
+Prefetcher -> next(), which waits and says why -> the learner -> update_priorities() -> PriorityUpdates
 """
 
 from __future__ import annotations
 
-import abc
 import functools
 import inspect
+import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import check_timeout, check_wait
-from reverb_writer.background import in_background, may_be_interrupted
+from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.client.client import Client
+from reverb_writer.client.due_windows import send_due
 from reverb_writer.client.shared_clients import as_client
-from reverb_writer.errors import SpecError
+from reverb_writer.decoding.table_structure import TableStructure
+from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.batches import Batch
-from reverb_writer.reading.fetchers import MAX_SILENCE_S, stop_fetchers
+from reverb_writer.reading.opening import open_table
+from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
+from reverb_writer.reading.priority_updates import PriorityUpdates
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.table_reader import TableReader
+from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.reading.waiting import Wait
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+LEAST_S = 0.05
+"""Time for a question to a server, in seconds, even if the time-out has been spent on others."""
+
+_LOG = logging.getLogger(__package__)
+
 _END_S = 5.0  # how long the main thread waits for the end of a dataset that was not closed
+_STOP_S = 3.0  # for the thread to end
+_MAX_SILENCE_S = 0.25  # when the last sample in flight came so long ago, no more is waited for at the end
 
 
 class Views:
@@ -85,13 +97,15 @@ class Views:
         self.close()
 
 
-class Dataset(Views, abc.ABC):
+class Dataset(Views):
     """An endless iterator over batches. Iterated by one thread at a time; the rest is thread-safe.
 
     Attributes:
+        table: its name.
         timeout_s: time-out of a batch, in seconds.
     """
 
+    table: str
     timeout_s: float
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -102,41 +116,66 @@ class Dataset(Views, abc.ABC):
         return dataset
 
     def _open(
-        self, client: Any, options: ReadOptions, make_readers: Callable[[Client, float], Iterable[TableReader]]
+        self,
+        client: Any,
+        table: str,
+        pool_size: int,
+        options: ReadOptions,
+        make_maker: Callable[[TableStructure], BatchMaker],
     ) -> None:
-        """Connect to the servers and start to fetch. If that fails, all that has started is stopped.
+        """Connect to the servers. If that fails, all that has started is stopped.
 
-        `make_readers` gets the client, and the deadline of `time.monotonic()` for connecting.
+        `pool_size` samples are made to batches together, by what `make_maker` returns. It must not refer to the
+        dataset, which could not be garbage then: the thread has it.
         """
-        self._options = options
+        self.table, self._options, self._pool_size = table, options, pool_size
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
-        self._readers: list[TableReader] = []
+        self._stats = DatasetStats()
+        self._woken = Flag()
+        self._says_too_short = True
+        parts: list[Any] = []  # the prefetcher and the priorities, as far as there are any
         # A dataset that is not closed must not hang the interpreter's end; nor one whose opening was interrupted.
         owned_client = self._client if self._owns_client else None
-        self._finalizer = weakref.finalize(self, _shut_down, self._readers, owned_client)
+        self._finalizer = weakref.finalize(self, _shut_down, parts, owned_client)
         try:
             connect_s = self.timeout_s if options.connect_timeout_s is None else options.connect_timeout_s
-            self._readers.extend(make_readers(self._client, time.monotonic() + connect_s))
+            info, make_mixer = open_table(self._client, table, options, connect_s)
+            self._updates = PriorityUpdates(self._client, info)
+            parts.append(self._updates)
+            changed, structure = Flag(), TableStructure(table, info.signature)
+            mixer = make_mixer(pool_size, changed=changed.set, remember=self._updates.remember_owner)
+            self._updates.lost_servers = lambda: mixer.lost_servers
+            self._mixer = mixer
+            self._prefetcher = Prefetcher(
+                mixer,
+                make_maker(structure),
+                pool_size,
+                options,
+                structure,
+                changed=changed,
+                wake=self._woken.set,
+            )
+            parts.append(self._prefetcher)
+            self._updates.start()
         except BaseException:
             self._finalizer()
             raise
-        for reader in self._readers:
-            reader.start()
 
     @property
     def reuses_buffers(self) -> bool:
-        """Whether the arrays of a batch are overwritten when a later one is asked for."""
+        """Whether the arrays of a batch are overwritten when a later batch is asked for."""
         return self._options.reuse_buffers
 
     def __iter__(self) -> Iterator[Batch]:
-        """Return the dataset itself; it continues where the last iteration ended, also after a time-out."""
-        for reader in self._readers:
-            reader.restart()
+        """Begin to fetch, and return the dataset itself; it continues where the last iteration ended."""
+        self._prefetcher.start()
         return self
 
     def __next__(self) -> Batch:
         """Return the next batch; after `close()` or a single pass, a last batch of the remaining samples, then stop.
+
+        The first call begins to fetch.
 
         Raises:
             ReplayTimeoutError: no batch within the time-out; names the cause with its numbers. No sample is lost.
@@ -146,19 +185,16 @@ class Dataset(Views, abc.ABC):
             IncompleteError: all trajectories that arrived within the time-out are too short for a slice.
             ClosedError: in a forked child.
         """
-        batch = self._next_batch(time.monotonic())
+        batch = self._next_batch(time.monotonic(), self.timeout_s)
         if batch is None:
             raise StopIteration
         return batch
 
-    @abc.abstractmethod
-    def _next_batch(self, start: float) -> Batch | None:
-        """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`."""
-
     def take(self, timeout_s: float = 0.0) -> Batch | None:
         """Return what has arrived by now: a batch, or a smaller one of what has; None if there is nothing.
 
-        It ends no iteration, and raises nothing because of a server that is slow or gone.
+        It ends no iteration, and raises nothing because of a server that is slow or gone. It waits for no `transform`
+        of another batch.
 
         Args:
             timeout_s: how long to wait for a full batch, in seconds, >= 0.
@@ -166,32 +202,145 @@ class Dataset(Views, abc.ABC):
         Raises:
             UnsafeDataError, FormatError, StructureError, ClosedError: as `next`.
         """
-        return self._take_batch(time.monotonic(), check_wait(timeout_s))
+        start, timeout_s = time.monotonic(), check_wait(timeout_s)
+        try:
+            if timeout_s > 0:
+                return self._next_batch(start, timeout_s)
+        except (ReplayTimeoutError, ServerUnavailableError):
+            pass
+        except IncompleteError as error:
+            self._leave_out(error)
+        self._begin()
+        while True:
+            try:
+                return self._counted(self._prefetcher.pop() or self._prefetcher.pop_rest(), start)
+            except IncompleteError as error:
+                self._leave_out(error)
 
-    @abc.abstractmethod
-    def _take_batch(self, start: float, timeout_s: float) -> Batch | None:
-        """Return what has arrived; None if there is nothing. Checked arguments; the time-out counts from `start`."""
+    def _leave_out(self, error: IncompleteError) -> None:
+        if self._says_too_short:
+            self._says_too_short = False
+            _LOG.warning("Table `%s`: %s `take` leaves such samples out.", self.table, error)
+
+    def _begin(self) -> None:
+        if self._updates.is_forked:
+            self._client.shards[0].channel.check_usable()
+        self._prefetcher.start()
+
+    def _next_batch(self, start: float, timeout_s: float) -> Batch | None:
+        """Return the next batch; None at the end. The time-out counts from `start`, of `time.monotonic()`."""
+        self._begin()
+        deadline = start + timeout_s
+        wait = Wait(self.table, lambda: self._mixer.sources, start, timeout_s)
+        too_short: IncompleteError | None = None
+        while True:
+            self._woken.clear()
+            has_ended = self._prefetcher.has_ended  # before the look: nothing comes after it
+            try:
+                batch = self._counted(self._prefetcher.pop(), start)
+            except IncompleteError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                too_short = error
+                continue
+            if batch is not None:
+                return batch
+            if has_ended:
+                if too_short is not None:
+                    raise too_short
+                return None
+            send_due()
+            if self._woken.wait(max(min(deadline, wait.look_at) - time.monotonic(), 0)):
+                continue
+            now = time.monotonic()
+            if now >= deadline:
+                raise too_short or self._too_late(wait, timeout_s)
+            if now >= wait.look_at:
+                wait.look()
+
+    def _counted(self, found: Batch | Exception | None, called_at: float) -> Batch | None:
+        """Return a batch that is handed out, or raise the error in its place."""
+        if isinstance(found, Exception):
+            raise found
+        if found is not None:
+            now = time.monotonic()
+            self._stats.batches += 1
+            self._stats.samples += len(found.info)
+            self._stats.wait_s += now - called_at
+            self._stats.last_age_s = now - found.info.received_at
+            found = self._completed(found)
+        return found
+
+    def _completed(self, batch: Batch) -> Batch:
+        """Return a batch with what is only known when it is handed out."""
+        return batch
+
+    def _too_late(self, wait: Wait, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
+        num_foreign = self._prefetcher.stats().foreign_items
+        foreign = f"{num_foreign} of another structure were left out. " if num_foreign else ""
+        streams = [source.stream for source in self._mixer.sources]
+        is_gone = all(stream.loss is not None and not stream.is_silent for stream in streams)
+        what = (
+            f"{self._prefetcher.num_for_batch} of {self._pool_size} samples have come. {foreign}{wait.why()}"
+            if not self._prefetcher.is_making
+            else "its samples have come, and are still made to a batch. Make `transform` faster or raise `timeout_s`."
+        )
+        return (ServerUnavailableError if is_gone else ReplayTimeoutError)(
+            f"table `{self.table}`: no batch within {timeout_s:.1f} s, {what}"
+        )
+
+    def update_priorities(self, batch_or_keys: Any, priorities: Any) -> None:
+        """Set priorities of items, soon: the learner does not wait for the server.
+
+        Args:
+            batch_or_keys: a batch, of any view; its info; or [n] integers, as `batch.info.keys`. The server ignores
+                keys of items that it has removed.
+            priorities: [n], finite and >= 0, of any framework: tensors may have gradients and be on any device. Of
+                several for one key the last one counts. A batch of slices has a key for each slice.
+
+        Raises:
+            SpecError: a priority cannot be one, or there are not as many as keys. Nothing changed.
+            ClosedError: after `close()`.
+        """
+        self._updates.put(batch_or_keys, priorities)
+
+    def flush_priorities(self, timeout_s: float | None = None) -> None:
+        """Return when all priorities given so far are set, or counted as not set.
+
+        `stats()` has the counters, `failed_priority_updates` and `gone_priority_updates`.
+
+        Raises:
+            ReplayTimeoutError: not within `timeout_s` seconds, or the dataset's time-out.
+        """
+        self._updates.flush(self.timeout_s if timeout_s is None else check_timeout(timeout_s))
+
+    def stats(self) -> DatasetStats:
+        """Return the counters so far."""
+        stats = DatasetStats(**vars(self._stats))
+        stats.add(self._prefetcher.stats())
+        stats.priority_updates, stats.failed_priority_updates = self._updates.num_sent, self._updates.num_failed
+        stats.gone_priority_updates = self._updates.num_gone
+        return stats
 
     def close(self, timeout_s: float | None = None) -> None:
         """Stop fetching, and set the priorities that are on their way. Idempotent.
 
-        The samples that have arrived can still be iterated over, in a last, smaller batch if need be;
-        `undelivered_samples` of `stats()` counts those that are not. If sampling removes items from a table, the
-        samples in flight are read first.
+        The samples that have arrived, `ready_samples` of `stats()`, can still be iterated over, in a last, smaller
+        batch if need be. If sampling removes items from a table, the samples in flight are read first.
 
         Args:
             timeout_s: time-out of the whole call, in seconds: half of it at most for samples in flight, and the rest
                 for priorities that are not set yet. None for the dataset's.
         """
         timeout_s = self.timeout_s if timeout_s is None else check_timeout(timeout_s)
-        fetchers = [fetcher for reader in self._readers for fetcher in reader.fetchers]
         # The finalizer is alive until the end of all below, which may be interrupted.
-        if not self._finalizer.alive or any(fetcher.is_forked for fetcher in fetchers):
+        if not self._finalizer.alive or self._updates.is_forked:
             return
-        deadline = time.monotonic() + timeout_s
-        stop_fetchers(fetchers, MAX_SILENCE_S, timeout_s)
-        for reader in self._readers:
-            reader.finish(deadline)
+        began_at = time.monotonic()
+        deadline = began_at + timeout_s
+        self._prefetcher.stop(_MAX_SILENCE_S, began_at + timeout_s / 2)
+        self._prefetcher.join(min(timeout_s, timeout_s / 2 + _STOP_S))
+        self._updates.close(max(deadline - time.monotonic(), 0.0))
         if self._owns_client:
             self._client.close()
         self._finalizer.detach()
@@ -203,29 +352,30 @@ class Dataset(Views, abc.ABC):
         return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
 
     def __repr__(self) -> str:
-        stats = [reader.stats() for reader in self._readers]
-        counts = f"{sum(one.batches for one in stats)} batches, {sum(one.ready_samples for one in stats)} samples ready"
-        tables = ", ".join(reader.table for reader in self._readers)
-        return f"<{type(self).__name__} of {tables} at {self._client.address}: {counts}>"
+        stats = self.stats()
+        counts = f"{stats.batches} batches, {stats.ready_samples} samples ready"
+        return f"<{type(self).__name__} of {self.table} at {self._client.address}: {counts}>"
 
 
-def _shut_down(readers: Sequence[TableReader], client: Client | None) -> None:
+def _shut_down(parts: list[Any], client: Client | None) -> None:
     """End the threads of a dataset, and close `client` if the dataset owns one. Does nothing in a forked child.
 
     The garbage collector may call this in any thread, such as one that is to end here or holds a lock that is needed.
     So another thread does it. Only the main thread waits for that: it may be about to end the process.
     """
-    if any(fetcher.is_forked for reader in readers for fetcher in reader.fetchers):
+    if parts and parts[0].is_forked:
         return
-    ended = in_background(functools.partial(_end, readers, client))
+    ended = in_background(functools.partial(_end, parts, client))
     if may_be_interrupted() and ended.wait(_END_S):
         ended.result()
 
 
-def _end(readers: Sequence[TableReader], client: Client | None) -> None:
-    stop_fetchers([fetcher for reader in readers for fetcher in reader.fetchers])
-    for reader in readers:
-        reader.updates.close(1.0)
+def _end(parts: list[Any], client: Client | None) -> None:
+    for prefetcher in parts[1:]:
+        prefetcher.stop(discards=True)
+        prefetcher.join(_STOP_S)
+    for updates in parts[:1]:
+        updates.close(1.0)
     if client is not None:
         client.close()
 

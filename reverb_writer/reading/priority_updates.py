@@ -36,11 +36,17 @@ _TIMEOUT_S = 5.0  # of one of several servers
 
 
 class PriorityUpdates:
-    """Priorities to be set in one table. Thread-safe."""
+    """Priorities to be set in one table. Thread-safe.
 
-    def __init__(self, client: Client, table: TableInfo, lost_servers: Callable[[], set[str]]) -> None:
-        """Prepare; `start` begins to send. `lost_servers` returns the names of those without a connection."""
-        self._client, self._table, self._lost_servers = client, table.name, lost_servers
+    Attributes:
+        lost_servers: returns the names of the servers without a connection.
+    """
+
+    lost_servers: Callable[[], set[str]]
+
+    def __init__(self, client: Client, table: TableInfo) -> None:
+        """Prepare; `start` begins to send."""
+        self._client, self._table = client, table.name
         self._warning = (
             None
             if {table.sampler, table.remover} & _BY_PRIORITY
@@ -102,7 +108,7 @@ class PriorityUpdates:
 
     def close(self, timeout_s: float) -> None:
         """Send pending updates for at most `timeout_s` seconds, and end. Idempotent; does nothing in a forked child."""
-        if self._is_forked():
+        if self.is_forked:
             return
         with self._lock:
             self._closed = True
@@ -113,12 +119,13 @@ class PriorityUpdates:
             self.num_failed += len(self._pending)
             self._pending.clear()
 
-    def _is_forked(self) -> bool:
+    @property
+    def is_forked(self) -> bool:
         """Whether this is a forked child, in which a thread that is not there may hold the lock for ever."""
         return self._client.shards[0].channel.is_forked
 
     def _check_not_forked(self) -> None:
-        if self._is_forked():
+        if self.is_forked:
             self._client.shards[0].channel.check_usable()
 
     def _run(self) -> None:
@@ -145,7 +152,7 @@ class PriorityUpdates:
         if not self._client.may_have_several:
             failed = self._send_to(self._client.shards[0], batch, self._client.timeout_s)
         else:
-            lost = self._lost_servers()
+            lost = self.lost_servers()
             there = [shard for shard in self._client.shards if shard.name not in lost]
             names = {None, *(shard.name for shard in there)}
             num_gone = sum(owner not in names for owner in owners) if there else len(batch)

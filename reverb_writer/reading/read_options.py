@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
@@ -13,38 +13,32 @@ from reverb_writer.errors import SpecError
 MAX_CACHE_BYTES = 256 << 20
 """Default memory limit of decoded chunks."""
 
-OnTimeout = Literal["raise", "stop"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """Options of a dataset; its constructor takes each as a keyword.
 
     Attributes:
-        max_in_flight_batches: limit of batches fetched ahead, for each server, >= 1. What is ahead is older than what
-            could be sampled now, and counts as sampled for the rate limiter. If servers are sampled as one, it is for
-            all together, and samples of twice as many batches may wait to be drawn.
+        max_in_flight_batches: limit of batches fetched ahead, >= 1. What is ahead is older than what could be sampled
+            now, and counts as sampled for the rate limiter. Of several servers, samples of twice as many batches may
+            wait to be drawn, or samples of as many batches of each server for their turn.
         timeout_s: time-out of a batch, in seconds; None for the client's.
         connect_timeout_s: time-out of the constructor, which waits for the servers, in seconds; None for `timeout_s`. A
             learner that may wait an hour for its first batch should know within seconds that its server is not there.
-        on_timeout: what happens then. "raise" raises, and the next call goes on waiting. "stop" ends the iteration with
-            the samples that have arrived, a last batch for each server; samples that arrive later are for the next
-            iteration.
         single_pass: return each item that is in the table now, once and in order, then stop. The table's sampler and
             remover must be "fifo" or a heap, and its `max_times_sampled` 1.
-        max_samples: take exactly this many samples from the table, then stop, >= 1; samples that `skip_unsafe` skips
-            count. None for no end. For one server. A dataset that is opened again, as in the worker processes of a
-            `DataLoader`, takes as many again.
+        max_samples: take exactly this many samples from the table, of all servers together, then stop, >= 1; samples
+            that `skip_unsafe` skips count. None for no end. A dataset that is opened again, as in the worker processes
+            of a `DataLoader`, takes as many again.
         skip_unsafe: skip and count samples that raise UnsafeDataError.
         reuse_buffers: overwrite the arrays of a batch when a later batch is asked for, instead of giving each batch its
             own. This saves the system from providing new memory for every batch of frames.
-        max_cache_bytes: memory limit of the cache of decoded chunks, for each server, in bytes. A quarter more is used
+        max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used
             for row ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
-        transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. A
-            `ReplayDataset` calls it in the thread that fetches, so it runs while the learner trains (a last, smaller
-            batch in another thread; with `num_steps`, in the learner's). What it raises, `next` raises instead of that
-            batch.
+        transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. The
+            dataset calls it in the thread that fetches, so it runs while the learner trains. What it raises, `next`
+            raises instead of that batch.
 
     Raises:
         SpecError: an option can never work; names it.
@@ -53,7 +47,6 @@ class ReadOptions:
     max_in_flight_batches: int = 2
     timeout_s: float | None = None
     connect_timeout_s: float | None = None
-    on_timeout: OnTimeout = "raise"
     single_pass: bool = False
     max_samples: int | None = None
     skip_unsafe: bool = False
@@ -63,7 +56,6 @@ class ReadOptions:
     transform: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        check_choice("on_timeout", self.on_timeout, ("raise", "stop"))
         for name in ("timeout_s", "connect_timeout_s"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check_timeout(getattr(self, name), name))
@@ -84,3 +76,12 @@ def check_choice(name: str, choice: object, choices: tuple[str, ...]) -> None:
     """Check that an argument is one of some words."""
     if choice not in choices:
         raise SpecError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
+
+
+def check_table(table: object) -> None:
+    """Check that an argument is the name of a table."""
+    if not isinstance(table, str):
+        raise SpecError(
+            f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
+            "MixedDataset."
+        )

@@ -59,7 +59,7 @@ class FetchStats(Scalars):
     server_restarts: int = 0
 
     def add(self, other: FetchStats) -> None:
-        """Add the counters of another server."""
+        """Add other counters."""
         for name, count in vars(other).items():
             setattr(self, name, getattr(self, name) + count)
 
@@ -73,8 +73,6 @@ class DatasetStats(FetchStats):
         samples: samples in them.
         wait_s: seconds that the learner has waited for batches.
         last_age_s: seconds between the arrival of the first sample of the last batch and its return.
-        undelivered_samples: after `close()`, samples that have arrived and were not returned; with subsequences or
-            slices of samples, those of which at least one was not returned.
         priority_updates: priorities sent to the server; to all, if it is not known which one has the item.
         failed_priority_updates: priorities that a server which should get them did not take.
         gone_priority_updates: priorities of items whose server is gone, or all are; they were not sent.
@@ -86,7 +84,6 @@ class DatasetStats(FetchStats):
     samples: int = 0
     wait_s: float = 0.0
     last_age_s: float = 0.0
-    undelivered_samples: int = 0
     priority_updates: int = 0
     failed_priority_updates: int = 0
     gone_priority_updates: int = 0

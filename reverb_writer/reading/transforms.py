@@ -118,6 +118,49 @@ def burn_in(batch: Batch, n: int) -> tuple[Batch, Batch]:
     return part(0, n), part(n, num_steps)
 
 
+def split_windows(n: int) -> SplitWindows:
+    """Return a `transform` that cuts each window into windows of n steps, and drops the steps left at its end.
+
+    A batch of B windows of T steps becomes one of B * (T // n) windows. Each has the info of the window that it is of.
+
+    Args:
+        n: steps of a window, >= 1.
+
+    Raises:
+        SpecError: `n` is no such number.
+
+    Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset(num_steps)`.
+    """
+    return SplitWindows(integer("n", n, minimum=1))
+
+
+@dataclass(frozen=True)
+class SplitWindows:
+    """What `split_windows` returns; picklable."""
+
+    n: int
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with leaves [B * (T // n), n, ...].
+
+        Raises:
+            SpecError: windows have fewer steps than n.
+            StructureError: these are no windows of one length.
+        """
+        num_windows, num_steps = _windows_shape(batch, "`split_windows`")
+        n = integer("n", self.n, minimum=1, maximum=num_steps, hint=f"The windows have {num_steps} steps.")
+        count = num_steps // n
+
+        def split(leaf: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return leaf[:, : count * n].reshape(num_windows * count, n, *leaf.shape[2:])
+
+        info = batch.info.choose(np.repeat(np.arange(num_windows), count))
+        begins = np.tile(np.arange(count) * n, num_windows)
+        mask = None if batch.info.mask is None else split(batch.info.mask)
+        info = dataclasses.replace(info, lengths=(info.lengths - begins).clip(0, n), mask=mask)
+        return Batch(tree.map_structure(split, batch.data), info)
+
+
 def _windows_shape(batch: Batch, what: str) -> tuple[int, ...]:
     """Return B and T of windows."""
     sizes = {tuple(np.shape(leaf)[:2]) for leaf in tree.flatten(batch.data)}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from reverb_writer.client import waiting_log
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
-from reverb_writer.reading.server_link import ServerLink
+from reverb_writer.reading.mixer import Source
 from reverb_writer.transport.server_probe import ServerProbe
 
 _LOG = logging.getLogger(__package__)
@@ -20,13 +20,11 @@ _LOOK_EVERY_S = 0.2
 class Wait:
     """A wait for a batch, of some servers or of all. Its methods do not block: probes ask in the background."""
 
-    def __init__(
-        self, table: str, links: Callable[[], Sequence[ServerLink]], began_at: float, timeout_s: float
-    ) -> None:
-        """Begin to wait, `timeout_s` seconds from `began_at`, for samples of `table` over these connections."""
-        self._table, self._links = table, links
+    def __init__(self, table: str, sources: Callable[[], Sequence[Source]], began_at: float, timeout_s: float) -> None:
+        """Begin to wait, `timeout_s` seconds from `began_at`, for samples of `table` from these servers."""
+        self._table, self._sources = table, sources
         self._began_at, self._timeout_s = began_at, timeout_s
-        self._probes: dict[ServerLink, ServerProbe] = {}
+        self._probes: dict[Source, ServerProbe] = {}
         self._log_at = began_at + waiting_log.LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s  # when `look` is to be called next
@@ -35,18 +33,28 @@ class Wait:
         """Have the probes ask what is due by now, and log the cause if ten seconds have passed."""
         now = time.monotonic()
         self.look_at = now + self._pause_s
-        for link in self._links():
-            if link.disconnected_at is None and now < self._began_at + self._timeout_s:
-                if link not in self._probes:
-                    self._probes[link] = link.probe(self._timeout_s)
-                self._probes[link].proceed(now - self._began_at)
+        for source in self._sources():
+            if source.stream.loss is None and now < self._began_at + self._timeout_s:
+                if source not in self._probes:
+                    self._probes[source] = ServerProbe(source.server.channel, self._timeout_s)
+                self._probes[source].proceed(now - self._began_at)
         if now >= self._log_at:
             self._log_at = now + waiting_log.LOG_EVERY_S
             _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
 
     def why(self) -> str:
         """Say what keeps samples from coming, for each server that has not ended."""
-        return " ".join(link.why_waiting(self._probes.get(link)) for link in self._links())
+        return " ".join(map(self._why, [source for source in self._sources() if not source.stream.is_done]))
+
+    def _why(self, source: Source) -> str:
+        stream, channel = source.stream, source.server.channel
+        loss, since = stream.loss, stream.disconnected_at
+        if stream.info is None:
+            return f"The server at {channel.address} has not answered yet."
+        if loss is not None and since is not None:
+            return loss.explain(channel, time.monotonic() - since)
+        probe = self._probes.get(source) or ServerProbe(channel, 0.0)
+        return probe.explain_samples(self._table, stream.info)
 
 
 @contextlib.contextmanager

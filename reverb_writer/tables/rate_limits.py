@@ -227,8 +227,9 @@ def _explain_block(table: TableInfo, side: Side) -> str | None:
         )
     if not table.blocks_samples():
         return None
+    number = _inserts_until_sample(table)
     return (
-        f"The rate limiter of table `{table.name}` waits for {_inserts_until_sample(table)} more inserts: "
+        f"The rate limiter of table `{table.name}` waits for {number} more insert{'s' if number > 1 else ''}: "
         f"{balance}, min_diff {limiter.min_diff:g}"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from reverb_writer.errors import ReverbWriterError, ServerUnavailableError
 from reverb_writer.transport.channel import Channel
@@ -18,9 +18,20 @@ class ByteStream:
     `send` and `cancel` may be called from any thread, `read` from one at a time.
     """
 
-    def __init__(self, channel: Channel, method: str, *, timeout_s: float | None = None) -> None:
-        """Open the stream, which ends by itself after `timeout_s` seconds; None for never. See `Pipe`."""
+    def __init__(
+        self,
+        channel: Channel,
+        method: str,
+        changed: Callable[[], object] = lambda: None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Open the stream, which ends by itself after `timeout_s` seconds; None for never. See `Pipe`.
+
+        `changed` is called in the loop's thread whenever something has come; it must not wait.
+        """
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._changed = changed
         self._num_put = self._num_got = 0  # bytes; each is changed by one thread
         self._is_paused = False
         self._error: ReverbWriterError | None = None  # what has ended it, once a read or `cancel` has met it
@@ -30,6 +41,11 @@ class ByteStream:
     def send(self, message: bytes) -> None:
         """Send a message; never waits."""
         self._pipe.send(message)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a message has come, or the end, that was not read."""
+        return not self._events.empty()
 
     def read(self) -> bytes:
         """Wait for the next message.
@@ -69,3 +85,4 @@ class ByteStream:
                 if self._num_put - self._num_got < _MAX_UNREAD_BYTES / 2:  # read since, by one who saw no pause
                     self._is_paused = False
                     self._pipe.resume()
+        self._changed()

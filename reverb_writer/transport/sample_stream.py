@@ -1,18 +1,26 @@
-"""One sample stream of one connection: request samples, read them in the order in which the server chose them.
+"""Samples of one table on one server: requested, reassembled, and requested again after a lost connection.
 
-    request(n) -> loop -> server -> messages of a few or many samples -> loop -> read(), which waits
+    num_held -> proceed() -> loop -> server -> messages of a few or many samples -> loop -> read()
 
-Samples that were requested and have not come are in flight. More samples than that end the stream, because no one has
-room for them; so does a lost connection. The owner opens another stream then.
+One thread owns a stream and never waits in it: `changed` is called when something has come. Samples come in the order
+in which the server chose them. Samples that were requested and have not come are in flight. While some are, more are
+requested only when half of all room is free: a request and its message take as long as many small samples.
 
-The protocol's `rate_limiter_timeout` is not used: in 0.14 the samples of a response that is not full are lost when it
-runs out. To stop waiting, `cancel()` from another thread, or give the stream a deadline.
+If sampling removes items (`max_times_sampled`), only items that are ready are requested: a request that waits at the
+server when the learner leaves removes an item that no one receives. The protocol's `rate_limiter_timeout` is not used:
+in 0.14 the samples of a response that is not full are lost when it runs out.
 
 Source: Reverb 0.14 (`reverb_service_impl.cc`, WorkerlessSampleReactor; `sampler.cc`).
 """
 
 from __future__ import annotations
 
+import collections
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from reverb_writer.errors import (
@@ -26,95 +34,327 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
-from reverb_writer.transport import loop
+from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.connection_loss import ConnectionLoss
+from reverb_writer.transport.pending_call import PendingCall
+from reverb_writer.transport.server_info import start_server_info
+
+_LOG = logging.getLogger(__package__)
+
+_ANSWER_WITHIN_S = 5.0
+_RECONNECT_WITHIN_S = 2.0  # a server that may be gone
+_RETRY_S = 0.1  # between two attempts to connect
+_REQUEST_SHARE = 2  # this part of all room must be free for a request, while samples are in flight
+
+# Between two questions whether a queue has items that are ready. The pause grows with the time that has passed since
+# the last ones, so that the answer is late by a small part of it.
+_PAUSE_S = (0.002, 0.5)
+_PAUSE_SHARE = 0.1
+
+
+@dataclass
+class Limit:
+    """How many samples may still be requested; several streams may share one."""
+
+    remaining: int
 
 
 class SampleStream:
-    """Samples of one table over one connection.
-
-    `send` and `cancel` may be called from any thread, `read` from one at a time.
+    """Samples of one table on one server. For one thread, but for the counters.
 
     Attributes:
-        num_asked: samples requested so far. The owner adds to it, and the next `send` requests what was added.
-        num_bytes: bytes of the messages read so far.
-        num_unasked: samples that came although they were not requested; they are left out.
+        info: the server's tables when it was last connected to; None if it has not answered yet.
+        table: the table as the server has told last; None before that.
+        loss: how the connection was lost; None while there is one.
+        disconnected_at: `time.monotonic()` then; None while there is one.
+        unanswered_since: since when a question is not answered, and no sample has come; None if all are.
+        num_bytes: bytes of all messages so far.
+        num_lost: samples that were in flight when a connection was lost, or a message could not be read.
+        num_unasked: samples that came although they were not requested; they were left out.
+        reconnects: how often a lost connection was made again.
+        server_restarts: reconnects that found the server restarted.
     """
 
-    def __init__(self, channel: Channel, table: str, *, deadline_s: float | None = None) -> None:
-        """Open the stream, which ends by itself after `deadline_s` seconds; None for never.
+    def __init__(
+        self,
+        channel: Channel,
+        table: str,
+        info: ServerInfo | None,
+        *,
+        changed: Callable[[], object],
+        removes_items: bool,
+        limits: Sequence[Limit] = (),
+        single_pass: Limit | None = None,
+        answer_within: Callable[[], float] = lambda: _ANSWER_WITHIN_S,
+        needs_table: bool = False,
+    ) -> None:
+        """Set what to request; the first `proceed` begins.
 
-        Raises:
-            ClosedError: the channel is closed, or belongs to a parent process.
+        Args:
+            channel: the connection; not closed by this.
+            table: its name.
+            info: the server's tables; None if it has not answered yet.
+            changed: called in the loop's thread when `read` or `proceed` has something to do; must not wait.
+            removes_items: whether sampling removes items from the table.
+            limits: of samples to request; each is lowered by every request.
+            single_pass: a further limit, which is lowered to the items that are in the table when nothing is in flight.
+            answer_within: returns the time-out of a question to a server that is connected, in seconds.
+            needs_table: whether a server without the table counts as lost; if not, that is an error.
         """
-        self.num_bytes = self.num_unasked = 0
-        self.num_asked = self._num_sent = self._num_come = 0
-        self._table, self._address, self._deadline_s = table, channel.address, deadline_s
+        self.info, self.loss = info, None if info else ConnectionLoss(ServerUnavailableError(""), "no answer yet")
+        self.table: TableInfo | None = info.tables.get(table) if info else None
+        self.disconnected_at: float | None = None if info else time.monotonic()
+        self.unanswered_since: float | None = None
+        self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
+        self._channel, self._name, self._changed = channel, table, changed
+        self._removes_items, self._answer_within = removes_items, answer_within
+        self._limits = [*limits] if single_pass is None else [*limits, single_pass]
+        self._single_pass, self._needs_table = single_pass, needs_table
+        self._stream: ByteStream | None = None
         self._reassembler = SampleReassembler()
-        self._stream = ByteStream(channel, messages.SAMPLE_STREAM, timeout_s=deadline_s)
+        self._num_requested = self._num_come = 0  # over the connection
+        self._question: PendingCall | None = None
+        self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
+        self._num_ready = 0  # items that an answer has told and that were not requested
+        self._num_in_flight_then = 0  # when the question was asked
+        self._ask_at = self._found_at = 0.0
+        self._open_at = 0.0  # when a stream that was damaged may be opened again
+        self._is_ending = self._is_closed = False
+
+    # ----------------------------------------------------------------------------------------------- what it has
 
     @property
     def num_in_flight(self) -> int:
-        """Samples requested that `read` has not returned."""
-        return self.num_asked - self._num_come
+        """Samples that were requested and `read` has not returned."""
+        return self._num_requested - self._num_come
 
-    def send(self) -> None:
-        """Request what was added to `num_asked` since the last time, if anything was.
+    @property
+    def has_unread(self) -> bool:
+        """Whether something has come that was not read."""
+        return self._stream is not None and self._stream.has_unread
 
-        Each call makes a request of its own, and the server answers requests one by one. If two were joined, the first
-        samples would arrive with the last, and the reader would be idle until then.
-        """
-        if self.num_asked != self._num_sent:
-            loop.submit(self._request, self.num_asked)
+    @property
+    def is_silent(self) -> bool:
+        """Whether the connection is lost, and the server accepts new ones without answering."""
+        loss = self.loss
+        return loss is not None and loss.is_silence
 
-    def read(self) -> list[Any]:
-        """Wait for the next message and return the samples that it completes, see `SampleReassembler`; maybe none.
+    @property
+    def is_closed(self) -> bool:
+        """Whether no more samples will come, because it was closed."""
+        return self._is_closed
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is in flight and nothing more will be requested."""
+        return self._is_closed or (self._max_request() == 0 and self.num_in_flight == 0)
+
+    # ------------------------------------------------------------------------------------------------ what to do
+
+    def proceed(self, now: float, num_held: int, max_samples: int) -> float:
+        """Connect if there is no connection, and request as many samples as there is room for. Never waits.
+
+        Args:
+            now: of `time.monotonic()`.
+            num_held: samples that `read` has returned and the caller still has.
+            max_samples: how many samples may be in flight or held.
+
+        Returns:
+            When to call this again, if `changed` is not called before.
 
         Raises:
-            ReplayTimeoutError: the deadline is over.
+            ClosedError: the channel is closed, or belongs to a parent process.
+            StructureError: there is no such table any more.
+            PermissionDeniedError: a gateway does not permit it.
+        """
+        self._read_answers(now)
+        if self._is_closed:
+            return math.inf
+        if self.loss is not None:
+            self._ask_when_due(now)
+            return self._ask_at if self._question is None else math.inf
+        if now < self._open_at:
+            return self._open_at
+        if self._stream is None and not self.is_done:
+            self._stream = ByteStream(self._channel, messages.SAMPLE_STREAM, self._changed)
+        room = max_samples - self.num_in_flight - num_held
+        if not self._removes_items:
+            if room >= max_samples / _REQUEST_SHARE or (room > 0 and self.num_in_flight == 0):
+                self._request(room)
+            return math.inf
+        num_ready, self._num_ready = self._num_ready, 0  # it does not stay true
+        self._request(min(room, num_ready))
+        if room <= max(num_ready, 0) or self._max_request() == 0:
+            return math.inf
+        self._ask_when_due(now)
+        return self._ask_at if self._question is None else math.inf
+
+    def read(self) -> list[Any]:
+        """Return the samples that the next message completes, see `SampleReassembler`; maybe none.
+
+        Raises:
             StructureError: there is no such table.
             PermissionDeniedError: a gateway does not permit it.
-            ServerUnavailableError: the connection is lost, or cancelled.
-            FormatError: a message is not a response of Reverb's, or has more than was requested. The stream has ended.
+            FormatError: a message is not a response of Reverb's, or has more than was requested. The stream is opened
+                again soon.
         """
+        stream = self._stream
+        if stream is None or not stream.has_unread:
+            return []
         try:
-            message = self._stream.read()
-        except ReplayTimeoutError as error:
-            if self._deadline_s is None:  # it is a gateway's
-                raise ServerUnavailableError(f"the stream of `{self._table}` was ended: {error}") from error
-            text = f"{self.num_in_flight} samples did not come within {self._deadline_s:.1f} s."
-            raise ReplayTimeoutError(f"table `{self._table}`: {text}") from error
+            message = stream.read()
         except StructureError as error:
-            raise StructureError(f"table `{self._table}` is not on the server at {self._address}.") from error
-        except (ServerUnavailableError, PermissionDeniedError, ClosedError):
+            self._end_stream()
+            self._refuse(
+                StructureError(f"table `{self._name}` is not on the server at {self._channel.address}."), error
+            )
+            return []
+        except (PermissionDeniedError, ClosedError):
+            self._end_stream()
             raise
-        except ReverbWriterError as error:  # a gateway may refuse for a while: who reads tries again
-            raise ServerUnavailableError(str(error)) from error
+        except ReverbWriterError as error:  # whatever it is: a gateway may refuse for a while
+            self.lose(error)
+            return []
         self.num_bytes += len(message)
+        self.unanswered_since = None
         try:
             samples = self._reassembler.feed(message)
             self._refuse_unasked(len(samples))
         except FormatError:
-            self.cancel()
+            self._end_stream()
+            self._open_at = time.monotonic() + _RETRY_S  # endless damage costs little
             raise
         self._num_come += len(samples)
         return samples
 
+    def ask(self, now: float) -> None:
+        """Ask the server for its tables, unless a question is on its way; `table` is the answer when it has come."""
+        if self._question is None and not self._is_closed:
+            self._num_in_flight_then = self.num_in_flight
+            if self.unanswered_since is None:
+                self.unanswered_since = now
+            timeout_s = self._answer_within() if self.loss is None else _RECONNECT_WITHIN_S
+            self._question = start_server_info(self._channel, timeout_s, self._put_answer)
+
+    def lose(self, error: ReverbWriterError) -> None:
+        """Note that the connection is lost; `proceed` makes another one."""
+        if self.info is not None and self.loss is None:
+            _LOG.warning("Samples of `%s`: %s Looking for it.", self._name, error)
+        self._end_stream()
+        if self.disconnected_at is None:
+            self.disconnected_at = time.monotonic()
+        self.loss = ConnectionLoss(error, str(error))
+        self._ask_at = time.monotonic() + _RETRY_S
+
+    def stop_requests(self) -> None:
+        """Request no more samples; those in flight can still be read."""
+        self._is_ending = True
+
+    def close(self) -> None:
+        """End the stream, and count what was in flight as lost. Idempotent."""
+        self._is_closed = self._is_ending = True
+        self._end_stream()
+        question, self._question = self._question, None
+        if question is not None:
+            question.cancel()
+
+    # ------------------------------------------------------------------------------------------------- how it is done
+
+    def _max_request(self) -> int:
+        """Return how many samples the limits allow."""
+        return 0 if self._is_ending else min((limit.remaining for limit in self._limits), default=1 << 62)
+
+    def _request(self, num_samples: int) -> None:
+        """Request samples, as far as the limits allow.
+
+        Each call makes a request of its own, and the server answers requests one by one. If two were joined, the first
+        samples would arrive with the last, and the reader would be idle until then.
+        """
+        num_samples = min(num_samples, self._max_request())
+        if num_samples <= 0 or self._stream is None:
+            return
+        for limit in self._limits:
+            limit.remaining -= num_samples
+        self._num_requested += num_samples
+        request = messages.SampleStreamRequest(table=self._name, num_samples=num_samples)
+        self._stream.send(request.SerializeToString())
+
     def _refuse_unasked(self, num_samples: int) -> None:
-        self.num_unasked = max(num_samples - self.num_in_flight, 0)
-        if self.num_unasked:
+        num_unasked = max(num_samples - self.num_in_flight, 0)
+        if num_unasked:
+            self.num_unasked += num_unasked
             raise FormatError(
-                f"table `{self._table}`: the server at {self._address} sent {self.num_unasked} samples without being "
+                f"table `{self._name}`: the server at {self._channel.address} sent {num_unasked} samples without being "
                 "asked. They are left out, and the stream is closed; look at what answers there."
             )
 
-    def cancel(self) -> None:
-        """End the stream; a `read` that waits raises. Idempotent."""
-        self._stream.cancel()
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+        num_lost = self.num_in_flight
+        self.num_lost += num_lost
+        if not self._is_ending:
+            for limit in self._limits:
+                limit.remaining += num_lost
+        self._num_requested = self._num_come = self._num_ready = 0
+        self._reassembler = SampleReassembler()
 
-    def _request(self, num_asked: int) -> None:
-        num_samples, self._num_sent = num_asked - self._num_sent, num_asked
-        if num_samples:
-            request = messages.SampleStreamRequest(table=self._table, num_samples=num_samples)
-            self._stream.send(request.SerializeToString())
+    def _refuse(self, error: StructureError, cause: Exception | None = None) -> None:
+        """Take a server without the table for a lost one if it may come back, or raise."""
+        if not self._needs_table:
+            raise error from cause
+        self.lose(error)
+
+    def _ask_when_due(self, now: float) -> None:
+        if now >= self._ask_at:
+            self.ask(now)
+
+    def _put_answer(self, answer: ServerInfo | ReverbWriterError) -> None:
+        self._answers.append(answer)
+        self._changed()
+
+    def _read_answers(self, now: float) -> None:
+        while self._answers and not self._is_closed:
+            answer = self._answers.popleft()
+            self._question = None
+            if isinstance(answer, ServerInfo):
+                self._note(answer, now)
+            elif isinstance(answer, ClosedError | PermissionDeniedError):
+                raise answer
+            elif self.loss is not None or isinstance(answer, ServerUnavailableError):
+                self.lose(answer)
+                if isinstance(answer, ReplayTimeoutError):
+                    self._channel.examine()
+            else:  # the stream finds out whether the server is gone
+                self._ask_at = now + _RETRY_S
+
+    def _note(self, info: ServerInfo, now: float) -> None:
+        """Take what the server has told."""
+        self.unanswered_since = None
+        self.table = info.tables.get(self._name)
+        if self.loss is not None:
+            try:
+                check_tables_exist([self._name], info, self._channel.address)
+            except StructureError as error:
+                self._refuse(error)
+                return
+            if self.info is not None:
+                self.reconnects += 1
+                self.server_restarts += info.state_id != self.info.state_id
+            self.info = info
+            self.loss = self.disconnected_at = None
+            self._ask_at = self._found_at = now
+        if not self._removes_items or self.table is None:
+            return
+        if self._single_pass is not None and self._num_in_flight_then == 0:
+            # Some may have been lost, or others may have sampled them.
+            self._single_pass.remaining = min(self._single_pass.remaining, self.table.current_size)
+        self._num_ready = self.table.num_ready() - self._num_in_flight_then
+        if self._num_ready > 0:
+            self._found_at = self._ask_at = now
+        else:
+            shortest_s, longest_s = _PAUSE_S
+            self._ask_at = now + min(max(shortest_s, _PAUSE_SHARE * (now - self._found_at)), longest_s)

@@ -16,6 +16,7 @@ from reverb_writer.transport.server_info import parse_server_info
 _FIRST_QUESTION_S = 0.2
 _ASK_EVERY_S = 4.0
 _LAST_QUESTION_S = 1.0
+_RECENT_S = 10.0  # what was inserted before that does not show that actors write
 
 
 class ServerProbe:
@@ -59,7 +60,8 @@ class ServerProbe:
         answers = self._read_answer()
         unanswered_s = time.monotonic() - self._asked_at
         if answers and (answers[-1].at == self._asked_at or unanswered_s < _LAST_QUESTION_S):
-            return explain_samples(answers[-1], table, before)
+            is_recent = answers[-1].at - before.at < _RECENT_S
+            return explain_samples(answers[-1], table, before if is_recent else answers[0])
         if self._refusal:
             return f"The server at {self._channel.address} does not say what its tables do: {self._refusal}"
         return f"The server at {self._channel.address} did not answer within {unanswered_s:.1f} s. Look at its process."

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -165,33 +167,61 @@ def test_rows_of_priority_0_are_never_drawn(replay_server: StartServer) -> None:
     assert len(set(rows)) > 2
 
 
-def test_ensemble_of_tables_and_servers_has_its_shares(replay_server: StartServer) -> None:
-    tables = [rw.TableConfig("a", 100), rw.TableConfig("b", 100)]
-    servers = [replay_server(*tables), replay_server(*tables)]
-    for s, server in enumerate(servers):
-        for t, table in enumerate("ab"):
-            write_episodes(server.address, table, [4, 6], actor=2 * s + t)
-    addresses = [server.address for server in servers]
-    with rw.ContiguousDataset(addresses, ["a", "b"], 8, 3, weights=[1, 2, 0, 1]) as dataset:
+def mixed(address: str, tables: Sequence[str], *sizes: tuple[int, int], **options: Any) -> rw.MixedDataset:
+    """Return a mixture of slices of tables; of each the number of slices, and their length."""
+    pairs = zip(tables, sizes * len(tables) if len(sizes) == 1 else sizes, strict=True)
+    return rw.MixedDataset([rw.ContiguousDataset(address, table, *size, **options) for table, size in pairs])
+
+
+def test_ensemble_of_tables_has_its_shares(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("a", 100, rw.Prioritized(1.0)), rw.TableConfig("b", 100))
+    for actor, table in enumerate("ab"):
+        write_episodes(server.address, table, [4, 6], actor=actor)
+    with mixed(server.address, "ab", (2, 3), (6, 3)) as dataset:
         for _ in range(3):
             batch = next(dataset)
             assert_is_well_marked(batch)
             assert batch.markers.members is not None
             np.testing.assert_array_equal(batch.markers.members, batch.data["row"] // 10_000)
-            shares = np.bincount(batch.markers.members[batch.markers.slices.first_rows], minlength=4)
-            assert shares.tolist() == [2, 4, 0, 2]
-            assert (
-                len(
-                    {
-                        (m, i)
-                        for m, i in zip(batch.markers.members.tolist(), batch.markers.traj_ids.tolist(), strict=True)
-                    }
-                )
-                == 8
-            )
+            assert np.bincount(batch.markers.members[batch.markers.slices.first_rows]).tolist() == [2, 6]
+            assert batch.info.members is not None
+            assert batch.info.members.tolist() == [0] * 2 + [1] * 6
+            ids = zip(batch.markers.members.tolist(), batch.markers.traj_ids.tolist(), strict=True)
+            assert len(set(ids)) == 8
         dataset.update_priorities(batch, np.arange(8))
-    with pytest.raises(rw.SpecError, match=r"one a table of each server, 4"):
-        rw.ContiguousDataset(addresses, ["a", "b"], 8, 3, weights=[1, 2])
+        dataset.flush_priorities()
+        with rw.Client(server.address) as client:
+            priorities = {sample.info.key: sample.info.priority for sample in client.sample("a", 50)}
+        keys = batch.info.keys[:2].tolist()
+        assert priorities[keys[1]] == 1.0
+
+
+def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server: StartServer, tmp_path: Path) -> None:
+    servers = [replay_server(rw.TableConfig("replay", 100, rw.Prioritized(1.0))) for _ in range(3)]
+    for actor, server in enumerate(servers):
+        write_episodes(server.address, "replay", [4] * (actor + 1), actor=actor)
+    path = tmp_path / "shards"
+    lines = [f"{name} {server.address}\n" for name, server in zip("abc", servers, strict=True)]
+    path.write_text("".join(lines[:2]))
+
+    def seen(batch: rw.Batch) -> set[int]:
+        assert_is_well_marked(batch)
+        return set((batch.data["row"] // 10_000).tolist())
+
+    with rw.Client(f"file:{path}") as client, rw.ContiguousDataset(client, "replay", 8, 3, timeout_s=60) as dataset:
+        found: set[int] = set()
+        for _ in range(20):
+            batch = next(dataset)
+            found |= seen(batch)
+            np.testing.assert_allclose(batch.info.probabilities, 1 / 3)
+        assert found == {0, 1}
+        dataset.update_priorities(batch, np.ones(8))
+        dataset.flush_priorities()
+        assert dataset.stats().priority_updates == len(set(batch.info.keys.tolist()))
+        path.write_text("".join(lines[1:]))
+        client.connections.refresh()
+        assert eventually(lambda: 2 in seen(next(dataset)))
+        assert eventually(lambda: seen(next(dataset)) <= {1, 2})
 
 
 def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: StartServer) -> None:
@@ -208,84 +238,54 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
     tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
     server = replay_server(*tables)
     write_episodes(server.address, "a", [3])
-    with rw.ContiguousDataset(server.address, ["a", "b"], 2, 5, pool_size=1) as dataset:
-        assert eventually(lambda: dataset.stats()[0].ready_samples == 1)
-        dataset.timeout_s = 1.0
+    with mixed(server.address, "ab", (1, 5)) as dataset:
+        for one in dataset.datasets:
+            one.timeout_s = 1.0
         with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
             next(dataset)
-        dataset.timeout_s = 30.0
+        for one in dataset.datasets:
+            one.timeout_s = 30.0
         write_episodes(server.address, "b", [2], actor=1)
         assert slices_of(next(dataset)) == [[0, 1, 2], [10_000, 10_001]]
 
 
-@pytest.mark.parametrize("weights", [None, [5, 1, 1], [1, 0, 1]])
-def test_single_pass_over_several_tables_ends_with_the_last_of_them(
-    replay_server: StartServer, weights: list[float] | None
-) -> None:
-    names = [name for name, weight in zip("abc", weights or [1] * 3, strict=True) if weight]
-    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in names]
-    server = replay_server(*tables)
-    for actor, (name, count) in enumerate(zip(names, [4, 20, 0], strict=False)):
-        write_episodes(server.address, name, [1] * count, actor=actor)
-    shares = [weight for weight in weights or [1] * 3 if weight]
-    with rw.ContiguousDataset(server.address, names, 3, 2, weights=shares, single_pass=True, pool_size=2) as dataset:
-        batches = [slices_of(batch) for batch in dataset]
-        assert next(dataset, None) is None
-    found = sorted(row for batch in batches for (row,) in batch)
-    assert found == [*range(0, 400, 100), *range(10_000, 12_000, 100)]
-    assert [len(batch) for batch in batches] == [3] * 8
-    assert [stats.undelivered_samples for stats in dataset.stats()] == [0] * len(names)
-
-
-def test_all_that_was_fetched_of_several_tables_can_be_read_after_close(replay_server: StartServer) -> None:
-    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
-    server = replay_server(*tables)
-    write_episodes(server.address, "a", [1] * 3)
-    write_episodes(server.address, "b", [1] * 10, actor=1)
-    dataset = rw.ContiguousDataset(server.address, ["a", "b"], 4, 2, pool_size=2, max_in_flight_batches=9)
-    assert eventually(lambda: [stats.ready_samples for stats in dataset.stats()] == [3, 10])
+def test_all_that_was_fetched_can_be_read_after_close(replay_server: StartServer) -> None:
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [1] * 13)
+    dataset = rw.ContiguousDataset(server.address, "queue", 4, 2, pool_size=2, max_in_flight_batches=9)
+    iter(dataset)  # begins to fetch
+    assert eventually(lambda: dataset.stats().received_samples == 13)
     dataset.close()
     assert sum(len(slices_of(batch)) for batch in dataset) == 13
-    assert [stats.undelivered_samples for stats in dataset.stats()] == [0, 0]
+    assert dataset.stats().ready_samples == 0
 
 
-def test_contiguous_iteration_that_has_stopped_stays_stopped(replay_server: StartServer) -> None:
-    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
-    server = replay_server(*tables)
-    write_episodes(server.address, "a", [1] * 7)
-    write_episodes(server.address, "b", [1] * 3, actor=1)
-    with rw.ContiguousDataset(server.address, ["a", "b"], 4, 2, pool_size=1, on_timeout="stop") as dataset:
-        assert len(slices_of(next(dataset))) == 4
-        assert eventually(lambda: all(stats.ready_samples for stats in dataset.stats()))
-        dataset.timeout_s = 2.0
-        assert [len(slices_of(batch)) for batch in dataset] == [3]
-        write_episodes(server.address, "b", [1] * 2, actor=2)
-        assert eventually(lambda: dataset.stats()[1].ready_samples == 2)
-        assert next(dataset, None) is None
-        assert sum(len(slices_of(batch)) for batch in dataset) == 5
-
-
-def test_episode_of_which_a_slice_was_not_handed_out_is_counted(replay_server: StartServer) -> None:
+def test_slices_that_fill_no_batch_come_last(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [2, 3, 4])
-    with rw.ContiguousDataset(server.address, "queue", 1, 10, pool_size=2, single_pass=True) as dataset:
-        assert slices_of(next(dataset)) == [[0, 1]]
-        assert dataset.stats()[0].undelivered_samples == 0
-    assert dataset.stats()[0].undelivered_samples == 2
-    left = [(slices_of(batch), dataset.stats()[0].undelivered_samples) for batch in dataset]
-    assert left == [([[100, 101, 102]], 1), ([[200, 201, 202, 203]], 0)]
+    with rw.ContiguousDataset(server.address, "queue", 2, 10, pool_size=1, single_pass=True) as dataset:
+        assert [slices_of(batch) for batch in dataset] == [
+            [[0, 1], [100, 101, 102]],
+            [[200, 201, 202, 203]],
+        ]
 
 
-def test_episodes_of_a_batch_that_a_time_out_kept_from_completion_are_counted(replay_server: StartServer) -> None:
-    tables = [rw.TableConfig(name, 1000, sampler="fifo", max_times_sampled=1) for name in ("a", "b")]
-    server = replay_server(*tables)
-    write_episodes(server.address, "a", [1, 1])
-    with rw.ContiguousDataset(server.address, ["a", "b"], 4, 1, pool_size=2) as dataset:
-        assert eventually(lambda: dataset.stats()[0].ready_samples == 2)
-        dataset.timeout_s = 1.0
-        with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
-            next(dataset)
-    assert [stats.undelivered_samples for stats in dataset.stats()] == [2, 0]
+def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartServer) -> None:
+    def picky(batch: rw.Batch) -> rw.Batch:
+        if 2 in batch.data["row"]:
+            raise ZeroDivisionError("two")
+        return batch
+
+    server = replay_server(QUEUE)
+    write_episodes(server.address, "queue", [4])
+    options: dict[str, Any] = {"by": "row", "replacement": False, "pool_size": 1, "single_pass": True, "seed": 0}
+    with rw.ContiguousDataset(server.address, "queue", 1, 1, transform=picky, **options) as dataset:
+        found: list[int] = []
+        for _ in range(2):
+            with contextlib.suppress(ZeroDivisionError):
+                for batch in dataset:
+                    found += batch.data["row"].tolist()
+    assert sorted(found) == [0, 1, 3]
 
 
 def test_each_item_gives_one_slice_in_each_round(replay_server: StartServer) -> None:
@@ -355,24 +355,12 @@ def test_next_of_an_ensemble_is_laid_end_to_end_and_absent_by_default(replay_ser
     server = replay_server(rw.TableConfig("a", 100), rw.TableConfig("b", 100))
     for actor, table in enumerate("ab"):
         write_episodes(server.address, table, [9, 9], actor=actor)
-    with rw.ContiguousDataset(server.address, ["a", "b"], 6, 4, with_next=True) as dataset:
+    with mixed(server.address, "ab", (3, 4), with_next=True) as dataset:
         batch = next(dataset)
     assert_next_follows(batch)
     assert (batch.next["row"] // 10_000).tolist() == [0, 0, 0, 1, 1, 1]
-    with rw.ContiguousDataset(server.address, ["a", "b"], 6, 4) as dataset:
+    with mixed(server.address, "ab", (3, 4)) as dataset:
         assert next(dataset).next is None
-
-
-def test_item_counts_as_delivered_with_its_last_slice(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    write_episodes(server.address, "queue", [4, 5, 6])
-    with rw.ContiguousDataset(
-        server.address, "queue", 3, 2, pool_size=2, slices_per_item=3, single_pass=True
-    ) as dataset:
-        next(dataset)
-    left = [dataset.stats()[0].undelivered_samples]
-    left += [dataset.stats()[0].undelivered_samples for _ in dataset]
-    assert left == [3, 1, 0]  # of items 0 1 0 | 1 0 1 | 2 2 2
 
 
 def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer) -> None:
@@ -391,7 +379,7 @@ def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer)
         assert [rows[0] // 30 for rows in slices_of(batch)] == [0, 1, 2]
         assert (batch.data["frame"][:, 299, 299] == batch.data["row"]).all()
         assert (batch.next["frame"][:, 0, 0] == batch.next["row"]).all()
-    assert dataset.stats()[0].undelivered_samples == 0
+    assert dataset.stats().ready_samples == 0
 
 
 def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_close(
@@ -408,7 +396,7 @@ def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_c
         assert eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
         time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
         dataset.close()
-        (stats,) = dataset.stats()
+        stats = dataset.stats()
         items = {rows[0] // 10 for batch in dataset for rows in slices_of(batch)}
         assert stats.lost_samples == 0
         assert len(items) + client.server_info()["queue"].current_size == 24
@@ -430,11 +418,8 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server:
     [
         ({"slices_per_item": 0}, "`slices_per_item` must be >= 1, got 0"),
         ({"slices_per_item": 2, "replacement": False}, "`slices_per_item` must be 1 with `replacement=False`, got 2"),
-        ({"table": 3}, "`table` must be the name of a table, or several, got 3"),
-        ({"table": []}, "`table` must be the name of a table, or several, got []"),
-        ({"table": ["a", 3]}, "`table` must be the name of a table, or several, got ['a', 3]"),
-        ({"weights": ["a"]}, "`weights` must be finite numbers >= 0, one for each member and not all 0, got ['a']"),
-        ({"weights": 0.5}, "`weights` must be one a table of each server, 1, got 0.5"),
+        ({"table": 3}, "`table` must be the name of one table, got 3"),
+        ({"table": ["a", "b"]}, "`table` must be the name of one table, got ['a', 'b']"),
         ({"seed": "x"}, "`seed` must be an integer, got 'x'"),
     ],
 )

@@ -62,6 +62,7 @@ def test_single_pass_ends_although_a_message_was_damaged(replay_server: StartSer
         rw.Client(server.address) as client,
         rw.ReplayDataset(relay.address, "queue", 2, single_pass=True, max_in_flight_batches=1 + num_left) as dataset,
     ):
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: dataset.stats().lost_samples > 0)
         told: list[str] = []
         found: list[int] = []

@@ -15,8 +15,6 @@ from server_process import HostedServer
 from threads import our_threads
 
 import reverb_writer as rw
-from reverb_writer.client.server_calls import Server
-from reverb_writer.reading.global_sampler import GlobalSampler
 from reverb_writer.tables import Selector
 
 StartServer = Callable[..., HostedServer]
@@ -130,6 +128,7 @@ def waits_for_room(dataset: rw.ReplayDataset) -> bool:
 def test_samples_that_wait_at_the_end_have_the_info_of_one_server(replay_server: StartServer) -> None:
     addresses = [server.address for server in queues_of_1_and_50(replay_server)]
     with rw.ReplayDataset(addresses, "queue", 4, timeout_s=60) as dataset:
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: waits_for_room(dataset))
     batches = list(dataset)
     numbers = np.concatenate([first_numbers(batch) for batch in batches])
@@ -147,6 +146,7 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
     path = tmp_path / "shards"
     path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
     with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "queue", 4, timeout_s=60) as dataset:
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: waits_for_room(dataset))
         path.write_text(f"a {servers[0].address}\n")
         client.connections.refresh()
@@ -162,41 +162,59 @@ def test_priorities_of_samples_of_a_server_that_has_left_are_not_sent_to_others(
         assert (stats.gone_priority_updates, stats.priority_updates) == (of_b, stats.samples - of_b)
 
 
-class ChangingClient(rw.Client):
-    """A client that does something when it is asked for its shards the next time."""
-
-    then: Callable[[], object] | None = None
-
-    @property
-    def shards(self) -> tuple[Server, ...]:
-        then, self.then = self.then, None
-        if then is not None:
-            then()
-        return super().shards
-
-
-def test_a_server_that_is_found_while_the_end_comes_is_asked_for_nothing(
-    replay_server: StartServer, tmp_path: Path
+@pytest.mark.parametrize("sampler", [rw.Prioritized(1.0), "uniform"])
+def test_servers_whose_rate_limiters_block_are_left_out_until_they_have_enough(
+    replay_server: StartServer, sampler: Selector
 ) -> None:
-    table = rw.TableConfig("queue", max_times_sampled=1)
-    servers = [replay_server(table) for _ in range(2)]
+    servers = [
+        replay_server(rw.TableConfig("replay", 100, sampler, rate_limiter=rw.MinSize(size))) for size in (1, 5, 5)
+    ]
+    for number, server in enumerate(servers):
+        insert_numbers(server.address, "replay", [number] * 2)
+    with rw.ReplayDataset([server.address for server in servers], "replay", 4, timeout_s=60) as dataset:
+        for _ in range(5):
+            assert set(first_numbers(next(dataset))) == {0}
+        assert dataset.stats().left_out_servers == 2
+        for number in (1, 2):
+            insert_numbers(servers[number].address, "replay", [number] * 4)
+        seen: set[int] = set()
+
+        def all_are_seen() -> bool:
+            seen.update(first_numbers(next(dataset)))
+            return seen == {0, 1, 2}
+
+        assert eventually(all_are_seen)
+        assert dataset.stats().left_out_servers == 0
+
+
+@pytest.mark.parametrize("sampler", ["fifo", rw.Prioritized(1.0)])
+def test_nothing_is_left_of_servers_that_leave_and_return(
+    replay_server: StartServer, tmp_path: Path, sampler: Selector
+) -> None:
+    servers = [replay_server(rw.TableConfig("replay", 100, sampler)) for _ in range(2)]
+    for number, server in enumerate(servers):
+        insert_numbers(server.address, "replay", [number] * 2)
     path = tmp_path / "shards"
-    path.write_text(f"a {servers[0].address}\n")
-    with ChangingClient(f"file:{path}") as client:
-        sampler = GlobalSampler(
-            client,
-            {},
-            client.server_info()["queue"],
-            batch_size=2,
-            max_samples=2,
-            num_held=lambda: 0,
-            pause=lambda _: None,
-            remember=lambda *_: None,
-        )
-        sampler.start()
-        path.write_text(f"a {servers[0].address}\nb {servers[1].address}\n")
-        client.connections.refresh()
-        client.then = sampler.stop_asking  # another thread calls `close`
-        sampler.read()
-        assert eventually(lambda: not our_threads("reverb-writer-shard"))
-        sampler.stop()
+    lines = [f"{name} {server.address}\n" for name, server in zip("ab", servers, strict=True)]
+    path.write_text("".join(lines))
+    with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "replay", 4, timeout_s=60) as dataset:
+        next(dataset)
+        threads = our_threads()
+        for text in (lines[0], "".join(lines)) * 3:
+            path.write_text(text)
+            client.connections.refresh()
+            for _ in range(4):
+                next(dataset)
+        assert our_threads() == threads
+        seen: list[rw.Batch] = []
+
+        def returned() -> bool:
+            seen.append(next(dataset))
+            return 1 in first_numbers(seen[-1])
+
+        assert eventually(returned)
+        before = dataset.stats()
+        dataset.update_priorities(seen[-1], np.ones(4))
+        dataset.flush_priorities()
+        assert dataset.stats().gone_priority_updates == before.gone_priority_updates
+        assert dataset.stats().priority_updates > before.priority_updates

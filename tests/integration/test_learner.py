@@ -8,6 +8,7 @@ import itertools
 import pickle
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,7 @@ def test_transform_runs_in_the_thread_that_fetches_while_the_learner_trains(plac
 
     write(place.client, "a", range(8))
     with rw.ReplayDataset(place.client, "a", 2, transform=transform, single_pass=True) as dataset:
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: len(threads) == 2)  # of the two batches ahead, before the learner asks for one
         batches = list(dataset)
     assert [batch.data["n"].tolist() for batch in batches] == [[[4 * i] * 2, [4 * i + 2] * 2] for i in range(4)]
@@ -73,6 +75,7 @@ def test_interrupt_while_the_last_batch_is_transformed_loses_no_samples(place: P
     former = signal.signal(signal.SIGVTALRM, interrupt)
     try:
         with rw.ReplayDataset(place.client, "a", 4, transform=transform) as dataset:
+            iter(dataset)  # begins to fetch
             write(place.client, "a", range(2))
             assert eventually(lambda: dataset.stats().ready_samples == 2)
             with pytest.raises(KeyboardInterrupt):
@@ -93,10 +96,16 @@ def test_last_smaller_batch_is_transformed_too(place: Place) -> None:
         assert [batch.data["n"][:, 0].tolist() for batch in dataset] == [[0, 2], [4]]
 
 
-def test_subsequences_are_transformed(place: Place) -> None:
-    write(place.client, "a", range(2), length=4)
-    with rw.ReplayDataset(place.client, "a", 3, transform=doubled, single_pass=True, num_steps=2) as dataset:
-        assert [batch.data["n"].tolist() for batch in dataset] == [[[0, 0], [0, 0], [2, 2]], [[2, 2]]]
+def test_windows_are_split(place: Place) -> None:
+    write(place.client, "a", range(2), length=5)
+    split = rw.split_windows(2)
+    with rw.ReplayDataset(place.client, "a", 2, transform=split, single_pass=True) as dataset:
+        (batch,) = dataset
+    assert batch.data["n"].tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+    assert batch.info.lengths.tolist() == [2] * 4
+    assert batch.info.keys.tolist() == np.repeat(batch.info.keys[::2], 2).tolist()
+    with pytest.raises(rw.SpecError, match=r"`n` must be .* The windows have 2 steps"):
+        rw.split_windows(3)(batch)
 
 
 def test_what_a_transform_raises_is_raised_instead_of_its_batch(place: Place) -> None:
@@ -149,6 +158,7 @@ def test_dataset_that_is_forgotten_ends_also_if_its_own_thread_collects_it(place
     gc.disable()
     try:
         cycle: list[Any] = [rw.ReplayDataset(place.address, "a", 2, transform=transform)]
+        iter(cycle[0])  # begins to fetch
         gone = weakref.ref(cycle[0])
         cycle.append(cycle)
         del cycle
@@ -203,42 +213,76 @@ def test_take_returns_what_has_arrived_and_ends_nothing(place: Place) -> None:
             dataset.take(-1)
 
 
-def test_take_of_a_contiguous_dataset_returns_the_slices_that_have_arrived(place: Place) -> None:
-    with rw.ContiguousDataset(place.client, ["a", "b"], 4, 2, pool_size=2) as dataset:
+def test_take_does_not_wait_for_the_transform_of_another_batch(place: Place) -> None:
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        has_begun.set()
+        may_end.wait()
+        return batch
+
+    write(place.client, "a", range(3))
+    with rw.ReplayDataset(place.client, "a", 2, transform=transform, max_in_flight_batches=1) as dataset:
+        try:
+            iter(dataset)  # begins to fetch
+            assert has_begun.wait(60)
+            assert dataset.take() is None
+        finally:
+            may_end.set()
+        assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
+
+
+def test_a_batch_that_is_ready_is_handed_out_while_another_is_made(place: Place) -> None:
+    may_end, num_begun = threading.Event(), itertools.count()
+
+    def transform(batch: rw.Batch) -> rw.Batch:
+        if next(num_begun):
+            may_end.wait()
+        return batch
+
+    write(place.client, "a", range(4))
+    with rw.ReplayDataset(place.client, "a", 2, transform=transform) as dataset:
+        try:
+            assert next(dataset).data["n"][:, 0].tolist() == [0, 1]
+            dataset.timeout_s = 0.5
+            with pytest.raises(rw.ReplayTimeoutError, match="its samples have come, and are still made to a batch"):
+                next(dataset)
+        finally:
+            may_end.set()
+
+
+def test_a_dataset_that_is_opened_before_the_actors_has_no_stale_batches(replay_server: StartServer) -> None:
+    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(1)))
+    with rw.ReplayDataset(server.address, "replay", 4) as dataset, rw.Client(server.address) as client:
+        write(client, "replay", range(4))
+        time.sleep(0.5)  # it could fetch them
+        assert client.server_info()["replay"].rate_limiter.num_samples == 0
+        client.reset("replay")
+        write(client, "replay", range(10, 14))
+        assert set(next(dataset).data["n"][:, 0].tolist()) <= set(range(10, 14))
+
+
+def test_take_of_slices_returns_those_that_have_arrived(place: Place) -> None:
+    with rw.ContiguousDataset(place.client, "a", 4, 2, pool_size=2) as dataset:
         assert dataset.take() is None
         assert dataset.take(timeout_s=0.05) is None
         write(place.client, "a", range(6))
-        assert eventually(lambda: dataset.stats()[0].ready_samples == 4)  # two pools ahead
         found: list[list[int]] = []
 
         def takes_all() -> bool:
             batch = dataset.take(timeout_s=0)
             if batch is not None:
-                assert batch.markers.members is not None
-                assert set(batch.markers.members.tolist()) == {0}
                 found.append(batch.data["n"][::2].tolist())
             return sum(map(len, found)) == 6
 
         assert eventually(takes_all)
-        assert max(map(len, found)) <= 4  # no more than a batch; table `b`, which is empty, gives nothing of its share
+        assert max(map(len, found)) <= 4  # no more than a batch
         assert sorted(itertools.chain(*found)) == [*range(6)]
         assert dataset.take() is None
-        write(place.client, "a", range(2))
-        write(place.client, "b", range(2))
-        assert sorted(next(dataset).data["n"][::2].tolist()) == [0, 0, 1, 1]
+        write(place.client, "a", range(4))
+        assert sorted(next(dataset).data["n"][::2].tolist()) == [0, 1, 2, 3]
         with pytest.raises(rw.SpecError, match="`timeout_s` must be >= 0 seconds, got -1"):
             dataset.take(-1)
-
-
-def test_slices_of_a_batch_that_timed_out_are_taken(place: Place) -> None:
-    write(place.client, "a", [7])
-    with rw.ContiguousDataset(place.client, ["a", "b"], 2, 2, pool_size=1, timeout_s=2.0) as dataset:
-        with pytest.raises(rw.ReplayTimeoutError, match="table `b`"):
-            next(dataset)
-        batch = dataset.take()
-        assert batch is not None
-        assert batch.data["n"].tolist() == [7, 7]
-        assert dataset.take() is None
 
 
 def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -255,24 +299,6 @@ def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pyt
         assert found[-1] is not None
         assert found[-1].data["n"].tolist() == [3, 3, 3]
     assert sum("leaves such samples out" in message for message in caplog.messages) == 1
-
-
-def test_take_cuts_samples_into_subsequences(place: Place) -> None:
-    with rw.ReplayDataset(place.client, "a", 3, num_steps=2) as dataset:
-        write(place.client, "a", [1, 2], length=4)
-        assert eventually(lambda: dataset.stats().ready_samples == 2)
-        found: list[list[list[int]]] = []
-
-        def takes_all() -> bool:
-            if (batch := dataset.take()) is not None:
-                found.append(batch.data["n"].tolist())
-            return sum(map(len, found)) == 4
-
-        assert eventually(takes_all)
-    assert found == [[[1, 1], [1, 1], [2, 2]], [[2, 2]]]
-
-
-# Connecting.
 
 
 def test_connecting_has_a_time_out_of_its_own() -> None:
@@ -368,6 +394,7 @@ def test_age_is_counted_when_a_batch_is_handed_out_also_with_a_transform(place: 
     with rw.ReplayDataset(
         place.client, "a", 2, policy=lambda: current[0], transform=lambda batch: batch, single_pass=True
     ) as dataset:
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: dataset.stats().ready_samples == 4)
         ages = []
         for batch in dataset:
@@ -400,19 +427,40 @@ def two(replay_server: StartServer) -> str:
     return server.address
 
 
-@pytest.mark.parametrize(("own", "batch_size"), [((4, 4), None), ((4, 4), 8), ((3, 5), 8), ((1, 12), 8)])
-def test_mixture_has_the_shares_asked_for_and_loses_nothing(two: str, own: Any, batch_size: int | None) -> None:
-    online = rw.ReplayDataset(two, "online", own[0], single_pass=True)
-    offline = rw.ReplayDataset(two, "offline", own[1], single_pass=True)
-    with rw.MixedDataset({online: 0.5, offline: 0.5}, batch_size) as dataset:
-        assert dataset.shares == [4, 4]
+def test_mixture_has_a_batch_of_each_and_loses_nothing(two: str) -> None:
+    online = rw.ReplayDataset(two, "online", 4, single_pass=True)
+    offline = rw.ReplayDataset(two, "offline", 2, single_pass=True)
+    with rw.MixedDataset([online, offline]) as dataset:
         batches = list(itertools.islice(dataset, 3))
     for i, batch in enumerate(batches):
-        first = 4 * i
-        assert batch.data["n"][:, 0].tolist() == [*range(first, first + 4), *range(100 + first, 104 + first)]
+        online_first, offline_first = 4 * i, 100 + 2 * i
+        assert batch.data["n"][:, 0].tolist() == [
+            *range(online_first, online_first + 4),
+            *range(offline_first, offline_first + 2),
+        ]
         assert batch.info.members is not None
-        assert batch.info.members.tolist() == [0] * 4 + [1] * 4
-        assert len(batch.info) == 8
+        assert batch.info.members.tolist() == [0] * 4 + [1] * 2
+        assert len(batch.info) == 6
+
+
+@pytest.mark.parametrize("collate", ["flat", "list"])
+def test_mixture_of_samples_of_different_lengths_keeps_each(replay_server: StartServer, collate: Any) -> None:
+    server = replay_server(fifo("a"), fifo("b"))
+    with rw.Client(server.address) as client:
+        for table, first in (("a", 0), ("b", 100)):
+            for numbers in ([0], [1, 2, 3], [4, 5], [6]):
+                client.insert({"n": np.array(numbers) + first}, {table: 1.0})
+    members = [rw.ReplayDataset(server.address, table, 2, collate=collate) for table in "ab"]
+    with rw.MixedDataset(members) as dataset:
+        batches = [next(dataset) for _ in range(2)]
+    for batch, first, lengths in zip(batches, (0, 4), ([1, 3], [2, 1]), strict=True):
+        expected = [*range(first, first + sum(lengths)), *range(100 + first, 100 + first + sum(lengths))]
+        assert batch.info.lengths.tolist() == lengths * 2
+        if collate == "flat":
+            assert batch.data[0].tolist() == expected
+        else:
+            parts = np.split(expected, np.cumsum(lengths * 2)[:-1])
+            assert [part.tolist() for (part,) in batch.data] == [part.tolist() for part in parts]
 
 
 def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
@@ -421,16 +469,15 @@ def test_mixture_routes_priorities_back(replay_server: StartServer) -> None:
     for table, number in (("online", 1), ("offline", 2)):
         write(server.address, table, [number])
     with rw.MixedDataset(
-        {rw.ReplayDataset(server.address, "online", 2): 3, rw.ReplayDataset(server.address, "offline", 2): 1}, 8
+        [rw.ReplayDataset(server.address, "online", 6), rw.ReplayDataset(server.address, "offline", 2)]
     ) as dataset:
-        assert dataset.shares == [6, 2]
         batch = next(dataset)
         dataset.update_priorities(batch, 10.0 * batch.data["n"][:, 0])
         dataset.flush_priorities()
         with pytest.raises(rw.SpecError, match=r"has shape \(3,\), expected \(8,\)"):
             dataset.update_priorities(batch, np.ones(3))
         with pytest.raises(rw.SpecError, match="one of this dataset"):
-            dataset.update_priorities(next(dataset.datasets[0]), np.ones(2))
+            dataset.update_priorities(next(dataset.datasets[0]), np.ones(6))
     with rw.Client(server.address) as client:
         assert next(client.sample("online", 1)).info.priority == 10.0
         assert next(client.sample("offline", 1)).info.priority == 20.0
@@ -444,13 +491,13 @@ def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer)
     with (
         rw.ReplayDataset(server.address, "a", 2) as a,
         rw.ReplayDataset(server.address, "b", 2) as b,
-        rw.MixedDataset({a: 1, b: 1}) as mixed,
+        rw.MixedDataset([a, b]) as mixed,
     ):
         with pytest.raises(rw.SpecError, match="must be finite and >= 0, got nan"):
             mixed.update_priorities(next(mixed), priorities)
         mixed.flush_priorities()
         assert [stats.priority_updates for stats in mixed.stats()] == [0, 0]
-    with rw.ContiguousDataset(server.address, ["a", "b"], 4, 1) as slices:
+    with rw.MixedDataset([rw.ContiguousDataset(server.address, table, 2, 1) for table in "ab"]) as slices:
         batch = next(slices)
         assert np.asarray(batch.markers.members).tolist() == [0, 0, 1, 1]
         with pytest.raises(rw.SpecError, match="must be finite and >= 0, got nan"):
@@ -465,7 +512,7 @@ def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server
             client.insert({"n": np.array([priority])}, {"rated": priority})
         client.insert({"n": np.array([5.0])}, {"even": 1.0})
     rated, even = (rw.ReplayDataset(server.address, table, 32) for table in ("rated", "even"))
-    with rw.MixedDataset({rated: 1, even: 1}) as dataset:
+    with rw.MixedDataset([rated, even]) as dataset:
         batch = next(dataset)
     weights = dict(zip(batch.data[0][:, 0].tolist(), batch.info.importance_weights(1.0).tolist(), strict=True))
     # Probabilities 1/4 and 3/4 of two items: weights 2 and 2/3, over the larger of them; and 1 of the only item.
@@ -475,26 +522,26 @@ def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server
 def test_mixture_refuses_what_does_not_match(two: str) -> None:
     write(two, "rated", [1], length=3)
     with (
-        rw.MixedDataset({rw.ReplayDataset(two, "online", 1): 1, rw.ReplayDataset(two, "rated", 1): 1}) as dataset,
+        rw.MixedDataset([rw.ReplayDataset(two, table, 1) for table in ("online", "rated")]) as dataset,
         pytest.raises(rw.StructureError, match=r"leaf `n` int64 \[1, 3\], expected `n` int64 \[1, 2\] as in the first"),
     ):
         next(dataset)
     with rw.ReplayDataset(two, "online", 1) as online:
-        for weights in ({}, {online: 0}, {online: -1.0}, {online: float("nan")}, {"online": 1}):
-            with pytest.raises(rw.SpecError, match="`weights` must"):
-                rw.MixedDataset(weights)  # type: ignore[arg-type]
+        for wrong in ([], online, ["online"], {online: 1}):
+            with pytest.raises(rw.SpecError, match="`datasets` must"):
+                rw.MixedDataset(wrong)  # type: ignore[arg-type]
         with (
             rw.ReplayDataset(two, "offline", 1, reuse_buffers=True) as reusing,
             pytest.raises(rw.SpecError, match="`reuse_buffers`"),
         ):
-            rw.MixedDataset({online: 1, reusing: 1})
+            rw.MixedDataset([online, reusing])
 
 
 def test_mixture_goes_on_after_a_time_out(replay_server: StartServer) -> None:
     server = replay_server(fifo("online"), fifo("offline"))
     write(server.address, "online", range(4))
     online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
-    with rw.MixedDataset({online: 1, offline: 1}) as dataset:
+    with rw.MixedDataset([online, offline]) as dataset:
         offline.timeout_s = 0.5
         with pytest.raises(rw.ReplayTimeoutError, match="table `offline`"):
             next(dataset)
@@ -515,7 +562,7 @@ def test_take_waits_for_the_structure_of_the_table_as_long_as_for_its_samples(re
 def test_take_of_a_mixture_returns_what_has_arrived_of_each(replay_server: StartServer) -> None:
     server = replay_server(fifo("online"), fifo("offline"))
     online, offline = (rw.ReplayDataset(server.address, table, 2) for table in ("online", "offline"))
-    with rw.MixedDataset({online: 1, offline: 1}, 4) as dataset:
+    with rw.MixedDataset([online, offline]) as dataset:
         assert dataset.take() is None
         assert dataset.take(timeout_s=0.05) is None
         write(server.address, "online", range(3))

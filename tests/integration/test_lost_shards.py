@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import numpy.typing as npt
@@ -90,6 +88,7 @@ def test_priority_of_a_key_that_no_sample_had_is_counted_once(lone_server: Start
         dataset.flush_priorities()
         stats = dataset.stats()
         assert (stats.priority_updates, stats.failed_priority_updates, stats.gone_priority_updates) == (1, 0, 0)
+        iter(dataset)  # begins to fetch
         for server in servers:
             server.process.kill()
         assert eventually(lambda: dataset.stats().left_out_servers == 2)
@@ -162,16 +161,17 @@ def test_readers_follow_the_target(replay_server: StartServer, tmp_path: Path, s
 
 
 def test_a_server_that_leaves_the_target_and_comes_back_is_read_again(lone_server: StartServer, tmp_path: Path) -> None:
-    """Also if the thread that read it has not ended yet: it is in a question to the server, which does not answer."""
+    """Also while a question to it has no answer."""
     servers = [lone_server(FIFO), lone_server(FIFO)]
     insert(servers[0].address, [0])
     path = tmp_path / "shards"
     lines = [f"{name} {server.address}\n" for name, server in zip("ab", servers, strict=True)]
     path.write_text("".join(lines))
     with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
+        iter(dataset)  # begins to fetch
         servers[1].process.kill()
         assert eventually(lambda: dataset.stats().left_out_servers == 1)
-        time.sleep(3 * PAUSE_S)  # the thread asks now, and waits for the answer
+        time.sleep(3 * PAUSE_S)  # it is asked now, and does not answer
         for text in (lines[0], "".join(lines)):
             path.write_text(text)
             client.connections.refresh()
@@ -209,55 +209,6 @@ def test_what_a_closed_dataset_has_is_read_and_nothing_else_although_the_target_
         assert 0 < len(rest) < 500
         assert not any(2 in batch for batch in rest)
         assert eventually(lambda: fetching() == before)
-
-
-class Meanwhile:
-    """Do something in another thread at the n-th event of `sys.setprofile` in this one, within a function of a name."""
-
-    def __init__(self, do: Callable[[], object], moment: int, function: str) -> None:
-        self.left = moment
-        self._do, self._function = do, function
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Meanwhile:
-        sys.setprofile(self._profile)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-        if self._thread is not None:
-            self._thread.join()
-
-    def _profile(self, frame: FrameType, _event: str, _: object) -> None:
-        if self._function in (frame.f_code.co_name, frame.f_back and frame.f_back.f_code.co_name):
-            self.left -= 1
-            if not self.left:
-                sys.setprofile(None)
-                self._thread = threading.Thread(target=self._do)
-                self._thread.start()
-                self._thread.join(PAUSE_S)
-
-
-def test_dataset_that_another_thread_closes_while_it_follows_the_target_comes_to_its_end(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
-    path, lines = tmp_path / "shards", lines_of_shards(replay_server, 2)
-    moment, done = 0, False
-    before = fetching()
-    while not done:
-        moment += 1 + moment // 10
-        path.write_text(lines[0])
-        with rw.Client(f"file:{path}") as client, rw.ReplayDataset(client, "replay", 8, timeout_s=60) as dataset:
-            next(dataset)
-            path.write_text("".join(lines))
-            client.connections.refresh()
-            with Meanwhile(dataset.close, moment, "follow_target") as meanwhile:
-                next(dataset, None)
-            done = meanwhile.left > 0
-            dataset.close()
-            assert sum(1 for _ in itertools.islice(dataset, 500)) < 500
-            assert eventually(lambda: fetching() == before)
-    assert moment > 10
 
 
 def test_a_server_that_starts_again_elsewhere_is_found_there(lone_server: StartServer, tmp_path: Path) -> None:

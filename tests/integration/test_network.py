@@ -27,6 +27,7 @@ from reverb_writer.transport import channel, delivery
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.insert_pipe import InsertPipe
 from reverb_writer.transport.sample_stream import SampleStream
+from reverb_writer.transport.server_info import request_server_info
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy", "NO_PROXY")
 
@@ -146,6 +147,7 @@ def test_connection_of_a_learner_that_falls_silent_is_given_up_after_a_late_call
         rw.Client(forwarder.address, timeout_s=60) as client,
         rw.ReplayDataset(client, "replay", 1, timeout_s=60) as dataset,
     ):
+        dataset.take()  # begins to fetch
         forwarder.mute()
         with pytest.raises(rw.ReplayTimeoutError):
             client.server_info(timeout_s=0.5)
@@ -176,13 +178,14 @@ def test_stream_that_a_gateway_ends_with_deadline_exceeded_is_a_lost_connection(
     with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
         write(observer, range(1))
     with CallForwarder(server.port) as gateway, Channel(gateway.address) as channel:
+        info = request_server_info(channel, 60.0)
+        stream = SampleStream(channel, "replay", info, changed=lambda: None, removes_items=False)
         gateway.lose = gateway.refuse = lambda _: grpc.StatusCode.DEADLINE_EXCEEDED
-        for deadline_s in (None, 60.0):
-            stream = SampleStream(channel, "replay", deadline_s=deadline_s)
-            stream.num_asked += 1
-            stream.send()
-            with pytest.raises(rw.ServerUnavailableError, match="DEADLINE_EXCEEDED"):
-                stream.read()
+        stream.proceed(time.monotonic(), 0, 1)
+        assert eventually(lambda: stream.has_unread)
+        assert stream.read() == []
+        assert stream.loss is not None
+        assert "DEADLINE_EXCEEDED" in stream.loss.reason
         events: queue.SimpleQueue[Any] = queue.SimpleQueue()
         InsertPipe(channel, lambda _, event: events.put(event))
         assert isinstance(events.get(timeout=60.0), rw.ServerUnavailableError)

@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from server_process import HostedServer
 import reverb_writer as rw
 from reverb_writer.protocol import messages
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.sample_fetcher import SampleFetcher
 from reverb_writer.transport.sample_stream import SampleStream
+from reverb_writer.transport.server_info import request_server_info
 
 StartServer = Callable[..., HostedServer]
 
@@ -69,17 +70,30 @@ def test_order_of_the_table_is_kept(replay_server: StartServer, sampler: Any, ex
         assert [number for _ in range(3) for number in first_numbers(next(dataset))] == expected
 
 
+def read_all(stream: SampleStream) -> list[int]:
+    """Return how many samples came in each message, until nothing is in flight."""
+    found = []
+    while stream.num_in_flight:
+        if samples := stream.read():
+            found.append(len(samples))
+    return found
+
+
+def open_stream(channel: Channel, table: str) -> SampleStream:
+    info = request_server_info(channel, 60.0)
+    return SampleStream(channel, table, info, changed=lambda: None, removes_items=False)
+
+
 def test_requests_are_answered_one_by_one(replay_server: StartServer) -> None:
     """If they were joined, a reader would wait for the samples of all before it gets the first."""
     server = replay_server(rw.TableConfig("table"))
     insert_numbers(server.address, "table", range(6))
     with Channel(server.address) as channel:
-        stream = SampleStream(channel, "table", deadline_s=60)
-        for _ in range(4):
-            stream.num_asked += 2
-            stream.send()
-        assert [len(stream.read()) for _ in range(4)] == [2, 2, 2, 2]
-        stream.cancel()
+        stream = open_stream(channel, "table")
+        for max_samples in (1, 2, 4, 8):
+            stream.proceed(time.monotonic(), 0, max_samples)
+        assert read_all(stream) == [1, 1, 2, 4]
+        stream.close()
 
 
 def test_while_samples_are_in_flight_more_are_requested_only_for_half_of_the_room(replay_server: StartServer) -> None:
@@ -87,56 +101,34 @@ def test_while_samples_are_in_flight_more_are_requested_only_for_half_of_the_roo
     server = replay_server(rw.TableConfig("table"))
     insert_numbers(server.address, "table", range(6))
     with Channel(server.address) as channel:
-        fetcher = SampleFetcher(
-            channel, "table", removes_items=False, max_samples=8, num_held=lambda: 0, limit=None, pause=lambda _: None
-        )
-        fetcher.ask()
-        assert fetcher.num_in_flight == 8
-        assert len(fetcher.read()) == 8
+        stream = open_stream(channel, "table")
+        stream.proceed(time.monotonic(), 0, 8)
+        assert stream.num_in_flight == 8
+        assert read_all(stream) == [8]
         found = []
+        held = 8
         for num_used in (2, 1, 2, 1):  # free room: 2, 1, 3, 4
-            fetcher.accept(num_used)
-            found.append(fetcher.num_in_flight)
+            held -= num_used
+            stream.proceed(time.monotonic(), held, 8)
+            found.append(stream.num_in_flight)
         assert found == [2, 2, 2, 6]
-        fetcher.end()
+        stream.close()
 
 
-def test_queue_gives_everything_once_and_the_rest_at_the_end(replay_server: StartServer) -> None:
+def test_queue_gives_everything_once_and_the_rest_when_it_is_taken(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     insert_numbers(server.address, "queue", range(7))
-    dataset = rw.ReplayDataset(server.address, "queue", 3, max_in_flight_batches=3, on_timeout="stop")
-    with dataset:
+    with rw.ReplayDataset(server.address, "queue", 3, max_in_flight_batches=3) as dataset:
         assert first_numbers(next(dataset)) == [0, 1, 2]
         assert eventually(lambda: dataset.stats().ready_samples == 4)
         dataset.timeout_s = 0.5
-        assert [first_numbers(batch) for batch in dataset] == [[3, 4, 5], [6]]
-        insert_numbers(server.address, "queue", range(7, 9))
-        assert eventually(lambda: dataset.stats().ready_samples == 2)
-        assert [first_numbers(batch) for batch in dataset] == [[7, 8]]
-    assert dataset.stats().undelivered_samples == 0
-
-
-@pytest.mark.parametrize("num_steps", [None, 1])
-def test_iteration_that_has_stopped_stays_stopped_while_samples_come(
-    replay_server: StartServer, num_steps: int | None
-) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(2))
-    with rw.ReplayDataset(server.address, "queue", 4, num_steps=num_steps, on_timeout="stop") as dataset:
-        assert eventually(lambda: dataset.stats().ready_samples == 2)
-        dataset.timeout_s = 2.0
-        assert [first_numbers(batch) for batch in dataset] == [[0, 1]]
-        dataset.timeout_s = 0.5
-        insert_numbers(server.address, "queue", range(2, 5))
-        assert eventually(lambda: dataset.stats().ready_samples == 3)
-        for _ in range(3):
-            assert next(dataset, None) is None
-        insert_numbers(server.address, "queue", range(5, 7))
-        assert eventually(lambda: dataset.stats().ready_samples == 5)
-        assert [first_numbers(batch) for batch in dataset] == [[2, 3, 4, 5], [6]]
-        insert_numbers(server.address, "queue", [7])
-        assert eventually(lambda: dataset.stats().ready_samples == 1)
-    assert dataset.stats().undelivered_samples == 1
+        assert first_numbers(next(dataset)) == [3, 4, 5]
+        with pytest.raises(rw.ReplayTimeoutError, match="1 of 3 samples have come"):
+            next(dataset)
+        batch = dataset.take()
+        assert batch is not None
+        assert first_numbers(batch) == [6]
+    assert dataset.stats().ready_samples == 0
 
 
 def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: StartServer) -> None:
@@ -145,9 +137,9 @@ def test_what_was_fetched_can_be_read_after_close_and_is_counted(replay_server: 
     dataset = rw.ReplayDataset(server.address, "queue", 3)
     assert first_numbers(next(dataset)) == [0, 1, 2]
     dataset.close()
-    assert dataset.stats().undelivered_samples == 2
+    assert dataset.stats().ready_samples == 2
     assert [first_numbers(batch) for batch in dataset] == [[3, 4]]
-    assert dataset.stats().undelivered_samples == 0
+    assert dataset.stats().ready_samples == 0
     dataset.close()
 
 
@@ -166,21 +158,11 @@ def test_close_waits_no_longer_than_told_for_samples_in_flight(replay_server: St
     insert_numbers(server.address, "queue", range(200))
     with SlowRelay(server.address, change=lambda message: message) as relay:
         dataset = rw.ReplayDataset(relay.address, "queue", 200, max_in_flight_batches=1, timeout_s=60)
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: dataset.stats().in_flight_samples > 0)
         dataset.close(1.0)
         assert eventually(lambda: dataset.stats().received_samples + dataset.stats().lost_samples == 200)
         assert dataset.stats().received_samples < 200  # all would have come within 20 s
-
-
-def test_sample_of_which_a_piece_was_not_handed_out_is_counted(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    insert_numbers(server.address, "queue", range(3), length=6)
-    dataset = rw.ReplayDataset(server.address, "queue", 2, num_steps=2)
-    assert first_numbers(next(dataset)) == [0, 0]
-    dataset.close()
-    assert dataset.stats().undelivered_samples == 3
-    left = [(first_numbers(batch), dataset.stats().undelivered_samples) for batch in dataset]
-    assert left == [([0, 1], 2), ([1, 1], 1), ([2, 2], 1), ([2], 0)]
 
 
 def test_buffers_are_used_again_only_if_asked_for(replay_server: StartServer) -> None:
@@ -264,7 +246,7 @@ def test_exactly_so_many_samples_are_taken_from_a_queue(replay_server: StartServ
         assert next(dataset, None) is None
         actor.join()
         assert client.server_info()["queue"].current_size == 3
-    assert dataset.stats().undelivered_samples == 0
+    assert dataset.stats().ready_samples == 0
 
 
 def test_exactly_so_many_samples_come_from_a_table_that_keeps_its_items(replay_server: StartServer) -> None:
@@ -284,10 +266,37 @@ def test_single_pass_takes_at_most_so_many_samples(replay_server: StartServer) -
             assert [number for batch in dataset for number in first_numbers(batch)] == expected
 
 
-def test_number_of_samples_of_several_servers_is_refused(replay_server: StartServer) -> None:
-    addresses = [replay_server(QUEUE).address for _ in range(2)]
-    with pytest.raises(rw.SpecError, match=r"`max_samples` is for one server, got 2"):
-        rw.ReplayDataset(addresses, "queue", 2, max_samples=4)
+@pytest.mark.parametrize("sizes", [(2, 5), (0, 5), (5, 0)])
+def test_single_pass_gives_what_is_there_on_each_server(replay_server: StartServer, sizes: tuple[int, int]) -> None:
+    servers = [replay_server(QUEUE) for _ in sizes]
+    for number, (server, size) in enumerate(zip(servers, sizes, strict=True)):
+        insert_numbers(server.address, "queue", range(10 * number, 10 * number + size))
+    addresses = [server.address for server in servers]
+    with rw.ReplayDataset(addresses, "queue", 2, single_pass=True, timeout_s=60) as dataset:
+        found = [number for batch in dataset for number in first_numbers(batch)]
+    for number, size in enumerate(sizes):
+        assert [one for one in found if one // 10 == number] == [*range(10 * number, 10 * number + size)]
+
+
+@pytest.mark.parametrize("config", [QUEUE, rw.TableConfig("queue")])
+def test_number_of_samples_is_that_of_all_servers_also_of_those_that_join(
+    replay_server: StartServer, tmp_path: Path, config: rw.TableConfig
+) -> None:
+    servers = [replay_server(config) for _ in range(2)]
+    for server in servers:
+        insert_numbers(server.address, "queue", range(9))
+    path = tmp_path / "shards"
+    path.write_text(f"a {servers[0].address}\n")
+    with (
+        rw.Client(f"file:{path}") as client,
+        rw.ReplayDataset(client, "queue", 2, max_samples=8, max_in_flight_batches=1, timeout_s=60) as dataset,
+    ):
+        batches = [next(dataset)]
+        path.write_text("".join(f"{name} {server.address}\n" for name, server in zip("ab", servers, strict=True)))
+        client.connections.refresh()
+        batches += dataset
+        assert sum(len(batch.info) for batch in batches) == 8
+        assert client.server_info()["queue"].rate_limiter.num_samples == 8
 
 
 # Pickling.
@@ -300,7 +309,7 @@ def test_pickled_dataset_is_opened_anew(replay_server: StartServer) -> None:
         stored = pickle.dumps(dataset)
     with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
         assert first_numbers(next(other)) == [3, 3]
-    with rw.Client(server.address) as client, rw.ContiguousDataset(client, ["replay"], 2, 1) as slices:
+    with rw.Client(server.address) as client, rw.ContiguousDataset(client, "replay", 2, 1) as slices:
         stored = pickle.dumps(slices)
     with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
         assert len(next(other).markers.slices.lengths) == 2

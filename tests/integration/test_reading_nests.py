@@ -58,23 +58,6 @@ def test_list_gives_a_nest_a_sample(ragged: str) -> None:
     assert [x.tolist() for x, _ in data] == [[1, 2], [1], [1, 2, 3]]
 
 
-def test_num_steps_cuts_samples_into_pieces(replay_server: StartServer) -> None:
-    server = replay_server(QUEUE)
-    with rw.Client(server.address) as client:
-        for item in ([1, 2, 3], [10, 20, 30, 40, 50]):
-            client.insert([np.array(item)], {"queue": float(len(item))})
-    options: dict[str, Any] = {"num_steps": 2, "timeout_s": 1.0, "on_timeout": "stop"}
-    with rw.ReplayDataset(server.address, "queue", 2, **options) as dataset:
-        found = [(batch.data[0].tolist(), batch.info.priorities.tolist()) for batch in dataset]
-    assert found == [([[1, 2], [10, 20]], [3.0, 5.0]), ([[30, 40]], [5.0])]
-
-
-@pytest.mark.parametrize(("num_steps", "message"), [(5, r"\(5 vs. 4\)"), (3, "not a multiple")])
-def test_num_steps_must_divide_the_sequence(replay_server: StartServer, num_steps: int, message: str) -> None:
-    with pytest.raises(rw.SpecError, match=message):
-        rw.ReplayDataset(replay_server(QUEUE).address, "queue", 2, num_steps=num_steps, sequence_length=4)
-
-
 # Structure.
 
 

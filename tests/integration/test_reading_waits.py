@@ -18,6 +18,7 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.client import waiting_log
+from reverb_writer.transport import server_probe
 
 StartServer = Callable[..., HostedServer]
 
@@ -52,7 +53,7 @@ def test_rate_limiter_that_waits_for_inserts_is_named(replay_server: StartServer
         dataset.timeout_s = 1.0
         # 2 x 2 - 5 = -1: the fifth sample was let out, each two more need one more insert.
         with pytest.raises(
-            rw.ReplayTimeoutError, match=r"1 of 4 samples have come.*waits for 1 more inserts.*min_diff -1"
+            rw.ReplayTimeoutError, match=r"1 of 4 samples have come.*waits for 1 more insert:.*min_diff -1"
         ):
             next(dataset)
 
@@ -64,6 +65,18 @@ def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> 
         with pytest.raises(rw.ReplayTimeoutError, match=r"2 items were inserted") as caught:
             next(dataset)
         assert "Start the actors" not in str(caught.value)
+
+
+def test_items_that_were_inserted_long_ago_do_not_show_that_actors_write(
+    replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_probe, "_RECENT_S", 1.0)
+    server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
+    with rw.ReplayDataset(server.address, "replay", 2, timeout_s=4.0) as dataset:
+        insert_numbers(server.address, "replay", range(2))
+        time.sleep(1.0)
+        with pytest.raises(rw.ReplayTimeoutError, match=r"no items were inserted. Start the actors"):
+            next(dataset)
 
 
 def test_what_is_waited_for_is_logged_again_and_again(
@@ -163,9 +176,7 @@ def test_unknown_table_is_refused_at_once(replay_server: StartServer) -> None:
         ({"batch_size": 0}, "batch_size"),
         ({"max_in_flight_batches": 0}, "max_in_flight_batches"),
         ({"timeout_s": 0}, "timeout_s"),
-        ({"on_timeout": "wait"}, "on_timeout"),
         ({"collate": "stack"}, "collate"),
-        ({"num_steps": 0}, "num_steps"),
         ({"max_cache_bytes": 0}, "max_cache_bytes"),
         ({"max_samples": 0}, "max_samples"),
         ({"table": ["queue", "other"]}, r"`table` must be the name of one table, got \['queue', 'other'\]"),
@@ -214,6 +225,7 @@ def test_batch_that_has_arrived_needs_no_server(lone_server: StartServer) -> Non
     with rw.TrajectoryObserver(server.address, "queue", 1) as observer:
         observer({"n": np.int64(1)}, end_of_episode=True)
     with rw.ReplayDataset(server.address, "queue", 1) as dataset:
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: dataset.stats().ready_samples == 1)
         server.process.kill()
         assert next(dataset).data["n"].tolist() == [[1]]

@@ -165,7 +165,7 @@ def test_windows_that_do_not_fit_are_refused_and_change_nothing(
 ) -> None:
     write(place, 2)
     storage = RolloutStorage(num_envs, num_rows, (2,), None, np.zeros((), np.int64))
-    options: Any = {"max_in_flight_batches": 1, "on_timeout": "stop", "timeout_s": 3}
+    options: Any = {"max_in_flight_batches": 1, "single_pass": True, "timeout_s": 3}
     with rw.ReplayDataset(place.address, "a", 2, **options) as source, pytest.raises(error, match=message):
         storage.fill_from(source, fields_fn)
     assert storage.num_rows == 0

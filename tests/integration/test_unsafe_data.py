@@ -54,6 +54,7 @@ def test_errors_that_nobody_takes_are_bounded_as_samples_are(replay_server: Star
     with rw.Client(server.address) as client:
         insert_variant(client, "variants")
     with rw.ReplayDataset(server.address, "variants", 2, max_in_flight_batches=3) as dataset:
+        iter(dataset)  # begins to fetch
         assert eventually(lambda: dataset.stats().received_samples >= 6)
         for num_taken in range(1, 9):
             with pytest.raises(rw.UnsafeDataError, match="DT_VARIANT"):

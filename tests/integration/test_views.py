@@ -133,27 +133,6 @@ def test_tensorflow_learns(address: str) -> None:
     np.testing.assert_allclose(weights.numpy(), WEIGHTS, atol=1e-2)
 
 
-def test_tensorflow_on_reverbs_own_dataset_has_the_same_form(address: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its own imports
-        pytest.importorskip("reverb")
-        tf = pytest.importorskip("tensorflow")
-    with rw.ReplayDataset(address, "replay", 16) as dataset:
-        theirs = dataset.as_tf(native=True)
-        ours_spec, theirs_spec = dataset.as_tf().element_spec[0], theirs.element_spec[0]
-        assert ours_spec.keys() == theirs_spec.keys()
-        assert all(ours_spec[name].dtype == theirs_spec[name].dtype for name in ours_spec)
-        for data, info in theirs.take(2):
-            assert data["x"].shape == (16, 5, 3)
-            assert info["keys"].dtype == tf.uint64
-            np.testing.assert_allclose(data["x"].numpy() @ WEIGHTS, data["y"].numpy(), atol=1e-5)
-    with (
-        rw.ReplayDataset(address, "replay", 4, collate="pad") as padded,
-        pytest.raises(rw.SpecError, match="`native` is for one server"),
-    ):
-        padded.as_tf(native=True)
-
-
 PRIORITIZED = pathlib.Path(__file__).parents[2] / "examples" / "prioritized_torch.py"
 
 
@@ -256,8 +235,8 @@ def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(rep
     with rw.Client(server.address) as client:
         for number, name in enumerate(names):
             client.insert({"x": np.full(2, number)}, {name: 1.0})
-        datasets = [rw.ReplayDataset(server.address, name, 3) for name in names]
-        with rw.MixedDataset({datasets[0]: 2, datasets[1]: 1}, 6) as dataset:
+        datasets = [rw.ReplayDataset(server.address, name, size) for name, size in zip(names, (4, 2), strict=True)]
+        with rw.MixedDataset(datasets) as dataset:
             batch = next(iter(dataset.as_torch("cpu")))
             assert batch.info.members.tolist() == [0, 0, 0, 0, 1, 1]
             assert batch.info.importance_weights(0.5).tolist() == [1.0] * 6
@@ -269,7 +248,7 @@ def test_pytorch_gets_mixed_batches_with_their_members_and_routes_priorities(rep
 def test_pytorch_workers_bring_the_transform_and_mixtures(address: str) -> None:
     data = pytest.importorskip("torch.utils.data")
     dataset = rw.ReplayDataset(address, "replay", 4, transform=rw.frame_stack(2, "x"))
-    with rw.MixedDataset({dataset: 1}) as mixed:
+    with rw.MixedDataset([dataset]) as mixed:
         loader = data.DataLoader(
             mixed.as_torch(), batch_size=None, num_workers=1, multiprocessing_context="spawn", prefetch_factor=1
         )

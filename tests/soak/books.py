@@ -9,7 +9,7 @@ the end of the flush. So it may be
 - sampled: a learner of the queue has written it down;
 - removed: older than all that are there, in a table that counts as many removals;
 - lost with a server that was killed: inserted after the checkpoint began from which the next server came back;
-- lost with a learner of the queue: as many as the datasets count as `lost_samples` and `undelivered_samples`, and the
+- lost with a learner of the queue: as many as the datasets count as `lost_samples` and `ready_samples`, and the
   batches whose `next` was interrupted.
 
 Anything else is an error, as are an item that no actor can have written, and whatever a worker calls a fault.

@@ -287,10 +287,10 @@ def learn(address: str, folder: Path, name: str, chance: random.Random, signals:
         for dataset in (queue, replay):
             dataset.close()
         stats = queue.stats()
-    at_interrupts = stats.received_samples - num_got - stats.undelivered_samples - stats.skipped_samples
+    at_interrupts = stats.received_samples - num_got - stats.ready_samples - stats.skipped_samples
     if not 0 <= at_interrupts <= signals.num_interrupted * BATCH_SIZE:
         journal.fault(f"{num_got} samples were handed out with {signals.num_interrupted} interrupts, of {stats}")
-    journal.lost(stats.lost_samples, stats.undelivered_samples, max(at_interrupts, 0))
+    journal.lost(stats.lost_samples, stats.ready_samples, max(at_interrupts, 0))
     children.look(wait=True)
 
 

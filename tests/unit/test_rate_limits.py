@@ -89,7 +89,7 @@ def test_blocked_inserts_need_samples() -> None:
 def test_blocked_samples_need_inserts() -> None:
     why, remedy = explain_side(table(samples=200), "samples")  # one more: 599, and an insert brings 8
     assert why == (
-        "The rate limiter of table `replay` waits for 1 more inserts: inserts x 8 - samples = 600, min_diff 600."
+        "The rate limiter of table `replay` waits for 1 more insert: inserts x 8 - samples = 600, min_diff 600."
     )
     assert remedy == "1 insert lets the next sample out; so does a larger `error_buffer`."
 

@@ -1,4 +1,4 @@
-"""A dataset as a `tf.data.Dataset`, or Reverb's own dataset in the same form."""
+"""A dataset as a `tf.data.Dataset`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import tree
 
-from reverb_writer.errors import SpecError
 from reverb_writer.lazy import needs
 
 with needs("`as_tf`", "tensorflow"):
@@ -38,48 +37,6 @@ def tf_dataset(dataset: Any, num_open: int = 2) -> Any:
 
     started: list[bool] = []
     return tf.data.Dataset.from_generator(batches, output_signature=tree.map_structure(spec, head))
-
-
-def reverb_dataset(address: str, table: str, spec: Any, *, has_time: bool, batch_size: int, max_in_flight: int) -> Any:
-    """Return `reverb.TrajectoryDataset` batched, as pairs: the nest of a batch, and a dict of the numbers of its info.
-
-    It runs in TensorFlow's own threads. It decodes everything that a writer has stored, VARIANT tensors included: use
-    it only if you trust all writers.
-
-    Args:
-        address: of the server.
-        table: its name.
-        spec: nest of `ArraySpec` of the table's items.
-        has_time: whether the shapes in `spec` have the time dimension.
-        batch_size: samples in a batch; of one length.
-        max_in_flight: limit of samples fetched ahead.
-    """
-    with needs("`native`", "dm-reverb[tensorflow]"):
-        import reverb  # noqa: PLC0415  # not a dependency
-    if spec is None:
-        raise SpecError(f"`native` needs the structure of table `{table}`: a signature, or an observer that stores it.")
-    leaves = tree.flatten(_tuples(spec))
-    shapes = [leaf.shape if has_time else (None, *leaf.shape) for leaf in leaves]
-    samples = reverb.TrajectoryDataset(
-        address,
-        table,
-        dtypes=tuple(tf.string if leaf.dtype == np.object_ else tf.as_dtype(leaf.dtype) for leaf in leaves),
-        shapes=tuple(map(tf.TensorShape, shapes)),
-        max_in_flight_samples_per_worker=max_in_flight,
-    )
-
-    def pair(sample: Any) -> Any:
-        info = sample.info
-        numbers = {
-            "keys": info.key,
-            "priorities": info.priority,
-            "probabilities": info.probability,
-            "table_sizes": info.table_size,
-            "times_sampled": info.times_sampled,
-        }
-        return tree.unflatten_as(_tuples(spec), list(sample.data)), numbers
-
-    return samples.map(pair).batch(batch_size).prefetch(1)
 
 
 def _element(batch: Any) -> Any:

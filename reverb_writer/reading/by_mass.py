@@ -1,0 +1,220 @@
+"""Samples of a table that lies on several servers, as if one server had all its items.
+
+For each sample a server is drawn, by its share of the mass. Each server's samples are requested ahead, in proportion to
+its share. So the samples of a batch are independent of each other, and an item's probability is that of one server with
+all items, see `client.weights`. A server that gives nothing for 0.1 s owes the samples that were drawn of it: others
+give theirs meanwhile, until one batch is owed.
+
+A server's share is left out, and its debt forgiven, while it cannot give samples:
+
+- at once, when its connection is lost or the target says that it is lost;
+- when it has not answered a question for two seconds, until a sample comes;
+- after one second in which it owes samples and its rate limiter blocks them, until a sample comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from reverb_writer.client.server_calls import Server
+from reverb_writer.client.weights import mean_weight, shares
+from reverb_writer.reading.mixer import Mixer, Source
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.transport.sample_stream import SampleStream
+
+_ASK_AFTER_S = 0.5  # a server whose samples have told its size so long ago is asked for it
+_LOOK_S = 0.05  # whether a server that is waited for is to be left out
+_SLOW_S, _PATIENCE_S, _SILENCE_S = 0.1, 1.0, 2.0
+_AHEAD = 2  # so many times the samples that the caller holds may be in flight or wait for their turn
+_STALE_S = 1.0  # a sample that waits is dropped for a newer one, which tells the mass
+
+
+class _Shard(Source):
+    """A server with its share of the table.
+
+    Attributes:
+        size: items of its table, as it has told last; 0 before it has told anything.
+        mean: their mean weight, see `mean_weight`; None until a sample tells it.
+        told_at: `time.monotonic()` when a sample told both last.
+        asked_at: when the server was asked for its size last.
+        due: samples that were drawn of it and that it has not given.
+        waits_since: since when it owes samples, or its mass, and gives none; None if it owes nothing.
+        max_samples: how many samples may be in flight or wait.
+        state_id: of the server when `mean` was told.
+    """
+
+    def __init__(self, server: Server, stream: SampleStream, table: TableInfo, max_samples: int, now: float) -> None:
+        """Start without samples; what the server has told is in `stream`."""
+        super().__init__(server, stream)
+        self.size = 0 if stream.table is None else stream.table.current_size
+        self.unknown_mean = None if table.sampler_exponent is not None else 1.0
+        self.mean = self.unknown_mean
+        self.told_at = self.asked_at = now
+        self.due = 0
+        self.waits_since: float | None = None
+        self.max_samples = max_samples
+        self.heard: TableInfo | None = None  # the answer that was read last
+        self.state_id = None if stream.info is None else stream.info.state_id
+
+    @property
+    def lacks_mass(self) -> bool:
+        """Whether its share is not known, although it has items."""
+        return self.size > 0 and self.mean is None
+
+    def is_slow(self, now: float) -> bool:
+        """Whether other servers are to give samples while this one owes some."""
+        return self.waits_since is not None and now - self.waits_since > _SLOW_S
+
+
+class ByMass(Mixer):
+    """Samples of uniform and prioritized tables, each server as often as its share of the mass."""
+
+    _makes_one_server = True
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Begin without a draw; see `Mixer`."""
+        super().__init__(*args, **kwargs)
+        self._rng = np.random.default_rng()
+        self._exponent = self._table.sampler_exponent
+        self._drops_stale = not self.removes_items and self._exponent is not None
+        self._share_of: dict[Source, float] = {}
+        self._num_items = 0  # of all servers that are not left out
+
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> list[Any]:  # noqa: ARG002  # all that were drawn
+        """Return samples of the servers that were drawn, as far as they have come; see `Mixer`."""
+        shards = self._shards_read()
+        if len(shards) == 1 and not self._leaving:
+            return self._taken(shards[0], num_samples)
+        samples: list[Any] = []
+        for source in self._leaving:
+            samples += self._as_one(source, num_samples - len(samples))
+        if self._is_ending:
+            if self.removes_items:  # they would be lost otherwise
+                for shard in shards:
+                    samples += self._as_one(shard, num_samples - len(samples))
+            return samples
+        while len(samples) < num_samples:
+            for shard in shards:
+                if shard.due and shard.waiting:
+                    found = self._as_one(shard, min(shard.due, num_samples - len(samples)))
+                    shard.due -= len(found)
+                    samples += found
+            awaited = sum(shard.due for shard in shards if not shard.is_slow(now))
+            owed = sum(shard.due for shard in shards)
+            num_free = min(num_samples - len(samples) - awaited, self._batch_size - owed)
+            if num_free <= 0 or not self._draw(shards, num_free, now):
+                break
+        return samples
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether no more samples will come: a batch waits for the servers that were drawn."""
+        return self.is_done
+
+    def _source(self, server: Server, info: ServerInfo | None, now: float) -> Source:
+        return _Shard(server, self._stream(server, info), self._table, self._batch_size, now)
+
+    def _shards_read(self) -> list[_Shard]:
+        return [source for source in self.sources if isinstance(source, _Shard)]
+
+    def _max_of(self, source: Source) -> int:
+        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
+        return self._max_samples if len(self._sources) == 1 else source.max_samples
+
+    def _draw(self, shards: Sequence[_Shard], num_samples: int, now: float) -> bool:
+        """Draw the servers of the next samples; return whether that can be done now, and one of them has samples."""
+        usable = [shard for shard in shards if self._is_usable(shard)]
+        if any(shard.lacks_mass and not shard.is_late for shard in usable):
+            return False
+        usable = [shard for shard in usable if shard.mean is not None and not shard.is_late]
+        found = self._weigh(usable)
+        if not any(found):
+            return False
+        counts = [num_samples] if len(usable) == 1 else self._rng.multinomial(num_samples, found).tolist()
+        for shard, count in zip(usable, counts, strict=True):
+            shard.due += count
+            expected = _AHEAD * self._share_of[shard] * self._max_samples
+            shard.max_samples = math.ceil(expected + 2 * math.sqrt(expected)) + 1
+            if self._drops_stale and now - shard.told_at > _STALE_S and len(usable) > 1:
+                shard.num_dropped += len(shard.take(1))
+        return any(shard.due and shard.waiting for shard in usable)
+
+    def _weigh(self, shards: Sequence[_Shard]) -> Sequence[float]:
+        """Return the shares of servers, and remember them unless all are 0."""
+        # Items that are removed from the table because they wait here count.
+        sizes = [shard.size + (len(shard.waiting) if self.removes_items else 0) for shard in shards]
+        found = shares(sizes, [shard.mean or 0.0 for shard in shards])
+        if any(found):
+            self._share_of, self._num_items = dict(zip(shards, found, strict=True)), sum(sizes)
+        return found
+
+    def _as_one(self, source: Source, num_samples: int) -> list[Any]:
+        """Take samples of a server, with the info that one server with all items would give."""
+        num_samples = min(num_samples, len(source.waiting))
+        if num_samples <= 0:
+            return []
+        if source not in self._share_of:  # the end has come before the first draw
+            self._weigh([shard for shard in (*self._leaving, *self.sources) if isinstance(shard, _Shard)])
+        samples = self._taken(source, num_samples)
+        if len(self._share_of) > 1:  # of one, the server itself tells it
+            share = self._share_of.get(source) or 1.0  # 0: the server has started again since
+            for sample in samples:
+                sample.info.probability *= share
+                sample.info.table_size = self._num_items
+        return samples
+
+    def _is_usable(self, shard: _Shard) -> bool:
+        """Whether a server is connected; or has given samples that would be lost otherwise."""
+        return not shard.is_lost or (self.removes_items and bool(shard.waiting))
+
+    def _note_samples(self, source: Source, samples: Sequence[Any], now: float) -> None:
+        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
+        newest = samples[-1].info
+        source.size = newest.table_size
+        source.mean = mean_weight(self._exponent, newest.item.priority, newest.probability, source.size)
+        source.told_at, source.is_late, source.waits_since = now, False, None
+
+    def _note_connection(self, source: Source, *, was_lost: bool) -> None:
+        super()._note_connection(source, was_lost=was_lost)
+        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
+        stream = source.stream
+        if was_lost and stream.loss is None and stream.info is not None:
+            if source.state_id != stream.info.state_id:  # it may have been started without its items
+                source.mean, source.state_id = source.unknown_mean, stream.info.state_id
+            if not self.removes_items and len(self._sources) > 1:
+                source.num_dropped += len(source.waiting)
+                source.waiting.clear()
+        if stream.table is not source.heard:
+            source.heard = stream.table
+            source.size = 0 if stream.table is None else stream.table.current_size
+
+    def _look(self, now: float) -> float:
+        """Ask servers that were not drawn for their size, and leave out those that give nothing."""
+        shards = self._shards_read()
+        if len(shards) == 1:
+            return math.inf
+        for shard in shards:
+            if not self._is_usable(shard):
+                shard.due, shard.waits_since = 0, None
+                continue
+            if now - max(shard.told_at, shard.asked_at) >= _ASK_AFTER_S and shard.stream.loss is None:
+                shard.asked_at = now
+                shard.stream.ask(now)
+            shard.is_late = shard.is_late and not shard.waiting
+            if shard.waiting or not (shard.due or shard.lacks_mass):  # it is not waited for
+                shard.waits_since = None
+                continue
+            if shard.waits_since is None:
+                shard.waits_since = now
+            silent_since, table = shard.stream.unanswered_since, shard.stream.table
+            is_blocked = table is not None and table.num_ready() == 0
+            if (silent_since is not None and now - silent_since > _SILENCE_S) or (
+                is_blocked and (now - shard.waits_since > _PATIENCE_S or not shard.size)
+            ):
+                shard.is_late = True
+                shard.due, shard.waits_since = 0, None
+        return now + _LOOK_S

@@ -1,0 +1,382 @@
+r"""Which server's samples come next: one mixer for each table, with one of two rules.
+
+    SampleStream a \
+    SampleStream b  > Mixer: ByMass, or InTurns -> take()
+    SampleStream c /
+
+The mixer follows the client's target: it begins with servers that are new there, and ends with those that have left. It
+never waits. It belongs to the thread that fetches; other threads read its counters.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from reverb_writer.client.client import Client
+from reverb_writer.client.server_calls import Server
+from reverb_writer.errors import ClosedError, FormatError, ReverbWriterError, SpecError
+from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.stats import FetchStats
+from reverb_writer.tables.table_info import ServerInfo, TableInfo
+from reverb_writer.transport.sample_stream import Limit, SampleStream
+
+_ORDERED = ("fifo", "max_heap", "min_heap")
+
+
+class Source:
+    """One server of a mixer, and the samples of it that wait for their turn.
+
+    Attributes:
+        server: its connection.
+        stream: requests the samples.
+        waiting: samples that have come and were not taken, oldest first.
+        is_late: whether it is left out until it has samples again.
+        num_dropped: samples that were dropped unread.
+    """
+
+    def __init__(self, server: Server, stream: SampleStream) -> None:
+        """Start without samples."""
+        self.server, self.stream = server, stream
+        self.waiting: list[Any] = []
+        self.is_late = False
+        self.num_dropped = 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether there is no connection to the server, or its target says that it is lost."""
+        stream = self.stream
+        return stream.disconnected_at is not None or self.server.shard.state == "lost" or stream.is_closed
+
+    def take(self, num_samples: int) -> list[Any]:
+        """Remove and return the oldest samples that wait, at most so many."""
+        taken = self.waiting[:num_samples]
+        del self.waiting[:num_samples]
+        return taken
+
+
+class Mixer(abc.ABC):
+    """The samples of one table on the servers of a client.
+
+    Attributes:
+        removes_items: whether sampling removes items from the table.
+        server: address of the server that the samples of the batch come from; "" if they may come from several.
+        heard_at: `time.monotonic()` when samples came last.
+        num_received: samples that have come.
+    """
+
+    _makes_one_server: bool  # whether several servers are sampled as if one had all items
+
+    def __init__(
+        self,
+        client: Client,
+        infos: Mapping[str, ServerInfo],
+        table: TableInfo,
+        batch_size: int,
+        options: ReadOptions,
+        *,
+        changed: Callable[[], object],
+        remember: Callable[[Sequence[int], Server], object],
+    ) -> None:
+        """Prepare to read; the first `proceed` begins.
+
+        Args:
+            client: of the servers.
+            infos: tables of those that have answered, by name of the shard.
+            table: the table at the beginning.
+            batch_size: samples in a batch.
+            options: of the dataset.
+            changed: called in another thread when `proceed` has something to do; must not wait.
+            remember: gets the keys of samples, and the server that they come from.
+        """
+        self.removes_items = table.max_times_sampled > 0
+        self.server = ""
+        self.heard_at, self.num_received = time.monotonic(), 0
+        self._client, self._infos, self._table, self._options = client, infos, table, options
+        self._batch_size, self._max_samples = batch_size, batch_size * options.max_in_flight_batches
+        self._changed, self._remember = changed, remember
+        self._may_have_several = client.may_have_several
+        self._limits = [] if options.max_samples is None else [Limit(options.max_samples)]
+        self._shards: Sequence[Server] = ()
+        self._sources: dict[str, Source] = {}  # by name; replaced, so that other threads may read it
+        self._leaving: list[Source] = []  # have left the target, and have samples that would be lost otherwise
+        self._past = FetchStats()  # of servers that have left
+        self._is_ending = False
+
+    # ------------------------------------------------------------------------------- counters, for any thread
+
+    @property
+    def sources(self) -> list[Source]:
+        """The servers that are read now."""
+        return [*self._sources.values()]
+
+    @property
+    def lost_servers(self) -> set[str]:
+        """Names of the servers to which there is no connection."""
+        return {name for name, source in self._sources.items() if source.is_lost}
+
+    @property
+    def num_in_flight(self) -> int:
+        """Samples that were requested and have not come."""
+        return sum(source.stream.num_in_flight for source in self.sources)
+
+    @property
+    def num_waiting(self) -> int:
+        """Samples that have come and were not taken."""
+        return sum(len(source.waiting) for source in (*self._leaving, *self.sources))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is in flight, and nothing more will be requested."""
+        return all(source.stream.is_done for source in self.sources)
+
+    def count(self, stats: FetchStats) -> None:
+        """Add the counters of the servers."""
+        sources = self.sources
+        stats.add(self._past)
+        for source in sources:
+            _add_counters(stats, source)
+        stats.received_samples += self.num_received
+        stats.in_flight_samples = sum(source.stream.num_in_flight for source in sources)
+        stats.left_out_servers = sum(source.is_lost or source.is_late for source in sources)
+
+    # ----------------------------------------------------------------------------- for the thread that fetches
+
+    def proceed(self, now: float, num_held: int) -> tuple[float, list[ReverbWriterError]]:
+        """Read what has come, and request as many samples as there is room for.
+
+        Args:
+            now: of `time.monotonic()`.
+            num_held: samples that were taken and that no one has.
+
+        Returns:
+            When to call this again, if `changed` is not called before; and errors of messages that cannot be read.
+
+        Raises:
+            ReverbWriterError: a server has no such table any more, or refuses this client.
+        """
+        self._follow_target(now)
+        self._leaving = [source for source in self._leaving if source.waiting]
+        next_at = math.inf
+        errors: list[ReverbWriterError] = []
+        for source in self.sources:
+            try:
+                while source.stream.has_unread:
+                    self._read(source, now, errors)
+                max_samples = self._max_of(source)
+                was_lost = source.stream.loss is not None
+                next_at = min(next_at, source.stream.proceed(now, self._held_of(source, num_held), max_samples))
+                self._note_connection(source, was_lost=was_lost)
+            except ClosedError:
+                source.stream.close()
+        return min(next_at, self._look(now)), errors
+
+    @abc.abstractmethod
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> list[Any]:
+        """Return the next samples of the batch, at most so many, as far as they have come.
+
+        With `any_server`, also those of a server whose samples do not fill the batch.
+        """
+
+    @property
+    @abc.abstractmethod
+    def is_starved(self) -> bool:
+        """Whether the batch that was begun gets no more samples."""
+
+    def begin_batch(self) -> None:  # noqa: B027  # for rules of batches
+        """Begin the next batch: samples that are taken from now on are its."""
+
+    def stop_requests(self) -> None:
+        """Request no more samples; those in flight can still be read."""
+        self._is_ending = True
+        for source in self.sources:
+            source.stream.stop_requests()
+
+    def close(self) -> None:
+        """End all streams; samples that have come can still be taken."""
+        self.stop_requests()
+        for source in self.sources:
+            source.stream.close()
+
+    @abc.abstractmethod
+    def _max_of(self, source: Source) -> int:
+        """Return how many samples of a server may be in flight or held."""
+
+    def _held_of(self, source: Source, num_held: int) -> int:
+        """Return how many samples of a server are held; `num_held` were taken from all servers."""
+        return len(source.waiting) + (num_held if len(self._sources) == 1 else 0)
+
+    def _look(self, now: float) -> float:  # noqa: ARG002  # for rules that do not wait
+        """Look after servers that do not answer; return when to do so again."""
+        return math.inf
+
+    def _read(self, source: Source, now: float, errors: list[ReverbWriterError]) -> None:
+        try:
+            samples = source.stream.read()
+        except FormatError as error:
+            errors.append(error)
+            return
+        if samples:
+            self.heard_at = now
+            self.num_received += len(samples)
+            source.waiting += samples
+            self._note_samples(source, samples, now)
+
+    def _note_samples(self, source: Source, samples: Sequence[Any], now: float) -> None:  # noqa: B027  # for rules
+        """Note what samples tell about their server."""
+
+    def _note_connection(self, source: Source, *, was_lost: bool) -> None:
+        """Note that a connection was lost or made again, if it was; before, it `was_lost`."""
+        is_lost = source.stream.loss is not None
+        if is_lost and not was_lost:
+            self._client.connections.refresh_soon()
+
+    def _taken(self, source: Source, num_samples: int) -> list[Any]:
+        """Take samples of a server, whose keys are remembered for new priorities."""
+        samples = source.take(num_samples)
+        if samples and self._may_have_several:
+            self._remember([sample.info.item.key for sample in samples], source.server)
+        return samples
+
+    def _follow_target(self, now: float) -> None:
+        """Begin with servers that are new in the client's target, and end with those that have left it."""
+        shards = self._client.shards
+        if shards is self._shards:
+            return
+        is_first, self._shards = not self._shards, shards
+        names = {shard.name for shard in shards}
+        for source in self.sources:
+            if source.server.name not in names:
+                self._leave(source)
+        kept = {name: source for name, source in self._sources.items() if name in names}
+        # A single pass is of the items that were there when it began, and of a dataset that is closed none are new.
+        if is_first or not (self._is_ending or self._options.single_pass):
+            for shard in shards:
+                if shard.name not in kept:
+                    kept[shard.name] = self._source(shard, self._infos.get(shard.name) if is_first else None, now)
+        self._sources = kept
+
+    def _leave(self, source: Source) -> None:
+        """End with a server. Its counters stay, and samples that no one else will get."""
+        source.stream.close()
+        if self.removes_items:
+            self._leaving.append(source)
+        else:
+            source.num_dropped += len(source.waiting)
+        _add_counters(self._past, source)
+
+    def _source(self, server: Server, info: ServerInfo | None, now: float) -> Source:  # noqa: ARG002  # for rules
+        return Source(server, self._stream(server, info))
+
+    def _stream(self, server: Server, info: ServerInfo | None) -> SampleStream:
+        single_pass = None
+        if self._options.single_pass:
+            single_pass = Limit(0 if info is None else info.tables[self._table.name].current_size)
+        return SampleStream(
+            server.channel,
+            self._table.name,
+            info,
+            changed=self._changed,
+            removes_items=self.removes_items,
+            limits=self._limits,
+            single_pass=single_pass,
+            needs_table=self._makes_one_server,
+        )
+
+
+def _add_counters(stats: FetchStats, source: Source) -> None:
+    stream = source.stream
+    stats.lost_samples += stream.num_lost
+    stats.unasked_samples += stream.num_unasked
+    stats.received_bytes += stream.num_bytes
+    stats.reconnects += stream.reconnects
+    stats.server_restarts += stream.server_restarts
+    stats.dropped_samples += source.num_dropped
+
+
+class InTurns(Mixer):
+    """So many samples of each server in turn: a batch is of one. For queues, and whatever has an order or an end.
+
+    A server that is late is left out until it has a batch again.
+    """
+
+    _makes_one_server = False
+    _PATIENCE_S = 0.1  # for the server whose turn it is: else the fastest would give most batches
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Begin with the first server; see `Mixer`."""
+        super().__init__(*args, **kwargs)
+        self._turn = 0
+        self._source_of_batch: Source | None = None
+        self._waits_since: float | None = None
+
+    def take(self, num_samples: int, now: float, *, any_server: bool = False) -> list[Any]:
+        """Return the next samples of the batch; see `Mixer`."""
+        source = self._source_of_batch or self._next_source(now, any_server=any_server)
+        if source is None:
+            return []
+        self._source_of_batch, self.server = source, source.server.address
+        return self._taken(source, num_samples)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether the server of the batch has no more samples for it."""
+        source = self._source_of_batch
+        if source is None or source.waiting:
+            return False
+        return source.stream.is_done or (source.is_lost and len(self._sources) > 1)
+
+    def begin_batch(self) -> None:
+        """Begin the next batch, of the server whose turn it is then."""
+        self._source_of_batch = None
+
+    def _max_of(self, source: Source) -> int:  # noqa: ARG002  # each may have as many
+        return self._max_samples
+
+    def _look(self, now: float) -> float:  # noqa: ARG002  # `take` looks
+        return math.inf if self._waits_since is None else self._waits_since + self._PATIENCE_S
+
+    def _next_source(self, now: float, *, any_server: bool) -> Source | None:
+        """Return the server of the next batch; None if none has enough for one, or one is waited for."""
+        sources = self.sources
+        for source in (*self._leaving, *sources):
+            if source.waiting and (len(sources) == 1 or source.stream.is_closed):
+                return source
+        for ahead in range(len(sources)):
+            number = (self._turn + ahead) % len(sources)
+            source = sources[number]
+            is_enough = any_server or len(source.waiting) >= self._batch_size or source.stream.is_done
+            if source.waiting and is_enough:
+                if ahead and self._is_awaited(sources[self._turn % len(sources)], now) and not any_server:
+                    return None
+                self._turn, self._waits_since = (number + 1) % len(sources), None
+                source.is_late = False
+                return source
+        return None
+
+    def _is_awaited(self, source: Source, now: float) -> bool:
+        """Whether to wait for the server whose turn it is, while another one has a batch."""
+        if source.is_late or source.is_lost or source.stream.is_done:
+            return False
+        if self._waits_since is None:
+            self._waits_since = now
+        source.is_late = now - self._waits_since >= self._PATIENCE_S
+        return not source.is_late
+
+
+def check_single_pass(table: TableInfo) -> None:
+    """Check that `single_pass` can work with a table."""
+    for role, selector in (("sampler", table.sampler), ("remover", table.remover)):
+        if selector not in _ORDERED:
+            raise SpecError(
+                f"`single_pass` needs a table whose order is known: the {role} of `{table.name}` is {selector!r}, "
+                f"expected one of {', '.join(map(repr, _ORDERED))}."
+            )
+    if table.max_times_sampled != 1:
+        raise SpecError(
+            f"`single_pass` needs items that are sampled once: `max_times_sampled` of `{table.name}` is "
+            f"{table.max_times_sampled}, expected 1, else its first item would come again and again."
+        )

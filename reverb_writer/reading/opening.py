@@ -1,0 +1,74 @@
+"""Find a table on its servers, and choose the rule by which they are mixed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from reverb_writer.client.client import Client
+from reverb_writer.client.on_shards import answering, on_all
+from reverb_writer.client.server_calls import Server
+from reverb_writer.client.waiting_log import logged
+from reverb_writer.client.weights import EXACT
+from reverb_writer.reading.by_mass import ByMass
+from reverb_writer.reading.mixer import InTurns, Mixer, check_single_pass
+from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.waiting import unchained
+from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
+
+_LOG = logging.getLogger(__package__)
+
+
+def open_table(
+    client: Client, table: str, options: ReadOptions, timeout_s: float
+) -> tuple[TableInfo, Callable[..., Mixer]]:
+    """Return a table as a server tells it, and what makes the mixer of its servers; see `Mixer`.
+
+    Raises:
+        SpecError: `single_pass` cannot work with the table.
+        StructureError: a server has no such table; names those it has.
+        ServerUnavailableError, ReplayTimeoutError: no server answers in time, or not all that are needed.
+    """
+    infos = _request_infos(client, table, timeout_s, needs_all=options.has_end)
+    tables = [info.tables[table] for info in infos.values()]
+    if options.single_pass:
+        for one in tables:
+            check_single_pass(one)
+    is_exact = client.may_have_several and not options.has_end and {one.sampler for one in tables} <= EXACT
+
+    def make(
+        batch_size: int, *, changed: Callable[[], object], remember: Callable[[Sequence[int], Server], object]
+    ) -> Mixer:
+        how: dict[str, Any] = {"changed": changed, "remember": remember}
+        return (ByMass if is_exact else InTurns)(client, infos, tables[0], batch_size, options, **how)
+
+    return tables[0], make
+
+
+def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: bool) -> dict[str, ServerInfo]:
+    """Ask all servers at once for their tables; log every ten seconds who is awaited.
+
+    Args:
+        client: of the servers. Those that its target says are lost are not asked.
+        table: that each must have.
+        timeout_s: time-out in seconds.
+        needs_all: whether a server that does not answer is an error. If not, those are left out that do not answer
+            within two seconds, while another does; they are read when they do.
+
+    Returns:
+        The answers by name of the shard, at least one.
+    """
+    present = client.in_state("up", "draining")
+    addresses = ", ".join(shard.address for shard in present)
+    with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"), unchained():
+        if needs_all:
+            infos = dict(zip(present, on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True))
+        else:
+            infos = answering(present, timeout_s)
+    for shard in present:
+        if shard in infos:
+            check_tables_exist([table], infos[shard], shard.address)
+        else:
+            _LOG.warning("Table `%s` is read without the server at %s, which does not answer.", table, shard.address)
+    return {shard.name: info for shard, info in infos.items()}

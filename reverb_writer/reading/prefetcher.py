@@ -1,0 +1,324 @@
+"""The thread of a table, which fetches batches ahead of their use.
+
+    Mixer -> BatchAssembler -> BatchMaker -> batches that are ready -> pop(), which frees room for more
+
+At most `max_in_flight_batches` batches are in flight, being assembled, or ready. All work on samples is done in the
+thread, user functions included. Who takes a batch takes no lock, and waits for none of it.
+
+The room for samples is counted each time, not taken from a record of changes: an interrupt of the main thread between
+a change and its record would lose room for good.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from reverb_writer.background import Flag, LateThread
+from reverb_writer.decoding.batch_assembler import BatchAssembler
+from reverb_writer.decoding.table_structure import TableStructure
+from reverb_writer.errors import ReverbWriterError, UnsafeDataError
+from reverb_writer.reading.batches import Batch, transformed
+from reverb_writer.reading.mixer import Mixer
+from reverb_writer.reading.read_options import ReadOptions
+from reverb_writer.reading.stats import FetchStats
+
+_LOG = logging.getLogger(__package__)
+
+
+class BatchMaker(Protocol):
+    """Makes batches of assembled samples, in the thread that fetches."""
+
+    calls_user: bool
+    """Whether it calls a user's function, which may take its time."""
+
+    def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
+        """Yield batches of all samples that an assembler holds, each when it is asked for; and whether it is the last.
+
+        The last one is None if the samples fill no batch. Then the assembler has begun its next batch.
+        """
+
+    def rest(self) -> Batch | None:
+        """Return a last, smaller batch of what earlier samples have left; None if there is nothing."""
+
+
+class _Entry:
+    """A batch, or an error in its place, and how many samples are delivered with it."""
+
+    def __init__(self, num_samples: int, item: Batch | Exception | None = None) -> None:
+        self.num_samples, self.item = num_samples, item
+        self.is_of_stream = False  # an error that has ended a stream
+
+
+class _Request:
+    """A request for the samples that have come, full batch or not."""
+
+    def __init__(self) -> None:
+        self.woken, self.is_done = Flag(), False
+
+
+class Prefetcher:
+    """Fetches the batches of one table. `start`, `pop` and what follows them are thread-safe."""
+
+    def __init__(
+        self,
+        mixer: Mixer,
+        maker: BatchMaker,
+        batch_size: int,
+        options: ReadOptions,
+        structure: TableStructure,
+        *,
+        changed: Flag,
+        wake: Callable[[], object],
+    ) -> None:
+        """Prepare to fetch; `start` begins.
+
+        Args:
+            mixer: the samples.
+            maker: makes batches of them.
+            batch_size: samples that are made to batches together.
+            options: of the dataset.
+            structure: of the table; samples of another one are left out.
+            changed: set by the mixer's servers when the thread has something to do.
+            wake: called whenever a batch or an error is ready.
+        """
+        self._mixer, self._maker, self._batch_size = mixer, maker, batch_size
+        self._table = structure.table
+        self._transform = options.transform
+        self._calls_user = maker.calls_user or options.transform is not None
+        self._skip_unsafe, self._max_ready = options.skip_unsafe, options.max_in_flight_batches
+        self._assembler = BatchAssembler(
+            options.max_cache_bytes,
+            options.max_sample_bytes,
+            batch_size=batch_size,
+            # The reader holds one batch, and all those ahead have arrays, too.
+            num_buffers=options.max_in_flight_batches + 1 if options.reuse_buffers else 0,
+            structure=structure,
+        )
+        self._changed, self._wake = changed, wake
+        self._ready: collections.deque[_Entry] = collections.deque()
+        self._making: _Entry | None = None  # samples of which batches are made
+        self._batches: Iterator[tuple[Batch | None, bool]] = iter(())
+        self._num_skipped = 0
+        self._is_busy = False  # with a user's function, for a batch that `pop_rest` did not ask for
+        self._request: _Request | None = None
+        self._end: tuple[float, float] | None = None  # see `stop`
+        self._discards = False
+        self._ended = Flag()
+        self._thread = LateThread(self._run, "reverb-writer-prefetch")
+
+    # ------------------------------------------------------------------------------------- for the reader
+
+    def start(self) -> None:
+        """Start to fetch, if it has not begun; an interrupt of this may be followed by another call."""
+        if self._end is None:
+            self._thread.start()
+
+    def pop(self) -> Batch | Exception | None:
+        """Return the next batch if it is ready, or the error in its place."""
+        try:
+            entry = self._ready.popleft()
+        except IndexError:
+            return None
+        self._changed.set()
+        return entry.item
+
+    def pop_rest(self) -> Batch | Exception | None:
+        """Return the next batch, or a smaller one of the samples that have come; None if there are none.
+
+        Waits for what the thread makes of them, but not for a batch that a user's function works on already.
+        """
+        request = self._request = _Request()
+        self._changed.set()
+        try:
+            while not (request.is_done or self._ready or self._is_busy or self.has_ended):
+                request.woken.wait()
+                request.woken.clear()
+        finally:
+            self._request = None
+        return self.pop()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more batches will be ready than are."""
+        return self._ended.is_set() or (self._end is not None and not self._thread.has_begun)
+
+    @property
+    def num_for_batch(self) -> int:
+        """Samples that have come for the next batch, at most as many as it has."""
+        waiting = max((len(source.waiting) for source in self._mixer.sources), default=0)
+        return min(self._assembler.num_samples + waiting, self._batch_size)
+
+    @property
+    def is_making(self) -> bool:
+        """Whether a batch is being made of its samples."""
+        return self._making is not None
+
+    def stats(self) -> FetchStats:
+        """Return the counters so far."""
+        stats = FetchStats()
+        self._mixer.count(stats)
+        num_waiting = self._mixer.num_waiting
+        if self.has_ended and not self._mixer.removes_items:
+            num_waiting = 0  # no one will get them
+        stats.ready_samples = num_waiting + self._num_held()
+        stats.cache_bytes = self._assembler.cache_bytes
+        stats.decoded_chunks = self._assembler.num_decoded_chunks
+        stats.foreign_items = self._assembler.num_foreign
+        stats.skipped_samples = self._num_skipped
+        return stats
+
+    def stop(self, max_silence_s: float = 0.0, until: float = -math.inf, *, discards: bool = False) -> None:
+        """Request no more samples and have the thread end, without waiting for it. Idempotent.
+
+        If sampling removes items, samples in flight are read first: until `until` of `time.monotonic()`, or until none
+        has come for `max_silence_s` seconds. The samples that have come can be popped when it has ended, unless it
+        `discards` them.
+        """
+        self._discards = discards
+        if self._end is None:
+            self._end = until, max_silence_s
+        self._changed.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end after `stop`; after `timeout_s` seconds it counts as ended, and ends by itself."""
+        if self._thread.has_begun:
+            self._ended.wait(timeout_s)
+        self._ended.set()
+
+    # ----------------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            self._fetch()
+            self._mixer.close()
+            if not self._discards:
+                while self._advance(time.monotonic(), rest=True, bounded=False):
+                    pass
+                self._put_rest()
+        except Exception as error:  # noqa: BLE001  # the reader raises it: a dataset that just ends looks complete
+            if not isinstance(error, ReverbWriterError):
+                _LOG.exception("The thread that fetches samples of `%s` has ended.", self._table)
+            self._ready.append(_Entry(0, error))
+        finally:
+            self._mixer.close()
+            self._ended.set()  # before the reader wakes: the thread is alive for a moment more
+            self._answer()
+
+    def _fetch(self) -> None:
+        """Fetch until the dataset is closed, or everything that was to be fetched has been taken."""
+        began_to_end_at = math.inf
+        while True:
+            self._changed.clear()
+            now, end = time.monotonic(), self._end
+            if end is not None:
+                self._mixer.stop_requests()
+                began_to_end_at = min(began_to_end_at, now)
+            next_at = math.inf
+            if end is not None or not any(entry.is_of_stream for entry in self._ready.copy()):
+                next_at, errors = self._mixer.proceed(now, self._num_held())
+                for error in errors:
+                    self._put(error).is_of_stream = True  # nothing is read until it is, so that damage costs little
+            request = self._request
+            rest, bounded = request is not None or self._mixer.is_done, request is None and end is None
+            if self._advance(now, rest=rest, bounded=bounded):
+                continue
+            if end is not None:
+                until, max_silence_s = end
+                next_at = min(until, max(self._mixer.heard_at, began_to_end_at) + max_silence_s)
+                if next_at <= now or not (self._mixer.removes_items and self._mixer.num_in_flight):
+                    return
+            elif self._mixer.is_done and self._making is None:
+                return
+            if request is not None:
+                self._put_rest()
+                request.is_done = True
+                request.woken.set()
+            self._changed.wait(None if next_at == math.inf else next_at - time.monotonic())
+
+    def _advance(self, now: float, *, rest: bool, bounded: bool) -> bool:
+        """Do the next piece of work on samples that have come; return whether there was one.
+
+        With `rest`, samples are made to a batch that they do not fill; without `bounded`, also if enough are ready.
+        """
+        if self._making is not None:
+            if bounded and len(self._ready) >= self._max_ready:
+                return False
+            self._make(self._making)
+            return True
+        assembler = self._assembler
+        samples = self._mixer.take(self._batch_size - assembler.num_samples, now, any_server=rest)
+        if samples:
+            self._add(samples)
+        num_samples = assembler.num_samples
+        if num_samples >= self._batch_size or (num_samples and not samples and (rest or self._mixer.is_starved)):
+            self._making = _Entry(num_samples)
+            self._batches = self._maker.make(assembler, self._mixer.server)
+            self._mixer.begin_batch()
+            return True
+        return bool(samples)
+
+    def _add(self, samples: list[Any]) -> None:
+        for error in self._assembler.add(samples):
+            if self._skip_unsafe and isinstance(error, UnsafeDataError):
+                self._num_skipped += 1
+            else:
+                self._put(error)
+
+    def _make(self, making: _Entry) -> None:
+        """Make the next batch of the samples that were assembled."""
+        if self._calls_user and self._request is None:
+            self._is_busy = True
+        num_done = 0
+        try:
+            batch, is_last = next(self._batches)
+        except Exception as error:  # noqa: BLE001  # of a user's function, for example; the reader raises it
+            making.item, is_last = error, True
+            if self._assembler.num_samples:
+                self._assembler.begin_next()
+        else:
+            if batch is not None:
+                num_done = len(batch.info)
+                making.item = self._transformed(batch)
+        self._is_busy = False
+        num_left = 0 if is_last else max(making.num_samples - num_done, 0)
+        if making.item is not None:
+            self._ready.append(making)
+        self._making = None if is_last else _Entry(num_left)
+        making.num_samples -= num_left
+        self._answer()
+
+    def _put(self, item: Batch | Exception) -> _Entry:
+        entry = _Entry(0 if isinstance(item, Exception) else len(item.info), item)
+        self._ready.append(entry)
+        self._answer()
+        return entry
+
+    def _put_rest(self) -> None:
+        batch = self._maker.rest()
+        if batch is not None:
+            self._put(self._transformed(batch))
+
+    def _transformed(self, batch: Batch) -> Batch | Exception:
+        """Return what the learner's function makes of a batch, or the error that it raises."""
+        try:
+            return batch if self._transform is None else transformed(batch, self._transform)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the reader raises it
+            return error
+
+    def _answer(self) -> None:
+        """Wake the reader, which may wait for a batch."""
+        if (request := self._request) is not None:
+            request.woken.set()
+        self._wake()
+
+    def _num_held(self) -> int:
+        """Return how many samples were taken from the mixer and have not been popped, with the errors."""
+        making = self._making
+        entries = {id(entry): entry for entry in (*self._ready.copy(), *([making] if making else []))}
+        num_held = sum(entry.num_samples or isinstance(entry.item, Exception) for entry in entries.values())
+        return num_held + (self._assembler.num_samples if making is None else 0)

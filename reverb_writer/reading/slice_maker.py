@@ -1,0 +1,201 @@
+"""Flat batches of slices, drawn from pools: items that were sampled together.
+
+BatchAssembler.rows -> KnownTrajectories -> slices -> their rows are copied -> their markers -> Batch [N, ...]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from reverb_writer.decoding.batch_assembler import BatchAssembler
+from reverb_writer.decoding.sample_rows import SampleRows
+from reverb_writer.decoding.samples import BatchInfo
+from reverb_writer.decoding.table_structure import TableStructure
+from reverb_writer.reading.batches import Batch
+from reverb_writer.slices import By, SliceBatch, Slices, SliceSampler, Trajectories, concatenate_batches, read_markers
+from reverb_writer.slices.boundaries import KnownTrajectories
+from reverb_writer.slices.gather import mark_rows
+from reverb_writer.slices.markers import marker_leaves
+
+_COPY_BYTES = 16 << 20  # slices of a pool are copied together if they are no larger: the allocator reuses such memory
+
+
+@dataclass(frozen=True)
+class SliceOptions:
+    """How slices of a pool are drawn; see `SliceDataset`."""
+
+    sampler: SliceSampler
+    slices_per_item: int
+    replacement: bool
+    row_priority_fn: Callable[[Any], Any] | None
+    emit_init: bool
+    with_next: bool
+
+    def draw(self, data: Any, trajectories: Trajectories, rng: np.random.Generator) -> Slices:
+        """Draw all slices that one pool gives."""
+        priorities = None if self.row_priority_fn is None else self.row_priority_fn(data)
+        if self.sampler.by is By.TRAJECTORY:
+            return self.sampler.each(trajectories, rng, self.slices_per_item)
+        if self.replacement:
+            sampler = dataclasses.replace(self.sampler, num_slices=self.slices_per_item * len(trajectories))
+            return sampler.sample(trajectories, rng, priorities)
+        # No trajectory has more slices than rows and overhanging rows.
+        most = trajectories.num_steps + 2 * self.sampler.slice_len * len(trajectories)
+        return next(dataclasses.replace(self.sampler, num_slices=most).one_pass(trajectories, rng, priorities))
+
+
+class SlicesOfPools:
+    """Makes batches of the slices of pools, in the order in which they are drawn; a `BatchMaker`."""
+
+    def __init__(self, structure: TableStructure, options: SliceOptions, rng: np.random.Generator) -> None:
+        """Start without a pool. `rng` is used by nothing else."""
+        self.calls_user = options.row_priority_fn is not None
+        self._structure, self._options, self._rng = structure, options, rng
+        self._known = KnownTrajectories()
+        self._num_trajectories = 0  # of former pools
+        self._left: list[Batch] = []  # slices that fill no batch yet
+
+    def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
+        """Yield batches of the slices of the next pool, after those that former pools have left; see `BatchMaker`."""
+        size = self._options.sampler.num_slices
+        pool = self._drawn(assembler.rows(), server)
+        num_left = sum(len(batch.info) for batch in self._left) + pool.num_slices
+        if num_left < size:
+            self._left += pool.take(pool.num_slices)
+            assembler.begin_next()
+            yield None, True
+        while num_left >= size:
+            lacking = size - sum(len(batch.info) for batch in self._left)
+            batch = concatenated([*self._left, *pool.take(lacking)])
+            self._left = []
+            num_left -= size
+            if num_left < size:
+                self._left += pool.take(num_left)
+                assembler.begin_next()
+            yield batch, num_left < size
+
+    def rest(self) -> Batch | None:
+        """Return the slices that fill no batch; None if there are none."""
+        left, self._left = self._left, []
+        return concatenated(left) if left else None
+
+    def _drawn(self, rows: SampleRows, server: str) -> _Pool:
+        """Draw slices of the samples of a pool."""
+        options, info = self._options, dataclasses.replace(rows.info, server=server)
+        trajectories, item_of = self._known.find(rows.items, info.lengths, self._reader(rows))
+        if not options.replacement:
+            first = np.unique(info.keys, return_index=True)[1]
+            chosen = np.flatnonzero(np.isin(item_of, first))
+            trajectories, item_of = trajectories.choose(chosen), item_of[chosen]
+        data = None
+        if options.row_priority_fn is not None:
+            data = self._structure.pack([rows.column(index) for index in range(rows.num_columns)])
+        slices = options.draw(data, trajectories, self._rng)
+        num_before = self._num_trajectories
+        self._num_trajectories += len(trajectories)
+        return _Pool(self, rows, info, slices, item_of[slices.trajectories], num_before)
+
+    def _reader(self, rows: SampleRows) -> Callable[[npt.NDArray[np.int64]], Any]:
+        """Return a function that returns the leaves of some rows that have markers."""
+        pack = self._structure.pack
+        return lambda chosen: pack(rows.take(chosen, marker_leaves(pack(range(rows.num_columns)))))
+
+    def copy(self, pool: _Pool, first: int, stop: int) -> Batch:
+        """Return slices number `first` to `stop` - 1 of a pool, with copies of their rows."""
+        options, pack, rows = self._options, self._structure.pack, pool.rows
+        slices = pool.slices.part(first, stop)
+        items = pool.items[first:stop]
+        first_rows = slices.first_rows
+        begin = slices.rows[first_rows]
+        preceding = np.maximum(begin - 1, (pool.info.lengths.cumsum() - pool.info.lengths)[items])
+        columns = rows.take(np.append(slices.rows, slices.next_rows) if options.with_next else slices.rows)
+        data = pack([column[: len(slices.rows)] for column in columns])
+        after = pack([column[len(slices.rows) :] for column in columns]) if options.with_next else None
+        read = self._reader(rows)
+        stored = read_markers(data, starts=first_rows, before=lambda: read(preceding))
+        markers = mark_rows(slices, stored, emit_init=options.emit_init)
+        ids = markers.traj_ids.copy()  # not the memory of `data`
+        if stored.traj_ids is None:
+            ids = ids + pool.num_before
+        return Batch(data, pool.info.choose(items), dataclasses.replace(markers, traj_ids=ids), after)
+
+
+class _Pool:
+    """The slices of one pool that were not taken, in their order."""
+
+    def __init__(
+        self,
+        maker: SlicesOfPools,
+        rows: SampleRows,
+        info: BatchInfo,
+        slices: Slices,
+        items: npt.NDArray[np.int64],
+        num_before: int,
+    ) -> None:
+        """Start with all slices.
+
+        Args:
+            maker: copies them.
+            rows: of the samples.
+            info: of the samples.
+            slices: of the samples.
+            items: [S] number of the sample of each slice.
+            num_before: trajectories of former pools.
+        """
+        self.rows, self.info, self.slices, self.items, self.num_before = rows, info, slices, items, num_before
+        self.num_slices = len(items)
+        self._maker = maker
+        sampler = maker._options.sampler  # noqa: SLF001  # of the same job
+        batch_bytes = sampler.num_slices * sampler.slice_len * rows.row_bytes
+        self._step = sampler.num_slices * max(_COPY_BYTES // max(batch_bytes, 1), 1)
+        self._copied: Batch | None = None  # slices that were copied together
+        self._next = self._first_copied = 0
+
+    def take(self, num_slices: int) -> list[Batch]:
+        """Return the next slices, in one batch or in several; none if none is asked for."""
+        batches = []
+        while num_slices:
+            if self._copied is None or self._next == self._first_copied + len(self._copied.info):
+                self._first_copied = self._next
+                self._copied = self._maker.copy(self, self._next, min(self._next + self._step, self.num_slices))
+            first = self._next - self._first_copied
+            stop = min(first + num_slices, len(self._copied.info))
+            batches.append(part_of(self._copied, first, stop))
+            num_slices -= stop - first
+            self._next += stop - first
+        return batches
+
+
+def part_of(batch: Batch, first: int, stop: int) -> Batch:
+    """Return slices number `first` to `stop` - 1 of a batch of slices, as views."""
+    if first == 0 and stop == len(batch.info):
+        return batch
+    markers = batch.markers.part(first, stop)
+    begin = int(batch.markers.slices.widths[:first].sum())
+    rows, slices = slice(begin, begin + len(markers)), slice(first, stop)
+    after = None if batch.next is None else tree.map_structure(lambda leaf: leaf[slices], batch.next)
+    return Batch(tree.map_structure(lambda leaf: leaf[rows], batch.data), batch.info.choose(slices), markers, after)
+
+
+def concatenated(batches: Sequence[Batch]) -> Batch:
+    """Lay batches of slices end to end."""
+    if len(batches) == 1:
+        return batches[0]
+    batch = of_members(batches, [0] * len(batches))
+    return dataclasses.replace(batch, markers=dataclasses.replace(batch.markers, members=None))
+
+
+def of_members(batches: Sequence[Batch], numbers: Sequence[int]) -> Batch:
+    """Lay batches of slices of members end to end; `numbers` are those of the members."""
+    data, markers = concatenate_batches([SliceBatch(batch.data, batch.markers) for batch in batches], numbers)
+    after = None
+    if batches[0].next is not None:
+        after = tree.map_structure(lambda *leaves: np.concatenate(leaves), *(batch.next for batch in batches))
+    return Batch(data, BatchInfo.concatenate([batch.info for batch in batches]), markers, after)
