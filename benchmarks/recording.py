@@ -22,9 +22,9 @@ class _Tap(Channel):
         super().__init__(address)
         self.streams: list[list[bytes]] = []
 
-    def open(self, method: str, timeout_s: float | None) -> tuple[Wire, Any]:
+    def open(self, method: str) -> tuple[Wire, Any]:
         """Open a stream; keep the requests of an insert stream before they go out."""
-        wire, call = super().open(method, timeout_s)
+        wire, call = super().open(method)
         if method == INSERT_STREAM:
             kept: list[bytes] = []
             self.streams.append(kept)

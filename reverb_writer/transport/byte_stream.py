@@ -18,25 +18,15 @@ class ByteStream:
     `send` and `cancel` may be called from any thread, `read` from one at a time.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        method: str,
-        changed: Callable[[], object] = lambda: None,
-        *,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Open the stream, which ends by itself after `timeout_s` seconds; None for never. See `Pipe`.
-
-        `changed` is called in the loop's thread whenever something has come; it must not wait.
-        """
+    def __init__(self, channel: Channel, method: str, changed: Callable[[], object] = lambda: None) -> None:
+        """Open the stream. `changed` is called in the loop's thread whenever something has come; it must not wait."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._changed = changed
         self._num_put = self._num_got = 0  # bytes; each is changed by one thread
         self._is_paused = False
         self._error: ReverbWriterError | None = None  # what has ended it, once a read or `cancel` has met it
         self._address = channel.address
-        self._pipe = Pipe(channel, method, self._put, timeout_s=timeout_s)
+        self._pipe = Pipe(channel, method, self._put)
 
     def send(self, message: bytes) -> None:
         """Send a message; never waits."""

@@ -220,10 +220,10 @@ class Channel:
 
     # ------------------------------------------------------------------------------------ the loop's thread
 
-    def open(self, method: str, timeout_s: float | None) -> tuple[Wire, Any]:
+    def open(self, method: str) -> tuple[Wire, Any]:
         """Open a bidirectional stream of bytes; for the loop's thread only. Return gRPC's call and what carries it."""
         wire = self._connect()
-        return wire, wire.open(method, timeout_s)
+        return wire, wire.open(method)
 
     def note_response(self) -> None:
         """Note that something has come from the server."""

@@ -37,15 +37,15 @@ _CONNECTION_ENDED = "Stream removed"
 
 
 def translate_error(
-    error: grpc.RpcError, address: str, *, is_stream: bool = False, is_over: bool = True, reason: str | None = None
+    error: grpc.RpcError, address: str, *, is_stream: bool = False, reason: str | None = None
 ) -> ReverbWriterError:
     """Return our error for one of gRPC's.
 
     Args:
         error: what the call ended with.
         address: of the server.
-        is_stream: whether the call was a stream, which a lost connection may end with any state.
-        is_over: whether the time of the call is over; if not, a gateway has ended it with DEADLINE_EXCEEDED.
+        is_stream: whether the call was a stream, which a lost connection may end with any state. It has no time-out: a
+            gateway has ended it if that is its state.
         reason: what ended it, if that is better known than by gRPC.
 
     Returns:
@@ -59,9 +59,8 @@ def translate_error(
     reason = reason or describe_error(error)
     details = str(error.details())
     is_unanswered = code is grpc.StatusCode.CANCELLED or is_silence(details)
-    if (code is grpc.StatusCode.DEADLINE_EXCEEDED and is_over) or (
-        code in NO_ANSWER and is_unanswered and not is_stream
-    ):
+    is_late = code is grpc.StatusCode.DEADLINE_EXCEEDED or (code in NO_ANSWER and is_unanswered)
+    if is_late and not is_stream:
         return ReplayTimeoutError(f"the server at {address} did not answer in time ({reason}).")
     is_refusal_of_stream = code in {*_REFUSALS, grpc.StatusCode.NOT_FOUND} and not details.startswith(_CONNECTION_ENDED)
     if code in NO_ANSWER or (is_stream and not is_refusal_of_stream):

@@ -6,7 +6,6 @@ import asyncio
 import collections
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -20,8 +19,6 @@ from reverb_writer.transport.wire import WireClosedError
 
 _LOG = logging.getLogger(__package__)
 
-_EARLY_S = 0.05  # a stream that ends so short before its deadline has ended at it
-
 Event: TypeAlias = "bytes | ReverbWriterError"
 
 
@@ -32,9 +29,7 @@ class Pipe:
         reason: what ended it, in one line: gRPC's status and text, or why the connection was given up. None until then.
     """
 
-    def __init__(
-        self, channel: Channel, method: str, deliver: Callable[[Event], object], *, timeout_s: float | None = None
-    ) -> None:
+    def __init__(self, channel: Channel, method: str, deliver: Callable[[Event], object]) -> None:
         """Open the stream; never waits.
 
         Args:
@@ -42,7 +37,6 @@ class Pipe:
             method: of the server.
             deliver: gets each message, and once the error that has ended the stream, unless `close` came first. It is
                 called in the loop's thread and must not wait.
-            timeout_s: after how many seconds it ends by itself; None for never.
 
         Raises:
             ClosedError: the channel is closed, or belongs to a parent process; or the interpreter ends.
@@ -51,8 +45,6 @@ class Pipe:
         self.reason: str | None = None
         self._channel, self._method = channel, method
         self._deliver: Callable[[Event], object] = deliver
-        self._timeout_s = timeout_s
-        self._ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         self._outgoing: collections.deque[bytes] = collections.deque()
         self._is_idle = False  # whether the writer must be woken
         self._has_ended = False
@@ -111,7 +103,7 @@ class Pipe:
         wire, writer = None, None
         ends: list[grpc.aio.AioRpcError] = []
         try:
-            wire, self._call = self._channel.open(self._method, self._timeout_s)
+            wire, self._call = self._channel.open(self._method)
             # If a message is being written then, gRPC puts an error of its own in the place of the server's.
             self._call.add_done_callback(lambda call: ends.append(_status_of(call)))
             writer = loop.spawn(self._write(self._call))
@@ -119,8 +111,7 @@ class Pipe:
         except grpc.RpcError as met:
             error = next((end for end in ends if end.code() is not None), met)
             self.reason = wire.fault if wire is not None and wire.fault else describe_error(error)
-            is_over = self._ends_at is not None and time.monotonic() > self._ends_at - _EARLY_S
-            return translate_error(error, address, is_stream=True, is_over=is_over, reason=self.reason)
+            return translate_error(error, address, is_stream=True, reason=self.reason)
         except (asyncio.CancelledError, WireClosedError):
             self.reason = wire.fault if wire is not None and wire.fault else "the stream was cancelled"
             try:

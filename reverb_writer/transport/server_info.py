@@ -30,18 +30,10 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
     return parse_server_info(channel.call(messages.SERVER_INFO, b"", timeout_s), time.monotonic())
 
 
-def try_server_info(
-    channel: Channel, timeout_s: float, *, begun: Callable[[PendingCall], object] | None = None
-) -> ServerInfo | None:
-    """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time.
-
-    `begun` gets the call under way, which another thread may `cancel()`; that counts as no answer.
-    """
-    call = channel.start(messages.SERVER_INFO, b"", timeout_s)
-    if begun is not None:
-        begun(call)
+def try_server_info(channel: Channel, timeout_s: float) -> ServerInfo | None:
+    """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time."""
     try:
-        reply = call.result()
+        reply = channel.start(messages.SERVER_INFO, b"", timeout_s).result()
     except ReplayTimeoutError:
         return None
     return parse_server_info(reply, time.monotonic())

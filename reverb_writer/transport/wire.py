@@ -80,7 +80,9 @@ class Wire:
             WireClosedError: the wire is or was closed.
         """
         self._check()
-        call: Any = self._channel.unary_unary(method)(request, timeout=_seconds(timeout_s), metadata=self._metadata)
+        call: Any = self._channel.unary_unary(method)(
+            request, timeout=min(timeout_s, _FOR_EVER_S), metadata=self._metadata
+        )
         self._keep(call)
         try:
             reply: bytes = await call
@@ -89,14 +91,14 @@ class Wire:
             raise
         return reply
 
-    def open(self, method: str, timeout_s: float | None) -> Any:
+    def open(self, method: str) -> Any:
         """Open a bidirectional stream of bytes; return gRPC's call, which is cancelled when the wire is closed.
 
         Raises:
             WireClosedError: the wire is closed.
         """
         self._check()
-        call: Any = self._channel.stream_stream(method)(timeout=_seconds(timeout_s), metadata=self._metadata)
+        call: Any = self._channel.stream_stream(method)(metadata=self._metadata)
         self._keep(call)
         return call
 
@@ -134,7 +136,3 @@ class Wire:
     def _keep(self, call: Any) -> None:
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
-
-
-def _seconds(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None or timeout_s > _FOR_EVER_S else timeout_s

@@ -52,7 +52,7 @@ def test_close_ends_streams_that_wait() -> None:
     server = rw.LocalServer([rw.TableConfig("replay")])
     with Channel(server.address) as channel:
         request = messages.SampleStreamRequest(table="replay", num_samples=1).SerializeToString()
-        streams = [ByteStream(channel, messages.SAMPLE_STREAM, timeout_s=60) for _ in range(20)]
+        streams = [ByteStream(channel, messages.SAMPLE_STREAM) for _ in range(20)]
         for stream in streams:
             stream.send(request)
         with rw.Client(server.address) as client:
@@ -66,7 +66,7 @@ def test_close_ends_streams_that_wait() -> None:
 def test_a_learner_that_goes_takes_nothing() -> None:
     with rw.LocalServer([rw.TableConfig.queue("queue", 5)]) as server, Channel(server.address) as channel:
         request = messages.SampleStreamRequest(table="queue", num_samples=3).SerializeToString()
-        stream = ByteStream(channel, messages.SAMPLE_STREAM, timeout_s=60)
+        stream = ByteStream(channel, messages.SAMPLE_STREAM)
         stream.send(request)
         with rw.Client(server.address) as client:
             time.sleep(0.1)
