@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import multiprocessing
 import sys
 import time
@@ -71,7 +72,7 @@ def act(address: str, seed: int) -> None:
     ):
         load(network, weights.latest())
         observation, _ = env.reset(seed=seed)
-        for step in iter(int, 1):
+        for step in itertools.count():
             if step % NUM_STEPS == 0 and (newer := weights.poll()) is not None:
                 load(network, newer)
             seen = torch.as_tensor(observation)

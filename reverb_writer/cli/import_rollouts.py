@@ -95,6 +95,10 @@ def command(
     """  # noqa: D301  # \b is click's mark for lines to keep
     if whole_episodes == (sequence_length is not None):
         raise click.UsageError("Give either --sequence-length or --whole-episodes.")
+    context = click.get_current_context()
+    for name in ("stride_length", "end_of_episode", "mask"):
+        if whole_episodes and context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for windows. Leave it out with --whole-episodes.")
     if priority == "stored" and not whole_episodes:
         raise click.UsageError("--priority stored needs --whole-episodes: windows have no stored priorities.")
     windows: dict[str, Any] = {"whole_episodes": True}

@@ -74,8 +74,11 @@ class Cursor:
         for target, column in zip(targets, self._columns, strict=False):
             if target is not None:
                 target[at:end, env] = column[start:stop]
-        for target, column, after in zip(targets[len(self._columns) :], self._now, self._after(stop), strict=False):
-            if target is not None:
+        following = zip(targets[len(self._columns) :], self._now, self._after(stop), self._next, strict=False)
+        for target, column, after, stored in following:
+            if target is not None and stored is not None:
+                target[at:end, env] = stored[start:stop]
+            elif target is not None:
                 target[at : end - 1, env] = column[start + 1 : stop]
                 target[end - 1, env] = after
         is_first[at, env] = self._at == self._first
@@ -90,7 +93,14 @@ class Cursor:
         """Make `steps`, read from the first part that is left, the current ones."""
         self._values = self._fields.read(steps, self.trajectory.manifest, self._parts[0].start)
         self._columns: list[Array] = tree.flatten(tuple(self._values.values()))
-        self._now: list[Array] = tree.flatten(self._fields.observations(steps))
+        now = self._fields.observations(steps)
+        self._now: list[Array] = tree.flatten(now)
+        self._next: list[Array | None] = []  # the stored ones; None for a leaf that the steps lack
+        for observation, following in zip(now, self._fields.next_observations(steps), strict=True):
+            if following is None:
+                self._next += [None] * len(tree.flatten(observation))
+            else:
+                self._next += tree.flatten(following)
 
     def _after(self, stop: int) -> list[Any]:
         """Return the observation after row `stop - 1`, from this file or the next; the last one if there is none."""

@@ -6,10 +6,11 @@
     privileged_observation  privileged_observation(s), critic_observation(s), critic_obs
     action                  action, actions
     reward                  reward, rewards
+    next_observation        next_observation, next_observations, next_obs; else it is the next step's observation
     done, timeout           dones, timeouts, time_outs; the markers of `slices.markers`; the manifest's end flags
 
 A boundary step at the end of a trajectory (TF-Agents, RLDS) only holds the final observation: n steps are n - 1
-transitions. Without one each step is a transition, and the observation after the last one is not known.
+transitions. Without one each step is a transition, and the observation after the last one is known if it was stored.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tree
 
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.files.manifest import Manifest
+from reverb_writer.nests import shapes_text
 from reverb_writer.slices.markers import read_markers
 
 Flags = npt.NDArray[np.bool_]
@@ -35,6 +37,14 @@ _NAMES: dict[str, Sequence[str]] = {
         "critic_observation",
         "critic_observations",
         "critic_obs",
+    ),
+    "next_observation": ("next_observation", "next_observations", "next_obs"),
+    "next_privileged_observation": (
+        "next_privileged_observation",
+        "next_privileged_observations",
+        "next_critic_observation",
+        "next_critic_observations",
+        "next_critic_obs",
     ),
     "action": ("action", "actions"),
     "reward": ("reward", "rewards"),
@@ -55,8 +65,8 @@ class TransitionBatch(NamedTuple):
         done: bool, whether it is the last transition of its trajectory.
         timeout: bool, whether a limit ended the trajectory and not the environment, so that the state after it has a
             value.
-        next_observation: after the action, of the same trajectory. After the last step it is the final observation;
-            where none was stored, the last one again.
+        next_observation: after the action, of the same trajectory: the one in the step, if steps have it. After the
+            last step it is the final observation; where none was stored, the last one again.
         next_privileged_observation: the same for the critic alone.
         is_first: bool, whether it is the first transition delivered of its trajectory.
         mask: bool, False where no trajectory is left for an environment; its other fields are zeros.
@@ -85,6 +95,9 @@ class TransitionFields:
         self._names = {
             field: [(names or {}).get(field)] if field in (names or {}) else _NAMES[field] for field in FIELDS
         }
+        for field in ("observation", "privileged_observation"):
+            if field in (names or {}) and f"next_{field}" not in (names or {}):
+                self._names[f"next_{field}"] = ()  # the usual one follows another leaf
         self._concatenate = concatenate
 
     def observations(self, steps: Any) -> tuple[Any, Any]:
@@ -92,6 +105,23 @@ class TransitionFields:
         return self._observation(self._get(steps, "observation")), self._observation(
             self._find(steps, "privileged_observation")
         )
+
+    def next_observations(self, steps: Any) -> list[Any]:
+        """Return those after the actions as `observations` returns those before; None for one that steps lack.
+
+        Raises:
+            StructureError: one is unlike the observation before the action.
+        """
+        found = []
+        for field, before in zip(("observation", "privileged_observation"), self.observations(steps), strict=True):
+            after = None if before is None else self._observation(self._find(steps, f"next_{field}"))
+            if after is not None and _form(after) != _form(before):
+                raise StructureError(
+                    f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
+                    "something else, rename it."
+                )
+            found.append(after)
+        return found
 
     def read(self, steps: Any, manifest: Manifest, start: int) -> dict[str, Any]:
         """Return the fields of steps [T, ...] that begin with step `start` of their trajectory; T may be 0.
@@ -157,6 +187,10 @@ def concatenate_components(nest: Any) -> Any:
     leaves = [np.asarray(leaf) for leaf in tree.flatten(nest)]
     parts = [leaf.reshape(len(leaf), -1).astype(np.float32, copy=False) for leaf in leaves]
     return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+
+
+def _form(nest: Any) -> list[tuple[Any, ...]]:
+    return [(path, leaf.dtype, leaf.shape) for path, leaf in tree.flatten_with_path(nest)]
 
 
 def _items(steps: Any) -> list[tuple[Any, Any]]:

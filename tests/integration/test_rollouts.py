@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -199,3 +201,38 @@ def test_ppo_learns_from_many_actor_processes(replay_server: StartServer) -> Non
     ran = subprocess.run(command, capture_output=True, check=False, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.endswith("learnt\n")
+
+
+@pytest.mark.timeout(300)
+def test_ppo_plays_each_window_by_one_version_of_the_weights() -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("gymnasium")
+    act = "import sys; sys.path.insert(0, sys.argv[1]); import ppo; ppo.act(sys.argv[2], 0)"
+    shapes = {"policy": [(64, 4), (64,), (64, 64), (64,), (2, 64), (2,)]}
+    shapes["critic"] = [*shapes["policy"][:4], (1, 64), (1,)]
+    zeros = {
+        f"{network}.{2 * (index // 2)}.{('weight', 'bias')[index % 2]}": np.zeros(shape, np.float32)
+        for network, of_layers in shapes.items()
+        for index, shape in enumerate(of_layers)
+    }
+    tables = [rw.TableConfig.queue("rollouts", 4), rw.TableConfig("weights", max_size=1)]
+    with (
+        rw.LocalServer(tables) as server,
+        rw.Client(server.address, timeout_s=100) as client,
+        rw.Variables(server.address, "weights") as weights,
+        subprocess.Popen([sys.executable, "-c", act, str(PPO.parent), server.address]) as actor,
+    ):
+        try:
+            values: list[Any] = []
+            versions = itertools.count()
+            while len(values) < 10 or np.ptp(values) == 0:
+                assert actor.poll() is None
+                version = next(versions)  # the critic's value of every observation
+                weights.publish({**zeros, "critic.4.bias": np.full(1, version, np.float32)})
+                if client.server_info()["rollouts"].current_size:
+                    values += [sample.data["values"][:-1] for sample in client.sample("rollouts")]
+                elif not values:
+                    time.sleep(0.1)  # while the actor starts
+        finally:
+            actor.kill()
+    assert [np.ptp(window) for window in values] == [0] * len(values)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rollout_steps import tf_agents_steps, write_transitions
+from rollout_steps import tf_agents_steps, transition, write_transitions
 
 import reverb_writer as rw
 from reverb_writer.rollouts import RolloutDataset, RolloutFileBase, RolloutWriter, list_trajectories
@@ -42,6 +42,49 @@ def test_next_observation_is_of_the_same_trajectory(tmp_path: Path) -> None:
     write_transitions(tmp_path, [3, 2])
     following = [batch.next_observation[0].tolist() for batch in RolloutDataset(tmp_path, 1)]
     assert following == [[0, 1], [0, 2], [0, 2], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("part_length", [1, 2, 100])
+@pytest.mark.parametrize("prefix", ["", "privileged_"])
+def test_next_observation_that_was_stored_is_delivered(tmp_path: Path, part_length: int, prefix: str) -> None:
+    with RolloutWriter(tmp_path, part_length=part_length) as writer:
+        for t in range(3):
+            step = {**transition(0, t), "privileged_observation": np.float32(t)}
+            shape = () if prefix else (2,)
+            writer({**step, f"next_{prefix}observation": np.full(shape, 10 + t, np.float32)}, terminated=t == 2)
+    batch = RolloutDataset(tmp_path, 1).get_batch(3)
+    stored, other = batch.next_observation[:, 0, 0], batch.next_privileged_observation[:, 0]
+    if prefix:
+        stored, other = other, batch.next_observation[:, 0, 1]
+    assert stored.tolist() == [10, 11, 12]
+    assert other.tolist() == [1, 2, 2]
+
+
+def test_next_observation_is_that_of_the_observation(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        for t in range(3):
+            other = {"state": np.float32(t), "next_observation": np.float32(9)}
+            writer({**transition(0, t), **other}, terminated=t == 2)
+    with pytest.raises(rw.StructureError, match=r"`next_observation` is float32 \[3\], expected float32 \[3, 2\]"):
+        next(iter(RolloutDataset(tmp_path, 1)))
+    batch = RolloutDataset(tmp_path, 1, fields={"observation": "state"}).get_batch(3)
+    assert batch.next_observation[:, 0].tolist() == [1, 2, 2]
+    named = {"observation": "state", "next_observation": "next_observation"}
+    batch = RolloutDataset(tmp_path, 1, fields=named).get_batch(3)
+    assert batch.next_observation[:, 0].tolist() == [9, 9, 9]
+
+
+def test_saved_transitions_of_n_steps_come_back_as_they_were(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    with RolloutWriter(tmp_path) as writer:
+        transform = rw.environments.NStepTransform(writer, 2, 0.5)
+        for t in range(4):
+            last = {"is_last": np.bool_(t == 3), "is_first": np.bool_(t == 0)}
+            transform({**transition(0, t), "discount": np.float32(t != 3), **last})
+    batch = RolloutDataset(tmp_path, 1).get_batch(4)
+    real = batch.mask[:, 0]
+    assert batch.observation[real, 0, 1].tolist() == [0, 0, 1, 2]
+    assert batch.next_observation[real, 0, 1].tolist() == [1, 2, 3, 3]
 
 
 @pytest.mark.parametrize("part_length", [1, 2, 3, 4, 100])
