@@ -22,7 +22,7 @@ Restored = TypeVar("Restored", bound="InfiniteLookbackBuffer")
 
 _SPACES = {
     "Box": {"low": "low", "high": "high", "shape": "shape", "dtype": "dtype"},
-    "Discrete": {"n": "n", "start": "start"},
+    "Discrete": {"n": "n", "start": "start", "dtype": "dtype"},
     "MultiBinary": {"n": "n"},
     "MultiDiscrete": {"nvec": "nvec", "start": "start", "dtype": "dtype"},
     "Text": {"max_length": "max_length", "min_length": "min_length", "charset": "characters"},
@@ -80,6 +80,8 @@ def _space_state(space: Any) -> Any:
     values = {argument: getattr(space, name) for argument, name in _SPACES[kind].items() if hasattr(space, name)}
     if "dtype" in values:
         values["dtype"] = np.dtype(values["dtype"]).str
+        if kind == "Discrete" and values["dtype"] == np.dtype(np.int64).str:
+            del values["dtype"]  # the only one of old releases, where it is no argument
     return {
         kind: encoded(
             {argument: value.item() if isinstance(value, np.generic) else value for argument, value in values.items()}

@@ -81,7 +81,8 @@ def as_objects(items: Sequence[Any]) -> Block:
 class Columns:
     """Rows with the structure and shapes of the first row.
 
-    Dtypes widen to those of `np.stack` of all rows, so no value is changed.
+    Dtypes widen to those of `np.stack` of all rows, so an integer beyond 2**53 is rounded where a float joins
+    its column.
     """
 
     __slots__ = (

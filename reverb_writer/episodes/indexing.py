@@ -19,6 +19,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
+import numpy as np
+
 from reverb_writer.errors import SpecError
 
 Indices = int | slice | Sequence[int] | None
@@ -40,6 +42,11 @@ class SetKeywords(TypedDict, total=False):
 
     at_indices: Indices
     neg_index_as_lookback: bool
+
+
+def is_single(index: Any) -> bool:
+    """Return whether an index is no list; an array without dimensions is a single index."""
+    return not isinstance(index, list | tuple | np.ndarray) or (isinstance(index, np.ndarray) and not index.ndim)
 
 
 def position(index: Any, total: int, lookback: int, neg_index_as_lookback: bool = False) -> int:

@@ -9,7 +9,9 @@ becomes a dict of one entry, whose key is the type:
     {"$bytes": base64}                   bytes
     {"$float": "nan"}                    a float that is not finite
     {"$tuple": [...]}                    a tuple
+    {"$named": [name, fields, [...]]}    a named tuple; it comes back in a class of this name and with these fields
     {"$dict": [[key, value], ...]}       any other dict
+    {"$ordered": [[key, value], ...]}    an OrderedDict
 
 Decoding never runs code.
 """
@@ -19,12 +21,14 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from reverb_writer.errors import FormatError, StructureError
+from reverb_writer.steps import named_tuple
 
 
 def encoded(value: Any, path: str = "") -> Any:
@@ -43,17 +47,20 @@ def encoded(value: Any, path: str = "") -> Any:
     if type(value) in (list, tuple):
         items = [encoded(item, f"{path}/{index}") for index, item in enumerate(value)]
         return items if type(value) is list else {"$tuple": items}
-    if type(value) is dict:
+    if type(value) in (dict, OrderedDict):
         return _encoded_dict(value, path)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {"$named": [type(value).__name__, list(value._fields), encoded(list(value), path)]}
     if isinstance(value, np.ndarray | np.generic):
         return _encoded_array(value, path)
     raise StructureError(f"`{path.strip('/')}`: a {type(value).__name__} cannot be stored in a state. Remove it.")
 
 
 def _encoded_dict(value: dict[Any, Any], path: str) -> dict[str, Any]:
-    if all(type(key) is str and not key.startswith("$") for key in value):
+    if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
         return {key: encoded(item, f"{path}/{key}") for key, item in value.items()}
-    return {"$dict": [[encoded(key, path), encoded(item, f"{path}/{key}")] for key, item in value.items()]}
+    kind = "$dict" if type(value) is dict else "$ordered"
+    return {kind: [[encoded(key, path), encoded(item, f"{path}/{key}")] for key, item in value.items()]}
 
 
 def _encoded_array(value: Any, path: str) -> dict[str, Any]:
@@ -113,6 +120,10 @@ def _strings(shape: list[int], items: list[Any]) -> Any:
     return array.reshape(shape)
 
 
+def _named(name: str, fields: list[str], items: list[Any]) -> Any:
+    return named_tuple(name, tuple(fields))(*decoded(items))
+
+
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$array": lambda content: _array(*content),
     "$strings": lambda content: _strings(*content),
@@ -120,5 +131,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "$bytes": lambda content: base64.b64decode(content, validate=True),
     "$float": float,
     "$tuple": lambda content: tuple(decoded(content)),
+    "$named": lambda content: _named(*content),
+    "$ordered": lambda content: OrderedDict((decoded(key), decoded(item)) for key, item in content),
     "$dict": lambda content: {decoded(key): decoded(item) for key, item in content},
 }

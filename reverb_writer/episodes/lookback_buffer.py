@@ -12,7 +12,7 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import filling
 from reverb_writer.episodes.column_state import broken_state, column_state, restore_column
 from reverb_writer.episodes.growing_columns import Block, Columns, as_objects, batched, listed, stacked
-from reverb_writer.episodes.indexing import Indices, position, span
+from reverb_writer.episodes.indexing import Indices, is_single, position, span
 from reverb_writer.episodes.space_structure import Parts, check
 from reverb_writer.errors import ClosedError, OutOfRangeError, SpecError, StructureError
 
@@ -189,9 +189,9 @@ class InfiniteLookbackBuffer:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
         if indices is None or isinstance(indices, slice):
             return self._get_slice(indices or _ALL, neg_index_as_lookback, fill, one_hot_discrete)
-        if not isinstance(indices, list | tuple | np.ndarray):
+        if is_single(indices):
             return self._get_row(indices, neg_index_as_lookback, fill, one_hot_discrete)
-        at = self._positions(indices, neg_index_as_lookback)
+        at = self._positions(indices, neg_index_as_lookback)  # type: ignore[arg-type]  # it is a list
         if not at or (min(at) >= 0 and max(at) < self.rows.size):
             return self._collect(np.array(at, np.intp), len(at), one_hot_discrete)
         inside = np.array([0 <= row < self.rows.size for row in at])
@@ -250,7 +250,7 @@ class InfiniteLookbackBuffer:
             _, index, num, _ = span(wanted, self.rows.size, self.lookback, neg_index_as_lookback)
         else:
             several: Any = at_indices
-            if not isinstance(at_indices, list | tuple | np.ndarray):
+            if is_single(at_indices):
                 several, new_data = [at_indices], [new_data]
             at = np.array(self._positions(several, neg_index_as_lookback), np.intp)
             self._check_fill(None, np.asarray(several)[(at < 0) | (at >= self.rows.size)])

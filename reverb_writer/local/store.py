@@ -149,7 +149,11 @@ def _spec(leaf: Any) -> ArraySpec | None:
     if leaf is None or isinstance(leaf, ArraySpec):
         return leaf
     try:
-        return ArraySpec(leaf.shape, leaf.dtype, getattr(leaf, "name", None) or "")
+        shape = leaf.shape
+        if hasattr(shape, "rank"):  # TensorFlow's; one of unknown rank cannot be iterated over
+            shape = None if shape.rank is None else tuple(shape)
+        dtype = getattr(leaf.dtype, "as_numpy_dtype", leaf.dtype)  # NumPy does not take TensorFlow's
+        return ArraySpec(shape, dtype, getattr(leaf, "name", None) or "")
     except (AttributeError, TypeError, ValueError) as error:
         expected = "an object with `shape` and `dtype`, such as ArraySpec"
         raise SpecError(f"a leaf of `signature` must be {expected}, got {leaf!r}.") from error

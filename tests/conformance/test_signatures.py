@@ -8,6 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
+import reverb_writer as rw
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.signatures import ArraySpec
 
@@ -90,3 +91,10 @@ def test_a_servers_signatures_are_read() -> None:
         info = messages.ServerInfoResponse.FromString(ask(b"", timeout=TIMEOUT_S))
         nests = {table.name: signatures.decode(table.signature) for table in info.table_info}
     assert nests == {**OURS, "none": None, "bounded": {"x": spec((4,), "f4", "b")}}
+
+
+@pytest.mark.parametrize("name", list(OURS))
+def test_a_local_server_takes_their_specs(name: str) -> None:
+    config = rw.TableConfig("t", signature=THEIRS[name])
+    with rw.LocalServer([config]) as server, rw.Client(server.address) as client:
+        assert client.server_info()["t"].signature == OURS[name]

@@ -34,6 +34,7 @@ def listed(result: Any) -> Any:
         (slice(-100, 2), {}, [0, 1]),
         ([1, 9], {"fill": -1}, [1, -1]),
         (9, {"fill": 7}, 7),
+        (np.array(2), {}, 2),
         # Where RLlib is wrong: fill on both sides, steps, reversal, NumPy's integers.
         (slice(-7, 8), {"fill": 9}, [9, 9, 0, 1, 2, 3, 4, 9, 9, 9]),
         (slice(-2, 8), {"neg_index_as_lookback": True, "fill": 9}, [9, 9, 0, 1, 2, 3, 4, 9, 9, 9]),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from reverb_writer.episodes.json_encoding import decoded, encoded
 from reverb_writer.errors import FormatError, StructureError
 
 spaces = pytest.importorskip("gymnasium").spaces
+
+Point = namedtuple("Point", ["x", "y"])  # noqa: PYI024  # as an environment may have it
 
 SPACE = spaces.Dict(
     a=spaces.Tuple([spaces.Discrete(3, start=-1), spaces.MultiBinary(4), spaces.MultiBinary([2, 3])]),
@@ -67,6 +71,24 @@ def test_state_shares_nothing_with_the_episode() -> None:
     before.set_rewards(new_data=-1.0, at_indices=-1)
     before.infos.data[0]["note"] = "changed"
     assert json.dumps(state) == kept
+
+
+def test_state_keeps_dtypes_of_spaces_and_kinds_of_nests() -> None:
+    space = spaces.Discrete(4, start=1)
+    if "dtype" in inspect.signature(spaces.Discrete).parameters:
+        space = spaces.Discrete(4, start=1, dtype=np.int32)
+    before = Episode(action_space=space)
+    before.add_env_reset(
+        OrderedDict([("z", Point(np.float32(1), np.arange(2))), ("a", 2)]),
+        {"order": OrderedDict(b=1, a=[Point(1, "text")])},
+    )
+    after = Episode.from_state(json.loads(json.dumps(before.get_state())))
+    assert after.actions.space == space
+    assert after.actions.space.dtype == space.dtype
+    observation, info = after.get_observations(0), after.get_infos(0)
+    assert [type(info["order"]), *info["order"]] == [OrderedDict, "b", "a"]
+    assert (type(info["order"]["a"][0]).__name__, info["order"]["a"][0]._asdict()) == ("Point", {"x": 1, "y": "text"})
+    assert (observation["z"]._fields, observation["z"].y.tolist(), observation["a"]) == (("x", "y"), [0, 1], 2)
 
 
 def test_what_json_cannot_have_is_refused_by_path() -> None:
