@@ -121,11 +121,11 @@ class Prefetcher:
     def pop(self) -> Batch | Exception | None:
         """Return the next batch if it is ready, or the error in its place."""
         try:
-            entry = self._ready.popleft()
+            return self._ready.popleft().item
         except IndexError:
             return None
-        self._changed.set()
-        return entry.item
+        finally:
+            self._changed.set()  # also if there was none: an interrupt may have come between the two before
 
     def pop_rest(self) -> Batch | Exception | None:
         """Return the next batch, or a smaller one of the samples that have come; None if there are none.
