@@ -6,6 +6,9 @@ import time
 
 from reverb_writer.errors import ReplayTimeoutError
 
+LEAST_S = 0.05
+"""Time that a call gets, in seconds, even if the time of all has been spent on others."""
+
 
 class Deadline:
     """The end of a call's time. Thread-safe."""

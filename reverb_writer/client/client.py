@@ -21,7 +21,7 @@ from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.shards import ServerSet, first_target
 from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
 from reverb_writer.client.weights import sample_shards
-from reverb_writer.deadline import Deadline
+from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, merge_tables
 from reverb_writer.transport.channel import Channel
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
-_LEAST_S = 0.05
 _ADDRESSES = (str, list, tuple, TargetSource)
 
 
@@ -87,7 +86,7 @@ class Client:
         self._connect((source, tls, token, timeout_s, use_proxy), first_target(source, deadline))
         if connect_timeout_s is not None:
             try:
-                self.server_info(max(first_s - deadline.spent_s, _LEAST_S))
+                self.server_info(max(first_s - deadline.spent_s, LEAST_S))
             except BaseException:
                 self.close()
                 raise
@@ -154,11 +153,6 @@ class Client:
     def server_address(self) -> str:
         """The same, by the name that `reverb.Client` has for it."""
         return self.address
-
-    @property
-    def is_secured(self) -> bool:
-        """Whether TLS or a token is used."""
-        return bool(self._arguments[1]) or self._arguments[2] is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to make a client of the same servers in another process; certificates are read there again.

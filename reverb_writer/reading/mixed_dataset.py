@@ -15,14 +15,16 @@ import numpy as np
 import tree
 
 from reverb_writer.arguments import check_timeout, check_wait
+from reverb_writer.deadline import LEAST_S
 from reverb_writer.decoding.samples import BatchInfo
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.leaves import host_array
 from reverb_writer.nests import named_leaves
 from reverb_writer.reading.batches import Batch, transformed
-from reverb_writer.reading.dataset import LEAST_S, Dataset, Views
+from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.priority_updates import checked_updates
 from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.reading.views import Views
 
 
 class MixedDataset(Views):

@@ -342,6 +342,7 @@ class InTurns(Mixer):
     def _next_source(self, now: float, *, any_server: bool) -> Source | None:
         """Return the server of the next batch; None if none has enough for one, or one is waited for."""
         sources = self.sources
+        waits_since, self._waits_since = self._waits_since, None
         for source in (*self._leaving, *sources):
             if source.waiting and (len(sources) == 1 or source.stream.is_closed):
                 return source
@@ -350,20 +351,20 @@ class InTurns(Mixer):
             source = sources[number]
             is_enough = any_server or len(source.waiting) >= self._batch_size or source.stream.is_done
             if source.waiting and is_enough:
-                if ahead and self._is_awaited(sources[self._turn % len(sources)], now) and not any_server:
+                if ahead and not any_server and self._is_awaited(sources[self._turn % len(sources)], waits_since, now):
                     return None
-                self._turn, self._waits_since = (number + 1) % len(sources), None
+                self._turn = (number + 1) % len(sources)
                 source.is_late = False
                 return source
         return None
 
-    def _is_awaited(self, source: Source, now: float) -> bool:
-        """Whether to wait for the server whose turn it is, while another one has a batch."""
+    def _is_awaited(self, source: Source, waits_since: float | None, now: float) -> bool:
+        """Whether to wait for the server whose turn it is, as since `waits_since`, while another one has a batch."""
         if source.is_late or source.is_lost or source.stream.is_done:
             return False
-        if self._waits_since is None:
-            self._waits_since = now
-        source.is_late = now - self._waits_since >= self._PATIENCE_S
+        waits_since = now if waits_since is None else waits_since
+        source.is_late = now - waits_since >= self._PATIENCE_S
+        self._waits_since = None if source.is_late else waits_since
         return not source.is_late
 
 

@@ -125,7 +125,7 @@ class Prefetcher:
         except IndexError:
             return None
         finally:
-            self._changed.set()  # also if there was none: an interrupt may have come between the two before
+            self._changed.set()  # also if there is none, because an interrupt may have kept an earlier call from this
 
     def pop_rest(self) -> Batch | Exception | None:
         """Return the next batch, or a smaller one of the samples that have come; None if there are none.

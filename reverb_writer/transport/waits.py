@@ -105,6 +105,10 @@ class Wait:
         self._look_at = min(self._look_at, now + seconds)
         return now >= self._look_at
 
+    def forget_room(self) -> None:
+        """Note that there is no room, or none any more."""
+        self._look_at = math.inf
+
     def left_s(self) -> float:
         """Return in how many seconds there is something to do."""
         now = time.monotonic()

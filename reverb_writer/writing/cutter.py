@@ -150,7 +150,11 @@ class Cutter:
         return self._open_rows(np.array([env]))[0][1] if self._open[env] else np.zeros(0, np.int64)
 
     def _advance(self, env: int, rows: _Integers, num_counted: int) -> int:
-        """Count the open rows of an environment after `num_counted`; end its episodes, and return after which row."""
+        """Count the open rows but the first `num_counted`, and end the episodes that end in them.
+
+        Returns:
+            How many of the rows are sealed or left out.
+        """
         codes = self._ring.codes_of(int(rows[0]), int(rows[-1]) + 1)[rows - rows[0]]
         sealed, known = 0, num_counted
         for stop in ((codes[known:] != STEP).nonzero()[0] + known + 1).tolist():

@@ -69,7 +69,10 @@ class Outbox:
 
     @property
     def is_half(self) -> bool:
-        """Whether half of the items that may be in flight are here: the server would run out of work meanwhile."""
+        """Whether half of the items that may be in flight are complete and not sent.
+
+        If they waited for their chunks to be full, the server would run out of work.
+        """
         return self.cutter.num_unencoded >= max(self.destinations.least_limit // 2, 1)
 
     def encode(self) -> None:
@@ -127,7 +130,7 @@ class Outbox:
         return min(limit, self.cutter.taken + self._kinds.rows_within(self._room(), num_envs))
 
     def num_rows_worth(self, num_envs: int) -> int:
-        """Return how many rows are worth being granted at once."""
+        """Return how many rows are granted at once: what completes a quarter of the items that may be in flight."""
         rows = self._kinds.rows_within(max(self.destinations.least_limit // 4, 1), num_envs)
         return max(min(rows, self._ring.size // 4), 1)
 

@@ -33,7 +33,6 @@ from reverb_writer.writing.ring import StepRing
 _LOG = logging.getLogger(__package__)
 
 _WAKE_ROWS, _WAKE_CALLS = 256, 8
-_NEVER_ROW = 1 << 62
 _ROOM_S = 0.002
 _NOTICE_S = 0.2  # how long steps wait until the log says so
 _LOOK_S, _GATHER_S = 0.5, 0.025  # twice how long rows are not looked at; how long windows of ended episodes wait
@@ -66,6 +65,7 @@ class Sender:
         self._waits: list[Wait] = []
         self._due_at = math.inf  # when complete windows must be encoded
         self._limit = 0  # rows below it may be granted
+        self._worth = 1  # how many rows are granted at once
         self._is_idle = True  # whether no row came for a while: the next one wakes the thread
         self._is_closing = False
         self._room_waited_s, self._ask_limiter_at_s = 0.0, _NOTICE_S
@@ -248,12 +248,16 @@ class Sender:
         self._note_due()
 
     def _grant(self) -> None:
-        """Say how many rows may be written. Many at a time, because a thread that follows each one does little else."""
+        """Say how many rows may be written.
+
+        Rows are granted many at a time, because to wake the caller's thread for each of them costs more than the rows.
+        """
         if self._is_closing or self._fault is not None or self.is_ended:
             self.ring.granted = -1
             return
         self._limit = self._outbox.num_rows_granted(self._num_envs)
-        if self.ring.granted < 0 or self._limit - self.ring.granted >= self._outbox.num_rows_worth(self._num_envs):
+        self._worth = self._outbox.num_rows_worth(self._num_envs)
+        if self.ring.granted < 0 or self._limit - self.ring.granted >= self._worth:
             self.ring.granted = max(self._limit, 0)
 
     def _watch_ring(self) -> None:
@@ -264,7 +268,7 @@ class Sender:
             if self.ring.head[0] != taken:  # a row came before it could see this
                 self._is_idle = False
         if not self._is_idle:
-            self.ring.wake_at = taken + min(self._wake_rows, 2 * self._outbox.num_rows_worth(self._num_envs)) - 1
+            self.ring.wake_at = taken + min(self._wake_rows, 2 * self._worth) - 1
 
     @property
     def _fault(self) -> tuple[type[Exception], str] | None:
@@ -312,12 +316,13 @@ class Sender:
     def _has_room(self, wait: Wait) -> bool:
         """Return whether a step may be written, and grant it.
 
-        While confirmations may come, that takes two milliseconds more, unless many rows can be granted at once.
+        A wait for a few rows goes on for two milliseconds, because confirmations may come that allow many.
         """
         limit = max(self._limit, self.ring.granted)
         if limit <= wait.row:
+            wait.forget_room()
             return False
-        is_enough = limit - wait.row >= self._outbox.num_rows_worth(self._num_envs)
+        is_enough = limit - wait.row >= self._worth
         if is_enough or not self._outbox.destinations.num_pending or wait.had_room_for(min(_ROOM_S, wait.timeout_s)):
             self.ring.granted = limit
             return True
