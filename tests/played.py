@@ -124,6 +124,22 @@ def read(place: Place, **options: Any) -> rw.Batch | None:
         return next(iter(dataset))
 
 
+def read_slices(place: Place, num_items: int, slice_len: int, *, spans: bool, **options: Any) -> rw.Batch:
+    """Return a batch with slices of all items, twice as many as there are items."""
+    with rw.ContiguousDataset(
+        place.client,
+        "a",
+        2 * num_items,
+        slice_len,
+        pool_size=num_items,
+        span=slice_len - 1 if spans else 0,
+        timeout_s=60,
+        max_in_flight_batches=1,
+        **options,
+    ) as dataset:
+        return next(dataset)
+
+
 def pairs_of(found: rw.Transitions) -> list[list[Pair]]:
     """Return the transitions of each row of a batch."""
     columns = (*found[:2], found.reward, found.discount, found.next_observation, found.mask)

@@ -51,6 +51,14 @@ def written(place: Place) -> list[Transition]:
     return [tuple(values) for values in zip(*(column[found.mask].tolist() for column in columns), strict=True)]
 
 
+def check_happened(place: Place, happened: set[Transition]) -> None:
+    """Check that there are many transitions, each of which has happened, and none is there twice."""
+    found = written(place)
+    assert len(found) > 30
+    assert set(found) - happened == set()
+    assert len(set(found)) == len(found)
+
+
 def play(env: Any, num_envs: int | None = None) -> int:
     """Interrupt each kind of call at one moment after another; return how many moments there were."""
     numbers = itertools.count(1)
@@ -86,10 +94,7 @@ def test_each_recorded_transition_has_happened(place: Place, kind: str) -> None:
             env.close()
         observer.flush()
         if kind == "trajectory":
-            found = written(place)
-            assert len(found) > 30
-            assert set(found) - happened == set()
-            assert len(set(found)) == len(found)
+            check_happened(place, happened)
         else:
             for sample in place.client.sample("a", place.client.server_info()["a"].current_size):
                 observations = sample.data["observation"][:, 0]
@@ -106,10 +111,7 @@ def test_each_recorded_transition_of_a_vector_has_happened(place: Place, mode: A
         assert play(env, 2) > 20
         env.close()
         observer.flush()
-        found = written(place)
-    assert len(found) > 30
-    assert set(found) - happened == set()
-    assert len(set(found)) == len(found)
+        check_happened(place, happened)
 
 
 def test_each_recorded_transition_of_dm_env_has_happened(place: Place) -> None:
@@ -146,7 +148,4 @@ def test_each_recorded_transition_of_dm_env_has_happened(place: Place) -> None:
         assert play(env) > 20
         env.close()
         observer.flush()
-        found = written(place)
-    assert len(found) > 30
-    assert set(found) - happened == set()
-    assert len(set(found)) == len(found)
+        check_happened(place, happened)

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from played import NEEDS_OVERLAP, Pair, Played, as_one_row, check_targets, has_discounts, pairs_of, played, write
+from played import (
+    NEEDS_OVERLAP,
+    Pair,
+    Played,
+    as_one_row,
+    check_targets,
+    has_discounts,
+    pairs_of,
+    played,
+    read_slices,
+    write,
+)
 from reading import Place
 from server_process import ServerProcess
 
@@ -135,21 +146,8 @@ def test_slices_of_windows_are_runs_of_real_steps(
     size = uniform.client.server_info()["a"].current_size
     if not size:
         return
-    with rw.ContiguousDataset(
-        uniform.client,
-        "a",
-        2 * size,
-        slice_len,
-        by=by,
-        pool_size=size,
-        short=short,
-        span=slice_len - 1 if span else 0,
-        with_next=with_next,
-        seed=seed,
-        timeout_s=60,
-        max_in_flight_batches=1,
-    ) as dataset:
-        batch = next(dataset)
+    how: dict[str, Any] = {"by": by, "short": short, "seed": seed, "with_next": with_next}
+    batch = read_slices(uniform, size, slice_len, spans=span, **how)
     check_slices(batch, episodes, layout, slice_len)
 
 
@@ -171,19 +169,6 @@ def test_slices_with_the_row_after_them_give_a_transition_for_each_row(
         return
     with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
         write(observer, whole, layout)
-    with rw.ContiguousDataset(
-        uniform.client,
-        "a",
-        2 * len(whole),
-        slice_len,
-        by="row",
-        pool_size=len(whole),
-        short=short,
-        span=slice_len - 1 if span else 0,
-        with_next=True,
-        seed=seed,
-        timeout_s=60,
-        max_in_flight_batches=1,
-    ) as dataset:
-        batch = next(dataset)
+    how: dict[str, Any] = {"by": "row", "short": short, "seed": seed, "with_next": True}
+    batch = read_slices(uniform, len(whole), slice_len, spans=span, **how)
     check_slices(batch, whole, layout, slice_len)

@@ -23,6 +23,7 @@ from played import (
     pairs_of,
     played,
     read,
+    read_slices,
     write,
 )
 from reading import Place
@@ -151,20 +152,8 @@ def test_slices_give_the_pairs_of_their_rows(
         return
     with rw.EpisodeObserver(uniform.client, "a", 100, timeout_s=60) as observer:
         write(observer, whole, layout)
-    with rw.ContiguousDataset(
-        uniform.client,
-        "a",
-        2 * len(whole),
-        slice_len,
-        by="row",
-        pool_size=len(whole),
-        short=short,
-        span=slice_len - 1 if span else 0,
-        seed=seed,
-        timeout_s=60,
-        max_in_flight_batches=1,
-    ) as dataset:
-        batch = next(dataset)
+    how: dict[str, Any] = {"by": "row", "short": short, "seed": seed}
+    batch = read_slices(uniform, len(whole), slice_len, spans=span, **how)
     found = rw.to_transitions(batch)
     episode_of = {one.first + t: (one, t) for one in whole for t in range(one.num_rows)}
     observation = batch.data.observation if layout == "trajectory" else batch.data["observation"]
