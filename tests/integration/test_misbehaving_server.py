@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +15,7 @@ from reading import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages, responses
+from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import request_server_info
@@ -124,6 +127,21 @@ def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer,
         assert stream.num_in_flight == 0
         assert stream.read() == []
         stream.close()
+
+
+def test_stream_that_has_ended_is_freed_without_the_collector(server: MisbehavingServer) -> None:
+    """It refers to its channel, and the channel to the connection."""
+    with Channel(server.address) as channel:
+        gc.collect()
+        gc.disable()
+        try:
+            stream = ByteStream(channel, messages.SAMPLE_STREAM)
+            alive = weakref.ref(stream)
+            stream.cancel()
+            del stream
+            assert eventually(lambda: alive() is None)
+        finally:
+            gc.enable()
 
 
 def test_samples_that_nobody_asked_for_do_not_pile_up_at_a_learner(server: MisbehavingServer) -> None:
