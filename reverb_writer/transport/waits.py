@@ -99,15 +99,11 @@ class Wait:
         """Seconds since the call."""
         return time.monotonic() - self._began_at
 
-    def had_room_for(self, seconds: float) -> bool:
-        """Return whether there is some room since so many seconds; the first call says that there is."""
+    def had_room_for(self, seconds: float, *, has_room: bool) -> bool:
+        """Return whether there has been some room for so many seconds, given whether there is any now."""
         now = time.monotonic()
-        self._look_at = min(self._look_at, now + seconds)
+        self._look_at = min(self._look_at, now + seconds) if has_room else math.inf
         return now >= self._look_at
-
-    def forget_room(self) -> None:
-        """Note that there is no room, or none any more."""
-        self._look_at = math.inf
 
     def left_s(self) -> float:
         """Return in how many seconds there is something to do."""

@@ -319,14 +319,12 @@ class Sender:
         A wait for a few rows goes on for two milliseconds, because confirmations may come that allow many.
         """
         limit = max(self._limit, self.ring.granted)
-        if limit <= wait.row:
-            wait.forget_room()
+        num_rows = limit - wait.row
+        has_waited = wait.had_room_for(min(_ROOM_S, wait.timeout_s), has_room=num_rows > 0)
+        if num_rows <= 0 or not (has_waited or num_rows >= self._worth or not self._outbox.destinations.num_pending):
             return False
-        is_enough = limit - wait.row >= self._worth
-        if is_enough or not self._outbox.destinations.num_pending or wait.had_room_for(min(_ROOM_S, wait.timeout_s)):
-            self.ring.granted = limit
-            return True
-        return False
+        self.ring.granted = limit
+        return True
 
     def _answer(self, wait: Wait, error: Exception | None) -> None:
         self._waits.remove(wait)

@@ -14,12 +14,11 @@ def test_room_that_is_gone_again_is_not_looked_for(monkeypatch: pytest.MonkeyPat
     now = 100.0
     monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now))
     wait = waits.Wait("room", 60.0, row=5)
-    assert not wait.had_room_for(0.002)
+    assert not wait.had_room_for(0.002, has_room=True)
     assert wait.left_s() == pytest.approx(0.002)
     now += 0.01
-    assert wait.left_s() == 0.0
-    wait.forget_room()
+    assert not wait.had_room_for(0.002, has_room=False)
     assert wait.left_s() > 0.1
-    assert not wait.had_room_for(0.002)
+    assert not wait.had_room_for(0.002, has_room=True)
     now += 0.01
-    assert wait.had_room_for(0.002)
+    assert wait.had_room_for(0.002, has_room=True)
