@@ -80,7 +80,9 @@ class Pipe:
             loop.submit(call)
 
     def _open(self) -> None:
-        if not self._has_ended:
+        if self._has_ended:  # closed before it was opened
+            self._deliver = _ignore
+        else:
             loop.spawn(self._run())
 
     def _cancel(self) -> None:

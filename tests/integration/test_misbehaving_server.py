@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from reading import eventually
 
 import reverb_writer as rw
 from reverb_writer.protocol import messages, responses
+from reverb_writer.transport import loop
 from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.sample_stream import SampleStream
@@ -129,16 +131,26 @@ def test_samples_that_nobody_asked_for_end_the_stream(server: MisbehavingServer,
         stream.close()
 
 
-def test_stream_that_has_ended_is_freed_without_the_collector(server: MisbehavingServer) -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+def test_stream_that_has_ended_is_freed_without_the_collector(server: MisbehavingServer, is_open: bool) -> None:
     """It refers to its channel, and the channel to the connection."""
+    loop_is_busy, loop_may_go_on = threading.Event(), threading.Event()
     with Channel(server.address) as channel:
         gc.collect()
         gc.disable()
         try:
+            if not is_open:  # the loop looks at the stream when it is closed already
+                loop.submit(loop_is_busy.set)
+                loop.submit(loop_may_go_on.wait, 30)
+                assert loop_is_busy.wait(30)
             stream = ByteStream(channel, messages.SAMPLE_STREAM)
             alive = weakref.ref(stream)
+            if is_open:
+                pipe = stream._pipe
+                assert eventually(lambda: pipe._call is not None)
             stream.cancel()
             del stream
+            loop_may_go_on.set()
             assert eventually(lambda: alive() is None)
         finally:
             gc.enable()
