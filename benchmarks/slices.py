@@ -1,4 +1,4 @@
-"""Slices a second: `ContiguousDataset` from a server, and TorchRL's `SliceSampler` from its own memory, in turn."""
+"""Slices a second: `SliceDataset` from a server, and TorchRL's `SliceSampler` from its own memory, in turn."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _read(address: str, connect: Any, seconds: float) -> float:
 
 
 def _ours(address: str, slice_len: int, slices_per_item: int) -> Learner:
-    dataset = rw.ContiguousDataset(address, TABLE, _NUM_SLICES, slice_len, slices_per_item=slices_per_item)
+    dataset = rw.SliceDataset(address, TABLE, _NUM_SLICES, slice_len, slices_per_item=slices_per_item)
 
     def counts() -> Iterator[int]:
         for batch in dataset:

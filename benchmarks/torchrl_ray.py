@@ -110,7 +110,7 @@ class _Ours:
             with rw.ReplayDataset(source, TABLE, batch_size, **options) as windows:
                 speeds.append(_rate(seconds, batch_size, functools.partial(next, windows)))
         options = {"reuse_buffers": True, "max_in_flight_batches": _AHEAD // _BATCH}
-        with rw.ContiguousDataset(source, _EPISODES, _BATCH, _LENGTH, **options) as slices:
+        with rw.SliceDataset(source, _EPISODES, _BATCH, _LENGTH, **options) as slices:
             speeds.append(_rate(seconds, _BATCH, functools.partial(next, slices)))
         return speeds
 

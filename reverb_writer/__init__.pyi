@@ -32,7 +32,7 @@ from reverb_writer.local.server import LocalServer as LocalServer
 from reverb_writer.reading.mixed_dataset import MixedDataset as MixedDataset
 from reverb_writer.reading.read_options import ReadOptions as ReadOptions
 from reverb_writer.reading.replay_dataset import ReplayDataset as ReplayDataset
-from reverb_writer.reading.slice_dataset import ContiguousDataset as ContiguousDataset
+from reverb_writer.reading.slice_dataset import SliceDataset as SliceDataset
 from reverb_writer.reading.transforms import burn_in as burn_in
 from reverb_writer.reading.transforms import frame_stack as frame_stack
 from reverb_writer.reading.transforms import split_windows as split_windows

@@ -126,7 +126,7 @@ def read(place: Place, **options: Any) -> rw.Batch | None:
 
 def read_slices(place: Place, num_items: int, slice_len: int, *, spans: bool, **options: Any) -> rw.Batch:
     """Return a batch with slices of all items, twice as many as there are items."""
-    with rw.ContiguousDataset(
+    with rw.SliceDataset(
         place.client,
         "a",
         2 * num_items,

@@ -26,7 +26,7 @@ from reverb_writer.reading.slice_maker import SliceOptions, SlicesOfPools
 from reverb_writer.slices import By, Short, SliceSampler
 
 
-class ContiguousDataset(Dataset):
+class SliceDataset(Dataset):
     """An endless iterator over flat batches of slices.
 
     Iterated by one thread at a time. A context manager. Not usable in a forked child.
@@ -35,7 +35,7 @@ class ContiguousDataset(Dataset):
         timeout_s: time-out of a batch, in seconds.
 
     Example:
-        with rw.ContiguousDataset("localhost:8000", "episodes", num_slices=32, slice_len=16) as dataset:
+        with rw.SliceDataset("localhost:8000", "episodes", num_slices=32, slice_len=16) as dataset:
             for batch in dataset:
                 values = network(batch.data["observation"], reset=batch.markers.is_init)  # [N, ...], N <= 32 x 16
     """

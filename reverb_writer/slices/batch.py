@@ -32,12 +32,12 @@ class Batch:
 
     Attributes:
         data: the table's nest. From a `ReplayDataset`, leaves [B, T, ...]; other `collate`s differ, see there. From a
-            `ContiguousDataset` or `slices.gather`, leaves [N, ...]: slices laid end to end; rows of padding, which
+            `SliceDataset` or `slices.gather`, leaves [N, ...]: slices laid end to end; rows of padding, which
             exist with `short="pad"` only, repeat the last real row.
         info: `BatchInfo`: [B] keys, priorities, probabilities, table sizes, times sampled, and lengths. From a
-            `ContiguousDataset`, [S], of the item that each slice is of. None from `slices.gather`.
+            `SliceDataset`, [S], of the item that each slice is of. None from `slices.gather`.
         markers: `SliceMarkers` [N] of slices; else None.
-        next: from a `ContiguousDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
+        next: from a `SliceDataset` with `with_next`, leaves [S, ...]: the row that follows each slice in its
             trajectory. Where `markers.slices.cut_by_sampler` is False no row follows, and it is the slice's last row.
     """
 

@@ -135,7 +135,7 @@ def test_transform_must_be_a_function_that_returns_a_batch(place: Place) -> None
 
 def test_slices_are_transformed(place: Place) -> None:
     write(place.client, "a", [5, 5], length=3)
-    with rw.ContiguousDataset(place.client, "a", 2, 3, transform=doubled, single_pass=True) as dataset:
+    with rw.SliceDataset(place.client, "a", 2, 3, transform=doubled, single_pass=True) as dataset:
         assert next(dataset).data["n"].tolist() == [10] * 6
 
 
@@ -263,7 +263,7 @@ def test_a_dataset_that_is_opened_before_the_actors_has_no_stale_batches(replay_
 
 
 def test_take_of_slices_returns_those_that_have_arrived(place: Place) -> None:
-    with rw.ContiguousDataset(place.client, "a", 4, 2, pool_size=2) as dataset:
+    with rw.SliceDataset(place.client, "a", 4, 2, pool_size=2) as dataset:
         assert dataset.take() is None
         assert dataset.take(timeout_s=0.05) is None
         write(place.client, "a", range(6))
@@ -286,7 +286,7 @@ def test_take_of_slices_returns_those_that_have_arrived(place: Place) -> None:
 
 
 def test_take_leaves_out_what_is_too_short_for_a_slice(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    with rw.ContiguousDataset(place.client, "a", 1, 3, short="skip", pool_size=1) as dataset:
+    with rw.SliceDataset(place.client, "a", 1, 3, short="skip", pool_size=1) as dataset:
         for number, length in ((1, 2), (2, 2), (3, 3)):
             write(place.client, "a", [number], length)
         found: list[rw.Batch | None] = []
@@ -305,7 +305,7 @@ def test_connecting_has_a_time_out_of_its_own() -> None:
     address = f"127.0.0.1:{free_port()}"
     openers: list[Callable[[], Any]] = [
         lambda: rw.ReplayDataset(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
-        lambda: rw.ContiguousDataset(address, "a", 2, 2, timeout_s=3600, connect_timeout_s=0.3),
+        lambda: rw.SliceDataset(address, "a", 2, 2, timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.TrajectoryObserver(address, "a", 2, timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.Variables(address, "a", timeout_s=3600, connect_timeout_s=0.3),
         lambda: rw.Client(address, timeout_s=3600, connect_timeout_s=0.3),
@@ -497,7 +497,7 @@ def test_no_priority_of_a_batch_is_set_if_one_is_bad(replay_server: StartServer)
             mixed.update_priorities(next(mixed), priorities)
         mixed.flush_priorities()
         assert [stats.priority_updates for stats in mixed.stats()] == [0, 0]
-    with rw.MixedDataset([rw.ContiguousDataset(server.address, table, 2, 1) for table in "ab"]) as slices:
+    with rw.MixedDataset([rw.SliceDataset(server.address, table, 2, 1) for table in "ab"]) as slices:
         batch = next(slices)
         assert np.asarray(batch.markers.members).tolist() == [0, 0, 1, 1]
         with pytest.raises(rw.SpecError, match="must be finite and >= 0, got nan"):

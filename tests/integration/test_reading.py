@@ -309,7 +309,7 @@ def test_pickled_dataset_is_opened_anew(replay_server: StartServer) -> None:
         stored = pickle.dumps(dataset)
     with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
         assert first_numbers(next(other)) == [3, 3]
-    with rw.Client(server.address) as client, rw.ContiguousDataset(client, "replay", 2, 1) as slices:
+    with rw.Client(server.address) as client, rw.SliceDataset(client, "replay", 2, 1) as slices:
         stored = pickle.dumps(slices)
     with pickle.loads(stored) as other:  # noqa: S301  # our own bytes
         assert len(next(other).markers.slices.lengths) == 2

@@ -92,7 +92,7 @@ def test_what_is_waited_for_is_logged_again_and_again(
     assert all("table `replay`: no batch for" in line and "is empty" in line for line in logged[1:])
 
 
-@pytest.mark.parametrize("kind", [rw.ReplayDataset, rw.ContiguousDataset])
+@pytest.mark.parametrize("kind", [rw.ReplayDataset, rw.SliceDataset])
 def test_constructor_logs_that_it_waits_for_the_server(
     lone_server: StartServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Any
 ) -> None:
@@ -115,7 +115,7 @@ def test_servers_that_are_paused_share_one_deadline(lone_server: StartServer, wh
     def spent_s(addresses: list[str]) -> float:
         options: dict[str, Any] = {"timeout_s": 2.0, "max_in_flight_batches": 1}
         if what == "close several tables":
-            slices = rw.ContiguousDataset(addresses, "queue", 2, 1, **options)
+            slices = rw.SliceDataset(addresses, "queue", 2, 1, **options)
             server.process.pause()
             start = time.monotonic()
             slices.close()

@@ -92,7 +92,7 @@ def test_windows_give_their_first_transitions(address: str, n: int, gamma: float
 
 @pytest.mark.parametrize("with_next", [True, False])
 def test_slices_give_the_transitions_of_their_rows(address: str, with_next: bool) -> None:
-    with rw.ContiguousDataset(address, "episodes", 8, 5, with_next=with_next) as dataset:
+    with rw.SliceDataset(address, "episodes", 8, 5, with_next=with_next) as dataset:
         found = next(dataset.transitions())
         check(found, 1, 0.99)
         assert len(found.mask) == len(found.batch.markers) - (not with_next)
@@ -142,7 +142,7 @@ def test_pytorch_gets_tensors(address: str) -> None:
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_frameworks_get_transitions_of_slices(address: str, framework: str) -> None:
     pytest.importorskip(framework)
-    with rw.ContiguousDataset(address, "episodes", 8, 5, with_next=True) as dataset:
+    with rw.SliceDataset(address, "episodes", 8, 5, with_next=True) as dataset:
         view = dataset.transitions(n=2, gamma=0.5)
         found = next(view.as_torch() if framework == "torch" else view.as_jax())
         assert type(found.mask).__module__.startswith(framework)

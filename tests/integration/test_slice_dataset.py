@@ -72,7 +72,7 @@ def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: 
     for actor in actors:
         actor.join()
     seen = set()
-    with rw.ContiguousDataset(server.address, "episodes", 8, 5, seed=0) as dataset:
+    with rw.SliceDataset(server.address, "episodes", 8, 5, seed=0) as dataset:
         for _ in range(30):
             batch = next(dataset)
             assert_is_well_marked(batch)
@@ -89,7 +89,7 @@ def test_slices_of_whole_episodes_that_many_actors_write_at_once(replay_server: 
 def test_each_episode_of_a_queue_comes_once(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [2, 3, 4])
-    with rw.ContiguousDataset(server.address, "queue", 2, 10, single_pass=True) as dataset:
+    with rw.SliceDataset(server.address, "queue", 2, 10, single_pass=True) as dataset:
         batches = [slices_of(batch) for batch in dataset]
     assert batches == [[[0, 1], [100, 101, 102]], [[200, 201, 202, 203]]]
 
@@ -97,13 +97,13 @@ def test_each_episode_of_a_queue_comes_once(replay_server: StartServer) -> None:
 def test_short_ones_are_padded_with_a_mask_or_skipped(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [2, 4, 3])
-    with rw.ContiguousDataset(server.address, "queue", 3, 3, short="pad", single_pass=True, seed=1) as dataset:
+    with rw.SliceDataset(server.address, "queue", 3, 3, short="pad", single_pass=True, seed=1) as dataset:
         batch = next(dataset)
     assert batch.markers.mask is not None
     assert batch.markers.mask.reshape(3, 3).tolist() == [[True, True, False], [True] * 3, [True] * 3]
     assert len(batch.markers) == 9
     write_episodes(server.address, "queue", [2, 4, 3])
-    with rw.ContiguousDataset(server.address, "queue", 3, 3, short="skip", single_pass=True) as dataset:
+    with rw.SliceDataset(server.address, "queue", 3, 3, short="skip", single_pass=True) as dataset:
         (batch,) = dataset
     assert [rows[0] // 100 for rows in slices_of(batch)] == [1, 2]
 
@@ -115,7 +115,7 @@ def test_sequences_that_span_episodes_are_parted_by_their_markers(replay_server:
             rows = start + np.array([5, 6, 100, 101, 102, 200])
             data = {"row": rows, "truncated": np.array([0, 1, 0, 0, 1, 0], bool)}
             client.insert(data, {"queue": 1.0}, spec={"row": rw_spec(np.int64), "truncated": rw_spec(bool)})
-    with rw.ContiguousDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
+    with rw.SliceDataset(server.address, "queue", 6, 10, pool_size=2, single_pass=True) as dataset:
         (batch,) = dataset
     assert slices_of(batch) == [
         [5, 6], [100, 101, 102], [200], [1005, 1006], [1100, 1101, 1102], [1200],
@@ -135,7 +135,7 @@ def test_a_boundary_step_that_starts_an_item_is_marked_alike_whatever_item_prece
     with rw.Client(replay_server(QUEUE).address) as client:
         for each in (item([0, 1], [1, discount]), item([2], [1]), item([1, 2], [discount, 1])):
             client.insert(each, {"queue": 1.0}, spec=tree.map_structure(lambda leaf: rw_spec(leaf.dtype), each))
-        with rw.ContiguousDataset(client, "queue", 3, 2, seed=0) as dataset:
+        with rw.SliceDataset(client, "queue", 3, 2, seed=0) as dataset:
             batch = next(dataset)
     assert batch.markers.terminated.tolist() == [False, False, False, False, discount == 0]
 
@@ -149,7 +149,7 @@ def rw_spec(dtype: Any) -> Any:
 def test_by_row_draws_rows_of_long_and_short_episodes_alike(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [1, 9])
-    with rw.ContiguousDataset(
+    with rw.SliceDataset(
         server.address, "queue", 10, 1, by="row", replacement=False, pool_size=2, single_pass=True
     ) as dataset:
         rows = [row for batch in dataset for (row,) in slices_of(batch)]
@@ -159,7 +159,7 @@ def test_by_row_draws_rows_of_long_and_short_episodes_alike(replay_server: Start
 def test_rows_of_priority_0_are_never_drawn(replay_server: StartServer) -> None:
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [10])
-    with rw.ContiguousDataset(
+    with rw.SliceDataset(
         server.address, "episodes", 4, 1, by="row", pool_size=4, row_priority_fn=lambda data: data["row"] % 2
     ) as dataset:
         rows = [row for _ in range(10) for (row,) in slices_of(next(dataset))]
@@ -170,7 +170,7 @@ def test_rows_of_priority_0_are_never_drawn(replay_server: StartServer) -> None:
 def mixed(address: str, tables: Sequence[str], *sizes: tuple[int, int], **options: Any) -> rw.MixedDataset:
     """Return a mixture of slices of tables; of each the number of slices, and their length."""
     pairs = zip(tables, sizes * len(tables) if len(sizes) == 1 else sizes, strict=True)
-    return rw.MixedDataset([rw.ContiguousDataset(address, table, *size, **options) for table, size in pairs])
+    return rw.MixedDataset([rw.SliceDataset(address, table, *size, **options) for table, size in pairs])
 
 
 def test_ensemble_of_tables_has_its_shares(replay_server: StartServer) -> None:
@@ -208,7 +208,7 @@ def test_slices_of_servers_are_those_of_one_and_follow_the_target(replay_server:
         assert_is_well_marked(batch)
         return set((batch.data["row"] // 10_000).tolist())
 
-    with rw.Client(f"file:{path}") as client, rw.ContiguousDataset(client, "replay", 8, 3, timeout_s=60) as dataset:
+    with rw.Client(f"file:{path}") as client, rw.SliceDataset(client, "replay", 8, 3, timeout_s=60) as dataset:
         found: set[int] = set()
         for _ in range(20):
             batch = next(dataset)
@@ -228,7 +228,7 @@ def test_episodes_that_are_all_too_short_are_an_error_in_the_end(replay_server: 
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [2, 3])
     with (
-        rw.ContiguousDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset,
+        rw.SliceDataset(server.address, "episodes", 2, 9, short="skip", timeout_s=3.0) as dataset,
         pytest.raises(rw.IncompleteError, match="no trajectory is long enough"),
     ):
         next(dataset)
@@ -252,7 +252,7 @@ def test_slices_outlast_a_time_out(replay_server: StartServer) -> None:
 def test_all_that_was_fetched_can_be_read_after_close(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [1] * 13)
-    dataset = rw.ContiguousDataset(server.address, "queue", 4, 2, pool_size=2, max_in_flight_batches=9)
+    dataset = rw.SliceDataset(server.address, "queue", 4, 2, pool_size=2, max_in_flight_batches=9)
     iter(dataset)  # begins to fetch
     assert eventually(lambda: dataset.stats().received_samples == 13)
     dataset.close()
@@ -263,7 +263,7 @@ def test_all_that_was_fetched_can_be_read_after_close(replay_server: StartServer
 def test_slices_that_fill_no_batch_come_last(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [2, 3, 4])
-    with rw.ContiguousDataset(server.address, "queue", 2, 10, pool_size=1, single_pass=True) as dataset:
+    with rw.SliceDataset(server.address, "queue", 2, 10, pool_size=1, single_pass=True) as dataset:
         assert [slices_of(batch) for batch in dataset] == [
             [[0, 1], [100, 101, 102]],
             [[200, 201, 202, 203]],
@@ -279,7 +279,7 @@ def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartS
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [4])
     options: dict[str, Any] = {"by": "row", "replacement": False, "pool_size": 1, "single_pass": True, "seed": 0}
-    with rw.ContiguousDataset(server.address, "queue", 1, 1, transform=picky, **options) as dataset:
+    with rw.SliceDataset(server.address, "queue", 1, 1, transform=picky, **options) as dataset:
         found: list[int] = []
         for _ in range(2):
             with contextlib.suppress(ZeroDivisionError):
@@ -291,7 +291,7 @@ def test_an_error_of_a_transform_costs_one_batch_of_a_pool(replay_server: StartS
 def test_each_item_gives_one_slice_in_each_round(replay_server: StartServer) -> None:
     server = replay_server(QUEUE)
     write_episodes(server.address, "queue", [7, 3, 9, 5])
-    with rw.ContiguousDataset(
+    with rw.SliceDataset(
         server.address, "queue", 4, 3, slices_per_item=5, single_pass=True, with_next=True, seed=3
     ) as dataset:
         batches = list(dataset)
@@ -308,7 +308,7 @@ def test_starts_of_an_items_slices_are_uniform_and_independent(replay_server: St
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [8])
     pairs = np.zeros((5, 5))
-    with rw.ContiguousDataset(server.address, "episodes", 1, 4, pool_size=50, slices_per_item=2, seed=7) as dataset:
+    with rw.SliceDataset(server.address, "episodes", 1, 4, pool_size=50, slices_per_item=2, seed=7) as dataset:
         for _ in range(20):
             starts = [slices_of(next(dataset))[0][0] for _ in range(100)]
             np.add.at(pairs, (starts[:50], starts[50:]), 1)
@@ -321,7 +321,7 @@ def test_starts_of_an_items_slices_are_uniform_and_independent(replay_server: St
 def test_slices_do_not_depend_on_the_size_of_the_cache(replay_server: StartServer, by: str, cache_bytes: int) -> None:
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [30, 20, 40, 10])
-    with rw.ContiguousDataset(
+    with rw.SliceDataset(
         server.address, "episodes", 6, 4, by=by, slices_per_item=3, with_next=True, max_cache_bytes=cache_bytes
     ) as dataset:
         for _ in range(12):
@@ -343,7 +343,7 @@ def test_next_is_the_row_after_each_slice_that_was_cut(replay_server: StartServe
     server = replay_server(EPISODES)
     write_episodes(server.address, "episodes", [2, 6])
     found = set()
-    with rw.ContiguousDataset(server.address, "episodes", 8, 4, short=short, span=(0, 1), with_next=True) as dataset:
+    with rw.SliceDataset(server.address, "episodes", 8, 4, short=short, span=(0, 1), with_next=True) as dataset:
         for _ in range(20):
             batch = next(dataset)
             assert_next_follows(batch)
@@ -368,7 +368,7 @@ def test_slices_larger_than_what_is_copied_at_a_time(replay_server: StartServer)
     with rw.EpisodeObserver(server.address, "queue", 100) as observer:
         for row in range(90):
             observer({"row": np.int64(row), "frame": np.full((300, 300), row, np.uint8)}, end_of_episode=row % 30 == 29)
-    with rw.ContiguousDataset(
+    with rw.SliceDataset(
         server.address, "queue", 3, 20, slices_per_item=12, with_next=True, single_pass=True
     ) as dataset:
         batches = [next(dataset) for _ in range(3)]
@@ -391,7 +391,7 @@ def test_items_of_a_queue_that_arrive_while_slices_are_copied_in_parts_outlast_c
         for row in range(240):
             observer({"row": np.int64(row), "frame": noise}, end_of_episode=row % 10 == 9)
     with rw.Client(server.address) as client:
-        dataset = rw.ContiguousDataset(client, "queue", 4, 10, slices_per_item=20)
+        dataset = rw.SliceDataset(client, "queue", 4, 10, slices_per_item=20)
         next(dataset)
         assert eventually(lambda: client.server_info()["queue"].current_size <= 16)  # two pools are taken out of it
         time.sleep(2.5)  # longer than `close` waits for a server that sends nothing
@@ -407,7 +407,7 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server:
     with rw.Client(server.address) as client:
         client.insert({"a": np.zeros(3), "b": np.zeros(4)}, {"queue": 1.0})
         client.insert({"a": np.zeros(3), "b": np.zeros(3)}, {"queue": 1.0})
-    with rw.ContiguousDataset(server.address, "queue", 1, 2, timeout_s=10.0) as dataset:
+    with rw.SliceDataset(server.address, "queue", 1, 2, timeout_s=10.0) as dataset:
         with pytest.raises(rw.StructureError, match="number of rows"):
             next(dataset)
         assert len(next(dataset).markers) == 2
@@ -425,4 +425,4 @@ def test_leaves_of_an_item_that_differ_in_length_cannot_be_sliced(replay_server:
 )
 def test_argument_that_can_never_work_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(rw.SpecError, match=re.escape(message)):
-        rw.ContiguousDataset("localhost:1", **{"table": "a", "num_slices": 2, "slice_len": 3, **given})
+        rw.SliceDataset("localhost:1", **{"table": "a", "num_slices": 2, "slice_len": 3, **given})

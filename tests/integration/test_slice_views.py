@@ -28,8 +28,8 @@ def address(replay_server: Callable[..., HostedServer]) -> str:
     return server.address
 
 
-def open_dataset(address: str, table: str = "other", *, with_next: bool = False) -> rw.ContiguousDataset:
-    return rw.ContiguousDataset(address, table, 2, 3, short="pad", seed=0, single_pass=True, with_next=with_next)
+def open_dataset(address: str, table: str = "other", *, with_next: bool = False) -> rw.SliceDataset:
+    return rw.SliceDataset(address, table, 2, 3, short="pad", seed=0, single_pass=True, with_next=with_next)
 
 
 def expected_batches(address: str) -> list[rw.Batch]:
