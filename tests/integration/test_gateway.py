@@ -288,6 +288,16 @@ def test_who_may_not_call_gets_a_typed_error_and_a_line_in_the_audit_log(limited
     ]
 
 
+def test_name_in_other_letters_is_another_name(limited: Gateway, certificates: Path) -> None:
+    assert run_command("certs", str(certificates), "--days", "2", "--client", "Admin").returncode == 0
+    folder = limited.certificates
+    tls = rw.TLS(folder / "ca.crt", folder / "Admin.crt", folder / "Admin.key")
+    with rw.Client(limited.address, tls) as client:
+        with pytest.raises(rw.PermissionDeniedError, match="does not permit reset to the certificate of Admin"):
+            client.reset("replay")
+        assert client.server_info()["replay"].current_size == 0  # `* info` is for everyone
+
+
 def test_actor_that_may_only_insert_writes(limited: Gateway) -> None:
     with rw.Client(limited.address, limited.tls()) as client:
         with rw.TrajectoryObserver(client, "replay", sequence_length=2) as observer:

@@ -39,6 +39,23 @@ def test_last_checkpoint_that_fails_is_the_exit_code_of_the_shard(tmp_path: Path
                 os.killpg(job.pid, signal.SIGKILL)
 
 
+def test_fewer_nodes_than_shards_with_checkpoints_are_refused(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"shard-{number}").mkdir()
+
+    def submit(nodes: str) -> subprocess.CompletedProcess[str]:
+        environment = {"REPLAY": str(tmp_path), "REPLAY_PYTHON": "false", "REPLAY_SRUN": "echo", "REPLAY_NODES": nodes}
+        env = {**os.environ, **environment}
+        return subprocess.run([str(SCRIPT)], env=env, capture_output=True, text=True, timeout=60, check=False)
+
+    refused = submit("a b")
+    assert refused.returncode == 2
+    assert f"{tmp_path}/shard-2 has a shard's checkpoints, and the job has 2 nodes" in refused.stderr
+    assert not (tmp_path / "shards").exists()
+    assert submit("a b c").returncode == 0
+    assert (tmp_path / "shards").read_text().split() == ["shard-0", "a:8000", "shard-1", "b:8000", "shard-2", "c:8000"]
+
+
 @pytest.mark.skipif(not HAS_REVERB, reason="dm-reverb is not installed")
 def test_script_serves_a_shard_again_after_a_crash_and_saves_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text("[tables.replay]\nmax_size = 1000\n")

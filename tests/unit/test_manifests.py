@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+import reverb_writer as rw
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 UNIT = ROOT / "deploy" / "systemd" / "reverb-writer-server.service"
-FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.yaml"))
-FOREIGN = {"kustomization.yaml", "certificate.yaml"}  # kustomize's and cert-manager's own kinds
-PATCHES = {"shards-gateway/networkpolicy.yaml", "shards-gateway/service.yaml", "shards-gateway/sidecar.yaml"}
 VERSIONS = ("1.31", "1.34")
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
@@ -25,53 +24,98 @@ def read(name: str) -> Any:
     return yaml.safe_load((FOLDER / name).read_text())
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("name", [name for name in FILES if Path(name).name not in FOREIGN and name not in PATCHES])
-def test_manifest_follows_the_schema(name: str, version: str) -> None:
-    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    validator.validate(read(name), version, strict=True)
+def built(folder: Path = FOLDER) -> dict[str, Any]:
+    """Return what kustomize makes of the manifests, by kind; of config maps the last."""
+    line = [shutil.which("kubectl") or pytest.skip("kubectl is not installed"), "kustomize", str(folder)]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return {document["kind"]: document for document in yaml.safe_load_all(done.stdout)}
 
 
-@pytest.mark.parametrize("folder", [".", "gateway", "shards", "shards-gateway"])
-def test_kustomization_names_every_manifest_beside_it(folder: str) -> None:
-    document = read(f"{folder}/kustomization.yaml")
-    named = {*document["resources"], *(patch["path"] for patch in document.get("patches", ()))} - {"../shards"}
-    assert {*named, "kustomization.yaml"} == {path.name for path in (FOLDER / folder).glob("*.yaml")}
-    if shutil.which("kubectl"):
-        assert built(folder)
-
-
-def built(folder: str) -> list[Any]:
-    """Return what kustomize makes of a folder."""
-    line = [shutil.which("kubectl") or pytest.skip("kubectl is not installed"), "kustomize", str(FOLDER / folder)]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=60)
-    return list(yaml.safe_load_all(done.stdout))
+@pytest.fixture
+def complete(tmp_path: Path) -> dict[str, Any]:
+    """What kustomize makes of the manifests, the lines of the components uncommented."""
+    copy = shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    file = copy / "kustomization.yaml"
+    text, count = re.subn(r"^# (components:|  - \w+  #)", r"\1", file.read_text(), flags=re.MULTILINE)
+    assert count == 3
+    file.write_text(text)
+    return built(copy)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_shards_with_their_gateways_follow_the_schema(version: str) -> None:
+def test_servers_follow_the_schema(version: str) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
-    made = {document["kind"]: document for document in built("shards-gateway")}
-    for kind, document in made.items():
-        if kind != "Certificate":
+    made = built()
+    assert {*made} == {"ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "Service", "StatefulSet"}
+    for document in made.values():
+        validator.validate(document, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_servers_with_gateways_and_metrics_follow_the_schema(version: str, complete: dict[str, Any]) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for kind, document in complete.items():
+        if kind not in {"Certificate", "ServiceMonitor"}:  # kinds of cert-manager and of the Prometheus Operator
             validator.validate(document, version, strict=True)
-    shard, gateway = made["StatefulSet"]["spec"]["template"]["spec"]["containers"]
+    server, gateway = complete["StatefulSet"]["spec"]["template"]["spec"]["containers"]
     # Nothing outside the pod reaches the server, and its gateway calls it as docker/gateway/run says for one namespace.
-    assert {"name": "REVERB_WRITER__BIND", "value": "127.0.0.1"} in shard["env"]
+    assert {"name": "REVERB_WRITER__BIND", "value": "127.0.0.1"} in server["env"]
     assert {"name": "GATEWAY_SOURCE", "value": "127.0.0.2"} in gateway["env"]
-    assert {port["port"] for port in made["Service"]["spec"]["ports"]} == {8443, 8080}
-    assert {port["port"] for rule in made["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]} == {8443, 8080}
+    assert {port["port"] for port in complete["Service"]["spec"]["ports"]} == {8443, 8080}
+    allowed = {port["port"] for rule in complete["NetworkPolicy"]["spec"]["ingress"] for port in rule["ports"]}
+    assert allowed == {8443, 8080}
 
 
-def test_service_of_the_shards_is_the_target_of_clients() -> None:
-    service, shards = read("shards/service.yaml"), read("shards/statefulset.yaml")["spec"]
-    assert service["spec"]["clusterIP"] == "None"  # its name has an address for each shard
-    assert not service["spec"].get("publishNotReadyAddresses")  # and for none that does not serve
-    assert service["spec"]["selector"].items() <= shards["template"]["metadata"]["labels"].items()
-    assert shards["serviceName"] == service["metadata"]["name"] == "replay-shards"
-    assert read("shards/poddisruptionbudget.yaml")["spec"]["maxUnavailable"] == 1
-    (count,) = read("shards/kustomization.yaml")["replicas"]
-    assert count == {"name": "replay-shards", "count": shards["replicas"]}
+def test_every_manifest_belongs_to_a_kustomization() -> None:
+    for file in FOLDER.rglob("kustomization.yaml"):
+        document = yaml.safe_load(file.read_text())
+        named = {*document["resources"], *(patch["path"] for patch in document.get("patches", ()))} - {"server"}
+        assert {*named, "kustomization.yaml"} == {path.name for path in file.parent.glob("*.yaml")}
+
+
+def test_every_image_has_a_place_and_a_tag_that_does_not_move() -> None:
+    kustomization = read("kustomization.yaml")
+    images = re.findall(
+        r"image: (\S+)\n +imagePullPolicy: IfNotPresent", "".join(map(Path.read_text, sorted(FOLDER.rglob("*.yaml"))))
+    )
+    assert sorted(images) == sorted(image["name"] for image in kustomization["images"])
+    assert {image["newTag"] for image in kustomization["images"]} == {rw.__version__}
+
+
+def test_certificate_has_the_names_that_clients_of_any_namespace_use(complete: dict[str, Any]) -> None:
+    service, namespace = complete["Service"]["metadata"]["name"], read("kustomization.yaml")["namespace"]
+    names = {*complete["Certificate"]["spec"]["dnsNames"]}
+    for suffix in ("", f".{namespace}", f".{namespace}.svc", f".{namespace}.svc.cluster.local"):
+        assert {f"{service}{suffix}", f"*.{service}{suffix}"} <= names
+
+
+def test_server_reads_the_certificate_whose_end_is_a_metric(complete: dict[str, Any]) -> None:
+    pod = complete["StatefulSet"]["spec"]["template"]["spec"]
+    server = pod["containers"][0]
+    (path,) = (entry["value"] for entry in server["env"] if entry["name"] == "REVERB_WRITER__GATEWAY__CERTIFICATE")
+    (mount,) = (mount for mount in server["volumeMounts"] if Path(path).is_relative_to(mount["mountPath"]))
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == mount["name"])
+    assert volume["secret"]["secretName"] == complete["Certificate"]["spec"]["secretName"]
+    assert volume["secret"]["items"] == [{"key": "tls.crt", "path": Path(path).name}]  # and not the key beside it
+
+
+def test_prometheus_finds_the_metrics(complete: dict[str, Any]) -> None:
+    monitor, service = complete["ServiceMonitor"]["spec"], complete["Service"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    (endpoint,) = monitor["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+
+
+def test_service_is_the_target_of_clients() -> None:
+    service, servers = read("server/service.yaml"), read("server/statefulset.yaml")["spec"]
+    assert service["spec"]["clusterIP"] == "None"  # its name has an address for each server
+    assert service["spec"]["publishNotReadyAddresses"]  # so that clients wait for one that restores
+    assert service["spec"]["selector"].items() <= servers["template"]["metadata"]["labels"].items()
+    assert servers["serviceName"] == service["metadata"]["name"]
+    assert servers["podManagementPolicy"] == "Parallel"  # a mended configuration reaches pods that are not ready
+    (count,) = read("kustomization.yaml")["replicas"]
+    assert count == {"name": service["metadata"]["name"], "count": servers["replicas"]}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -89,15 +133,14 @@ def test_pods_and_claim_of_the_ray_cluster_follow_the_schema(version: str) -> No
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
 
 
-@pytest.mark.parametrize("folder", [".", "shards"])
-def test_probes_and_ports_are_those_of_the_configuration(folder: str) -> None:
+def test_probes_and_ports_are_those_of_the_configuration() -> None:
     schema = pytest.importorskip("reverb_writer_server.config.schema", reason="the server is not installed")
-    config = schema.load(FOLDER / folder / "server.toml", {})
-    (container,) = read(f"{folder}/statefulset.yaml")["spec"]["template"]["spec"]["containers"]
+    config = schema.load(FOLDER / "server.toml", {})
+    (container,) = read("server/statefulset.yaml")["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"reverb": config.port, "http": config.http_port}
     assert {
-        port["port"] for rule in read(f"{folder}/networkpolicy.yaml")["spec"]["ingress"] for port in rule["ports"]
+        port["port"] for rule in read("server/networkpolicy.yaml")["spec"]["ingress"] for port in rule["ports"]
     } == {*ports.values()}
     probes = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "liveness", "readiness")}
     assert probes == {"startup": "/readyz", "liveness": "/livez", "readiness": "/readyz"}
@@ -106,26 +149,23 @@ def test_probes_and_ports_are_those_of_the_configuration(folder: str) -> None:
     assert any(config.checkpoints.directory.is_relative_to(mount) for mount in mounts)
 
 
-@pytest.mark.parametrize("folder", [".", "shards"])
-def test_pod_runs_as_the_user_of_its_image_and_may_write_only_its_volumes(folder: str) -> None:
-    pod = read(f"{folder}/statefulset.yaml")["spec"]["template"]["spec"]
+def test_pod_runs_as_the_user_of_its_image_and_may_write_only_its_volumes() -> None:
+    pod = read("server/statefulset.yaml")["spec"]["template"]["spec"]
     (uid,) = re.findall(r"^USER (\d+)$", (ROOT / "docker" / "server.Dockerfile").read_text(), re.MULTILINE)
     assert pod["securityContext"]["runAsUser"] == pod["securityContext"]["fsGroup"] == int(uid)
     assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
     assert not pod["automountServiceAccountToken"]
 
 
-def test_only_labelled_pods_reach_the_server_and_the_gateway_is_one() -> None:
-    for folder in (".", "shards"):
-        reverb = read(f"{folder}/networkpolicy.yaml")["spec"]["ingress"][0]["from"]
-        assert reverb == [{"podSelector": {"matchLabels": {"replay-client": "true"}}}]
-    assert read("gateway/deployment.yaml")["spec"]["template"]["metadata"]["labels"]["replay-client"] == "true"
+def test_only_labelled_pods_reach_the_server() -> None:
+    reverb = read("server/networkpolicy.yaml")["spec"]["ingress"][0]["from"]
+    assert reverb == [{"podSelector": {"matchLabels": {"replay-client": "true"}}}]
 
 
 def test_permissions_of_the_manifests_are_those_of_the_image() -> None:
+    """Kustomize reads no file outside of its folder."""
     theirs = ROOT / "docker" / "gateway" / "permissions.txt"
-    for folder in ("gateway", "shards-gateway"):
-        assert (FOLDER / folder / "permissions.txt").read_text() == theirs.read_text()
+    assert (FOLDER / "gateway" / "permissions.txt").read_text() == theirs.read_text()
 
 
 def test_unit_is_one_that_systemd_accepts(tmp_path: Path) -> None:
