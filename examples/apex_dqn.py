@@ -30,7 +30,7 @@ PUBLISH_EVERY, EVALUATE_EVERY = 20, 100
 TABLES = [
     # Actors and learner keep in step: a window is sampled eight times on average.
     rw.TableConfig("replay", 50_000, rw.Prioritized(0.6), rate_limiter=rw.SampleToInsertRatio(8, 500, 3_000)),
-    rw.TableConfig("variables", max_size=1),  # of all shards each has the weights
+    rw.TableConfig.variables("variables"),  # of all shards each has the weights
 ]
 
 

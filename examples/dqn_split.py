@@ -30,7 +30,7 @@ SLOWEST_STEP_S = 0.05  # whatever the machine is busy with
 LOOK_S = 1.0  # how often a learner without batches looks whether the run is over
 TABLES = [
     rw.TableConfig("replay", 50_000, rate_limiter=rw.SampleToInsertRatio(8, min_size=500, error_buffer=800)),
-    rw.TableConfig("variables", max_size=1),
+    rw.TableConfig.variables("variables"),
 ]
 
 

@@ -40,7 +40,7 @@ LEARNING_RATE, ENTROPY, MAX_GRADIENT = 1e-3, 0.01, 0.5
 GOAL = 400.0  # mean length of the episodes of a rollout
 TIMEOUT_S = 120.0
 
-TABLES = [rw.TableConfig.queue("rollouts", BATCH_SIZE), rw.TableConfig("weights", max_size=1)]
+TABLES = [rw.TableConfig.queue("rollouts", BATCH_SIZE), rw.TableConfig.variables("weights")]
 
 
 def actor_critic() -> Any:

@@ -26,7 +26,7 @@ RATIO = SampleToInsertRatio(samples_per_insert=48, min_size=50, error_buffer=480
 
 TABLES = [
     TableConfig("cartpole", max_size=5_000, rate_limiter=RATIO),
-    TableConfig("variables", max_size=1),
+    TableConfig.variables("variables"),
     TableConfig("episodes", max_size=1_000, sampler="fifo", max_times_sampled=1),
 ]
 

@@ -48,7 +48,7 @@ _CONNECTION = (
 _SAMPLER = (
     click.option(
         "--sampler",
-        type=click.Choice([*get_args(SelectorName), "prioritized"]),
+        type=click.Choice(get_args(SelectorName)),
         help="What chooses the next item to sample from each --table; uniform by default.",
     ),
     click.option(

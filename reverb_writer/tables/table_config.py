@@ -1,7 +1,7 @@
 """The configuration of a replay table: which item is sampled or removed, and when inserts and samples wait.
 
     TableConfig(name, max_size, sampler, remover, rate_limiter, max_times_sampled, signature)
-        sampler, remover   "fifo" | "lifo" | "uniform" | "max_heap" | "min_heap" | Prioritized(exponent)
+        sampler, remover   "fifo" | "lifo" | "uniform" | "max_heap" | "min_heap" | "prioritized" | Prioritized(exponent)
         rate_limiter       MinSize | SampleToInsertRatio | Queue | Stack
 
 Every rate limiter keeps one balance, `diff = inserts * samples_per_insert - samples`:
@@ -182,8 +182,9 @@ class Prioritized:
         object.__setattr__(self, "exponent", exponent)
 
 
-SelectorName: TypeAlias = Literal["fifo", "lifo", "uniform", "max_heap", "min_heap"]
+SelectorName: TypeAlias = Literal["fifo", "lifo", "uniform", "max_heap", "min_heap", "prioritized"]
 Selector: TypeAlias = SelectorName | Prioritized
+_BATCHES_AHEAD = 8  # of samples, to either side: more than a dataset has in flight by default, for four learners
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class TableConfig:
     Attributes:
         name: The table's name, used by writers and learners.
         max_size: Maximum number of items, 1 to 2**31 - 1.
-        sampler: Chooses the next item to sample.
+        sampler: Chooses the next item to sample. "prioritized" is `Prioritized(1.0)`.
         remover: Chooses the item to remove when the table is full. Overlapping windows take the least memory with
             "fifo", because a step is freed when no item refers to it.
         rate_limiter: Decides when inserts and samples wait.
@@ -222,6 +223,8 @@ class TableConfig:
         if not isinstance(self.name, str) or not self.name:
             raise SpecError(f"`name` must be a string that is not empty, got {self.name!r}.")
         for role in ("sampler", "remover"):
+            if getattr(self, role) == "prioritized":
+                object.__setattr__(self, role, Prioritized(1.0))
             _check_selector(role, getattr(self, role))
         if not isinstance(self.rate_limiter, RateLimiter):
             expected = "MinSize, SampleToInsertRatio, Queue or Stack"
@@ -231,6 +234,54 @@ class TableConfig:
         object.__setattr__(self, "max_size", max_size)
         object.__setattr__(self, "max_times_sampled", times)
         self._check_together()
+
+    @classmethod
+    def replay(
+        cls,
+        name: str,
+        buffer_size: int,
+        learning_starts: int,
+        batch_size: int,
+        train_frequency: float,
+        *,
+        sampler: Selector = "uniform",
+        signature: Any = None,
+    ) -> TableConfig:
+        """Return the table of a program that trains on one batch after every few steps, told by its usual numbers.
+
+        Actors and learners of several processes then keep the ratio of a program that does both in turn.
+
+        Args:
+            name: The table's name.
+            buffer_size: Maximum number of items. With windows at every step (stride 1) an item is a step.
+            learning_starts: Number of items before the first batch, >= 1.
+            batch_size: Samples in a batch, >= 1.
+            train_frequency: Items that are inserted for each batch, > 0. A batch is trained on once.
+            sampler: As for `TableConfig`.
+            signature: As for `TableConfig`.
+
+        Raises:
+            SpecError: A number is invalid.
+
+        >>> TableConfig.replay("replay", 10_000, learning_starts=2_000, batch_size=128, train_frequency=10).rate_limiter
+        SampleToInsertRatio(samples_per_insert=12.8, min_size=2000, error_buffer=1024.0)
+        """
+        batch_size = integer("batch_size", batch_size, minimum=1)
+        frequency = number("train_frequency", train_frequency)
+        if frequency <= 0:
+            raise SpecError(f"`train_frequency` must be > 0 items per batch, got {frequency:g}.")
+        min_size = integer("learning_starts", learning_starts, minimum=1)
+        ratio = batch_size / frequency
+        buffer = max(_BATCHES_AHEAD * batch_size, ratio)
+        limiter = SampleToInsertRatio(ratio, min_size, buffer)
+        return cls(
+            name, integer("buffer_size", buffer_size, minimum=1), sampler, rate_limiter=limiter, signature=signature
+        )
+
+    @classmethod
+    def variables(cls, name: str) -> TableConfig:
+        """Return a table for `Variables`: it holds one item, the newest version of the weights."""
+        return cls(name, max_size=1)
 
     @classmethod
     def queue(cls, name: str, size: int, signature: Any = None) -> TableConfig:

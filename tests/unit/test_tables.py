@@ -125,15 +125,15 @@ def test_queue_and_stack_give_each_item_once() -> None:
         (
             {"sampler": "unifrom"},
             (
-                "`sampler` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap' or Prioritized(exponent), "
-                "got 'unifrom'."
+                "`sampler` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap', 'prioritized' or "
+                "Prioritized(exponent), got 'unifrom'."
             ),
         ),
         (
             {"remover": []},
             (
-                "`remover` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap' or Prioritized(exponent), "
-                "got []."
+                "`remover` must be one of 'fifo', 'lifo', 'uniform', 'max_heap', 'min_heap', 'prioritized' or "
+                "Prioritized(exponent), got []."
             ),
         ),
         ({"rate_limiter": 100}, "`rate_limiter` must be a MinSize, SampleToInsertRatio, Queue or Stack, got 100."),
@@ -174,3 +174,38 @@ def test_configurations_travel_by_pickle_and_can_be_keys() -> None:
 def test_configurations_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         TableConfig("replay").max_size = 5  # type: ignore[misc]
+
+
+def test_prioritized_as_a_word_has_the_exponent_one() -> None:
+    assert TableConfig("replay", sampler="prioritized", remover="prioritized") == TableConfig(
+        "replay", sampler=Prioritized(1), remover=Prioritized(1)
+    )
+
+
+def test_table_of_a_program_that_trains_after_every_few_steps() -> None:
+    """A batch of 64 after every 4 steps: 16 samples for each item. 8 batches of 64 are 512 samples, to either side."""
+    table = TableConfig.replay("replay", 10_000, 500, 64, 4, sampler="prioritized")
+    assert table == TableConfig("replay", 10_000, Prioritized(1), rate_limiter=SampleToInsertRatio(16, 500, 512))
+
+
+def test_table_that_trains_many_times_a_step_has_room_for_one_insert() -> None:
+    """A batch of 10 after every twentieth of a step: 200 samples for each item, more than 8 batches of 10."""
+    assert TableConfig.replay("replay", 100, 1, 10, 0.05).rate_limiter == SampleToInsertRatio(200, 1, 200)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 1, 1, 1), "`buffer_size` must be >= 1, got 0."),
+        ((10, 0, 1, 1), "`learning_starts` must be >= 1, got 0."),
+        ((10, 1, 0, 1), "`batch_size` must be >= 1, got 0."),
+        ((10, 1, 1, 0), "`train_frequency` must be > 0 items per batch, got 0."),
+    ],
+)
+def test_numbers_of_a_program_are_checked_by_their_names(arguments: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=f"^{re.escape(message)}$"):
+        TableConfig.replay("replay", *arguments)
+
+
+def test_table_of_variables_holds_one_item() -> None:
+    assert TableConfig.variables("weights") == TableConfig("weights", max_size=1)
