@@ -19,7 +19,7 @@ from reverb_writer.client.client_stats import ClientStats, TableStats, tables_ht
 from reverb_writer.client.on_shards import first_that_answers, on_all
 from reverb_writer.client.server_calls import Sample, Server
 from reverb_writer.client.shards import ServerSet, first_target
-from reverb_writer.client.targets import Shard, ShardState, Target, TargetSource, source_of
+from reverb_writer.client.targets import Shard, ShardState, Target, source_of
 from reverb_writer.client.weights import sample_shards
 from reverb_writer.deadline import LEAST_S, Deadline
 from reverb_writer.errors import ClosedError, ReverbWriterError, SpecError
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _SHOW_TIMEOUT_S = 2.0
-_ADDRESSES = (str, list, tuple, TargetSource)
 
 
 class Client:
@@ -55,7 +54,7 @@ class Client:
 
     def __init__(
         self,
-        address: str | Sequence[str] | TargetSource,
+        address: Any,
         tls: TLS | bool | None = None,
         token: str | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -68,7 +67,7 @@ class Client:
         Args:
             address: `host:port`, `unix:path` or `dns:host:port`; or several, of servers with the same tables. Servers
                 that come and go: a `Target`, `file:PATH` as `TargetFile`, or any `TargetSource`, which is waited
-                for.
+                for. Or an object with an address, such as a `LocalServer`, a `ReplayServer` or a `reverb.Client`.
             tls: certificates; True for the system's; None or False for plain text.
             token: sent as bearer token with every call; needs `tls`, or a `unix:` address.
             timeout_s: time-out of each call, seconds, > 0; a call also waits for a server that is not up yet.
@@ -337,19 +336,12 @@ def as_client(client: Any, timeout_s: float | None = None) -> tuple[Client, bool
     """Return a client for a `client` argument, and whether it was made here, for the caller to close.
 
     Args:
-        client: a `Client`, an address or several, a `Target` or its source, or anything with a `server_address`, such
-            as `reverb.Client`.
+        client: a `Client`, or what `Client` takes.
         timeout_s: for a client made here; None for the default.
     """
     if isinstance(client, Client):
         return client, False
-    address = client if isinstance(client, _ADDRESSES) else getattr(client, "server_address", None)
-    if not isinstance(address, _ADDRESSES):
-        raise SpecError(
-            f"`client` must be a Client, an address, several, a Target or its source, or a reverb.Client, got "
-            f"{type(client).__name__}."
-        )
-    return Client(address, timeout_s=Client.DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s), True
+    return Client(client, timeout_s=Client.DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s), True
 
 
 def _without_callers_time(samples: Iterator[Sample], deadline: Deadline, left_at: float) -> Iterator[Sample]:

@@ -151,7 +151,9 @@ def source_of(address: Any) -> TargetSource:
     """Return the source that a `client` argument stands for.
 
     Args:
-        address: an address or several; `file:PATH`, as `TargetFile`; or a `Target` or another source.
+        address: an address or several; `file:PATH`, as `TargetFile`; a `Target` or another source; or an object with a
+            `target()`, as a `ReplayCluster`, an `address`, as a `LocalServer`, or a `server_address`, as a
+            `reverb.Client`.
 
     Raises:
         SpecError: it cannot be one.
@@ -167,7 +169,15 @@ def source_of(address: Any) -> TargetSource:
         return Target.of([address])
     if isinstance(address, TargetSource):
         return address
-    raise SpecError(f"`address` must be `host:port`, several of them, a Target or a source of one, got {address!r}.")
+    if callable(target := getattr(address, "target", None)):
+        return source_of(target())
+    for name in ("address", "server_address"):
+        if isinstance(of := getattr(address, name, None), str):
+            return source_of(of)
+    raise SpecError(
+        "a replay must be `host:port`, several of them, a Target or a source of one, or an object with an address, "
+        f"such as a server; got {address!r}."
+    )
 
 
 def rank_shards(writer: str, names: Iterable[str]) -> list[str]:

@@ -31,7 +31,7 @@ PACKAGES = (
     *(
         f"reverb_writer.{name}"
         for name in (
-            "environments", "episodes", "instinct_rl", "local", "ray", "returns", "rollouts", "slices", "tables",
+            "environments", "episodes", "instinct_rl", "local", "ray", "returns", "rollouts", "sb3", "slices", "tables",
             "testing", "tf_agents", "windows",
         )
     ),

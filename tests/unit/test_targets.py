@@ -53,6 +53,25 @@ def test_what_is_no_target_is_refused(address: Any) -> None:
         source_of(address)
 
 
+def test_anything_that_has_an_address_or_a_target_names_a_replay() -> None:
+    class Server:
+        address = "localhost:1"
+
+    class ReverbClient:
+        server_address = "localhost:2"
+
+    class Cluster:
+        def target(self) -> rw.Target:
+            return rw.Target.of(["localhost:3", "localhost:4"])
+
+    found = [source_of(it()).look_up(1.0) for it in (Server, ReverbClient, Cluster)]
+    assert [[shard.address for shard in target.shards] for target in found] == [
+        ["localhost:1"],
+        ["localhost:2"],
+        ["localhost:3", "localhost:4"],
+    ]
+
+
 @pytest.mark.parametrize("source", [rw.Target(7, (rw.Shard("a", "localhost:1", "lost"),)), rw.TargetFile("x")])
 def test_targets_and_sources_are_picklable_and_hashable(source: rw.TargetSource) -> None:
     assert isinstance(source, rw.TargetSource)

@@ -1,0 +1,200 @@
+"""The replay buffer of Stable-Baselines3 and CleanRL on a replay server: one line of a training program changes.
+
+    rb = ReplayBuffer(10_000, envs.single_observation_space, envs.single_action_space, device)                 # before
+    rb = sb3.ReplayBuffer("localhost:8000", envs.single_observation_space, envs.single_action_space, device)   # after
+
+    add(obs, next_obs, action, reward, done, infos) ─> one item for each environment ─> table ─> sample(batch_size)
+
+A transition is an item of one step with both of its observations, because a program may pass any `next_obs`.
+
+Source: Stable-Baselines3 2.x, `common/buffers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reverb_writer.arguments import integer
+from reverb_writer.client.client import as_client
+from reverb_writer.lazy import needs
+from reverb_writer.reading.replay_dataset import ReplayDataset
+from reverb_writer.writing.observers import TrajectoryObserver
+
+__all__ = ["ReplayBuffer", "ReplayBufferSamples"]
+
+
+class ReplayBufferSamples(NamedTuple):
+    """A batch of transitions: tensors [B, ...] on the buffer's device. Of a `Dict` space a field is a dict of tensors.
+
+    Attributes:
+        observations: [B, *observation].
+        actions: [B, action]; of a discrete space [B, 1].
+        next_observations: [B, *observation].
+        dones: [B, 1] float32; 1 where the episode ended, except by a time limit.
+        rewards: [B, 1] float32.
+    """
+
+    observations: Any
+    actions: Any
+    next_observations: Any
+    dones: Any
+    rewards: Any
+
+
+class ReplayBuffer:
+    """`add` and `sample` of Stable-Baselines3's buffer, on a table. For one thread; a context manager.
+
+    The table's size, sampler and rate limiter are those of the server. A program that adds and samples in turn needs a
+    rate limiter that waits for no insert, such as `MinSize`; other processes may write to and read from the table, too.
+    """
+
+    def __init__(
+        self,
+        replay: Any,
+        observation_space: Any,
+        action_space: Any,
+        device: Any = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        *,
+        table: str = "replay",
+        timeout_s: float = 30.0,
+    ) -> None:
+        """Connect at the first call.
+
+        Args:
+            replay: an address or several, a `Client`, or an object with an address, such as a `LocalServer`.
+            observation_space: of one environment, of Gymnasium; may be a `Dict`.
+            action_space: of one environment.
+            device: of the tensors; "auto" for CUDA where PyTorch finds it, and the CPU elsewhere.
+            n_envs: number of environments, >= 1.
+            optimize_memory_usage: has no effect; here for programs that give it.
+            handle_timeout_termination: whether `dones` is 0 where `infos` has a true `TimeLimit.truncated`.
+            table: its name.
+            timeout_s: how long a call waits at most, seconds.
+
+        Raises:
+            SpecError: an argument is invalid.
+            MissingExtraError: PyTorch is not installed.
+        """
+        with needs("`sb3.ReplayBuffer`", "reverb-writer[torch]"):
+            import torch  # noqa: PLC0415  # of the extra
+
+            from reverb_writer.reading.views.torch import TensorConverter  # noqa: PLC0415  # of the extra
+        del optimize_memory_usage
+        self._spaces = observation_space, action_space
+        self._n_envs = integer("n_envs", n_envs, minimum=1)
+        self._handles_time_limits = handle_timeout_termination
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else None
+        self._to_tensors = TensorConverter(device)
+        self._client, self._owns_client = as_client(replay, timeout_s)
+        self._table, self._timeout_s = table, timeout_s
+        self._observer = TrajectoryObserver(self._client, table, 1, num_envs=self._n_envs, timeout_s=timeout_s)
+        self._dataset: ReplayDataset | None = None
+
+    def add(
+        self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        """Add a transition of each environment; the arrays are copied.
+
+        Args:
+            obs: [n_envs, *observation]; for a `Dict` space, a dict of these.
+            next_obs: the same of the following observations, those that ended an episode included.
+            action: [n_envs, *action].
+            reward: [n_envs].
+            done: [n_envs]; whether the transition ended its episode.
+            infos: one for each environment; only `TimeLimit.truncated` is read.
+
+        Raises:
+            ValueError: an array has not as many numbers as the spaces and `n_envs` say.
+            ReplayTimeoutError: the table's rate limiter, or the network, let nothing through within the time.
+        """
+        observations, actions = self._spaces
+        ends = np.asarray(done, bool).reshape(self._n_envs)
+        is_cut = np.zeros(self._n_envs, bool)
+        if self._handles_time_limits:
+            is_cut[: len(infos)] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        step = {
+            "observation": self._stored(obs, observations),
+            "action": np.asarray(action, _narrow(actions.dtype)).reshape(self._n_envs, -1),
+            "next_observation": self._stored(next_obs, observations),
+            "reward": np.asarray(reward, np.float32).reshape(self._n_envs, 1),
+            "done": (ends & ~is_cut).astype(np.float32)[:, None],
+        }
+        self._observer(step, end_of_episode=ends)
+
+    def sample(self, batch_size: int, env: Any = None) -> ReplayBufferSamples:
+        """Return a batch of transitions; waits for the first ones.
+
+        Batches are fetched ahead, so a batch may have been drawn before the last few calls of `add`.
+
+        Args:
+            batch_size: number of transitions, >= 1. Another one than before drops the batches that were fetched ahead.
+            env: a `VecNormalize`, by which observations and rewards are normalized; None for none.
+
+        Raises:
+            SpecError: `batch_size` is invalid.
+            ReplayTimeoutError: no batch came within the time; the message has the reason.
+        """
+        if self._dataset is not None and self._dataset.batch_size != batch_size:
+            self._dataset.close()
+            self._dataset = None
+        if self._dataset is None:
+            self._observer.flush(self._timeout_s)  # so that a program that has just begun finds its own transitions
+            self._dataset = ReplayDataset(self._client, self._table, batch_size, timeout_s=self._timeout_s)
+        step = {name: _first(column) for name, column in next(self._dataset).data.items()}
+        if env is not None:
+            for name in ("observation", "next_observation"):
+                step[name] = env.normalize_obs(step[name])
+            step["reward"] = env.normalize_reward(step["reward"]).astype(np.float32)
+        step = self._to_tensors(step)
+        return ReplayBufferSamples(
+            step["observation"], step["action"], step["next_observation"], step["done"], step["reward"]
+        )
+
+    def size(self) -> int:
+        """Return how many transitions the table holds."""
+        return self._client.server_info()[self._table].current_size
+
+    def __repr__(self) -> str:
+        return f"<ReplayBuffer on table {self._table} at {self._client.address}>"
+
+    def close(self) -> None:
+        """Deliver what was added, and close the connection. Idempotent."""
+        try:
+            self._observer.close()
+        finally:
+            if self._dataset is not None:
+                self._dataset.close()
+            if self._owns_client:
+                self._client.close()
+
+    def __enter__(self) -> ReplayBuffer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _stored(self, observation: Any, space: Any) -> Any:
+        """Return observations in the dtype and shape of their space; a discrete one has the shape [1]."""
+        if isinstance(observation, Mapping):
+            return {str(name): self._stored(observation[name], space[name]) for name in observation}
+        shape = space.shape if space.shape or not hasattr(space, "n") else (1,)
+        return np.asarray(observation, space.dtype).reshape(self._n_envs, *shape)
+
+
+def _first(column: Any) -> Any:
+    """Return the only step of each window."""
+    if isinstance(column, Mapping):
+        return {name: _first(inner) for name, inner in column.items()}
+    return column[:, 0]
+
+
+def _narrow(dtype: Any) -> Any:
+    """Return float32 for float64, as Stable-Baselines3 stores actions."""
+    return np.float32 if dtype == np.float64 else dtype
