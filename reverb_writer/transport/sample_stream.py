@@ -34,6 +34,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
@@ -46,6 +47,8 @@ _LOG = logging.getLogger(__package__)
 _ANSWER_WITHIN_S = 5.0
 _RECONNECT_WITHIN_S = 2.0  # a server that may be gone
 _RETRY_S = 0.1  # between two attempts to connect
+_OLD_S = 1.0  # a wait asks again then, and does not blame the server for one that is newer
+_RECENT_S = 10.0  # what was inserted before that does not show that actors write
 _REQUEST_SHARE = 2  # this part of all room must be free for a request, while samples are in flight
 
 # Between two questions whether a queue has items that are ready. The pause grows with the time that has passed since
@@ -66,7 +69,7 @@ class SampleStream:
 
     Attributes:
         info: the server's tables when it was last connected to; None if it has not answered yet.
-        table: the table as the server has told last; None before that.
+        answer: its tables as it has told them last; None before that.
         loss: how the connection was lost; None while there is one.
         disconnected_at: `time.monotonic()` then; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
@@ -104,7 +107,7 @@ class SampleStream:
             needs_table: whether a server without the table counts as lost; if not, that is an error.
         """
         self.info, self.loss = info, None if info else ConnectionLoss(ServerUnavailableError(""), "no answer yet")
-        self.table: TableInfo | None = info.tables.get(table) if info else None
+        self.answer = info
         self.disconnected_at: float | None = None if info else time.monotonic()
         self.unanswered_since: float | None = None
         self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
@@ -117,6 +120,9 @@ class SampleStream:
         self._num_requested = self._num_come = 0  # over the connection
         self._question: PendingCall | None = None
         self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
+        self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one a second
+        self._refusal = ""  # what came in the place of the newest answer
+        self._is_asked = False  # whether a wait wants to know why
         self._num_ready = 0  # items that an answer has told and that were not requested
         self._num_in_flight_then = 0  # when the question was asked
         self._ask_at = self._found_at = 0.0
@@ -124,6 +130,11 @@ class SampleStream:
         self._is_ending = self._is_closed = False
 
     # ----------------------------------------------------------------------------------------------- what it has
+
+    @property
+    def table(self) -> TableInfo | None:
+        """The table as the server has told it last; None before that."""
+        return None if self.answer is None else self.answer.tables.get(self._name)
 
     @property
     def num_in_flight(self) -> int:
@@ -183,10 +194,15 @@ class SampleStream:
         if not self._removes_items:
             if room >= max_samples / _REQUEST_SHARE or (room > 0 and self.num_in_flight == 0):
                 self._request(room)
-            return math.inf
-        num_ready, self._num_ready = self._num_ready, 0  # it does not stay true
-        self._request(min(room, num_ready))
-        if room <= max(num_ready, 0) or self._max_request() == 0:
+            may_have_more = False
+        else:
+            num_ready, self._num_ready = self._num_ready, 0  # it does not stay true
+            self._request(min(room, num_ready))
+            may_have_more = room > max(num_ready, 0) and self._max_request() > 0
+        if self._is_asked:
+            self._is_asked = False
+            self.ask(now)
+        if not may_have_more:
             return math.inf
         self._ask_when_due(now)
         return self._ask_at if self._question is None else math.inf
@@ -230,13 +246,39 @@ class SampleStream:
         return samples
 
     def ask(self, now: float) -> None:
-        """Ask the server for its tables, unless a question is on its way; `table` is the answer when it has come."""
+        """Ask the server for its tables, unless a question is on its way; `answer` has them when they have come."""
         if self._question is None and not self._is_closed:
             self._num_in_flight_then = self.num_in_flight
             if self.unanswered_since is None:
                 self.unanswered_since = now
             timeout_s = self._answer_within() if self.loss is None else _RECONNECT_WITHIN_S
             self._question = start_server_info(self._channel, timeout_s, self._put_answer)
+
+    def look(self, now: float, since: float) -> None:
+        """Have the owner ask why nothing comes, if the last answer is older than a wait or a second; for any thread.
+
+        `since` is when the wait began.
+        """
+        if self.answer is None or self.answer.at < max(since, now - _OLD_S):
+            self._is_asked = True
+            self._changed()
+
+    def explain(self, since: float) -> str:
+        """Say what has kept samples from coming since a wait began, as far as it shows; for any thread."""
+        answer, loss, lost_at, asked_at = self.answer, self.loss, self.disconnected_at, self.unanswered_since
+        server, now = f"The server at {self._channel.address}", time.monotonic()
+        if answer is None:
+            return f"{server} has not answered yet."
+        if loss is not None and lost_at is not None:
+            return loss.explain(self._channel, now - lost_at)
+        unanswered_s = 0.0 if asked_at is None else now - asked_at
+        if answer.at >= since and unanswered_s < _OLD_S:
+            return explain_samples(answer, self._name, self._earlier[0])
+        if self._refusal:
+            return f"{server} does not say what its tables do: {self._refusal}"
+        if asked_at is None:
+            return f"The time was up before the server at {self._channel.address} could be asked why."
+        return f"{server} did not answer within {unanswered_s:.1f} s. Look at its process."
 
     def lose(self, error: ReverbWriterError) -> None:
         """Note that the connection is lost; `proceed` makes another one."""
@@ -329,12 +371,16 @@ class SampleStream:
                 if isinstance(answer, ReplayTimeoutError):
                     self._channel.examine()
             else:  # the stream finds out whether the server is gone
+                self._refusal = "" if isinstance(answer, ReplayTimeoutError) else str(answer)
                 self._ask_at = now + _RETRY_S
 
     def _note(self, info: ServerInfo, now: float) -> None:
         """Take what the server has told."""
-        self.unanswered_since = None
-        self.table = info.tables.get(self._name)
+        self.unanswered_since, self.answer, self._refusal = None, info, ""
+        if not self._earlier or info.at - self._earlier[-1].at >= _OLD_S:
+            self._earlier.append(info)
+        while info.at - self._earlier[0].at > _RECENT_S and len(self._earlier) > 1:
+            self._earlier.popleft()
         if self.loss is not None:
             try:
                 check_tables_exist([self._name], info, self._channel.address)
