@@ -213,7 +213,7 @@ class Delivery:
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-        self.loss = ConnectionLoss(error, reason)
+        self.loss = ConnectionLoss(self.channel, error, reason)
         self._counts["resent_items"] += self.flight.requeue()
         self._retry_at = time.monotonic() + backoff_s(self._failures)
         self._failures += 1
@@ -259,7 +259,7 @@ class Delivery:
         """Say why items are not confirmed, as far as it shows."""
         address, silence_s = self.channel.address, time.monotonic() - self.heard_at
         if self.loss is not None:
-            return self.loss.explain(self.channel, silence_s)
+            return self.loss.explain(silence_s)
         if not self.has_asked:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         if self._last_answer is None and self._refusal:

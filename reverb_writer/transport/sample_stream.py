@@ -90,7 +90,6 @@ class SampleStream:
         removes_items: bool,
         limits: Sequence[Limit] = (),
         single_pass: Limit | None = None,
-        answer_within: Callable[[], float] = lambda: _ANSWER_WITHIN_S,
         needs_table: bool = False,
     ) -> None:
         """Set what to request; the first `proceed` begins.
@@ -103,16 +102,18 @@ class SampleStream:
             removes_items: whether sampling removes items from the table.
             limits: of samples to request; each is lowered by every request.
             single_pass: a further limit, which is lowered to the items that are in the table when nothing is in flight.
-            answer_within: returns the time-out of a question to a server that is connected, in seconds.
             needs_table: whether a server without the table counts as lost; if not, that is an error.
         """
-        self.info, self.loss = info, None if info else ConnectionLoss(ServerUnavailableError(""), "no answer yet")
+        self.info, self.loss = (
+            info,
+            None if info else ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet"),
+        )
         self.answer = info
         self.disconnected_at: float | None = None if info else time.monotonic()
         self.unanswered_since: float | None = None
         self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
         self._channel, self._name, self._changed = channel, table, changed
-        self._removes_items, self._answer_within = removes_items, answer_within
+        self._removes_items = removes_items
         self._limits = [*limits] if single_pass is None else [*limits, single_pass]
         self._single_pass, self._needs_table = single_pass, needs_table
         self._stream: ByteStream | None = None
@@ -145,12 +146,6 @@ class SampleStream:
     def has_unread(self) -> bool:
         """Whether something has come that was not read."""
         return self._stream is not None and self._stream.has_unread
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the connection is lost, and the server accepts new ones without answering."""
-        loss = self.loss
-        return loss is not None and loss.is_silence
 
     @property
     def is_closed(self) -> bool:
@@ -251,7 +246,7 @@ class SampleStream:
             self._num_in_flight_then = self.num_in_flight
             if self.unanswered_since is None:
                 self.unanswered_since = now
-            timeout_s = self._answer_within() if self.loss is None else _RECONNECT_WITHIN_S
+            timeout_s = _ANSWER_WITHIN_S if self.loss is None else _RECONNECT_WITHIN_S
             self._question = start_server_info(self._channel, timeout_s, self._put_answer)
 
     def look(self, now: float, since: float) -> None:
@@ -270,7 +265,7 @@ class SampleStream:
         if answer is None:
             return f"{server} has not answered yet."
         if loss is not None and lost_at is not None:
-            return loss.explain(self._channel, now - lost_at)
+            return loss.explain(now - lost_at)
         unanswered_s = 0.0 if asked_at is None else now - asked_at
         if answer.at >= since and unanswered_s < _OLD_S:
             return explain_samples(answer, self._name, self._earlier[0])
@@ -287,7 +282,7 @@ class SampleStream:
         self._end_stream()
         if self.disconnected_at is None:
             self.disconnected_at = time.monotonic()
-        self.loss = ConnectionLoss(error, str(error))
+        self.loss = ConnectionLoss(self._channel, error, str(error))
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:

@@ -121,7 +121,7 @@ class Wait:
         tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
         spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
         text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self._why(delivery)}"
-        is_there = delivery.loss is None or delivery.loss.is_silent(delivery.channel)
+        is_there = delivery.loss is None or delivery.loss.is_silent
         return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
 
     def _why(self, delivery: Delivery) -> str:
