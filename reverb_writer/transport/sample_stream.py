@@ -76,6 +76,7 @@ class SampleStream:
         num_bytes: bytes of all messages so far.
         num_lost: samples that were in flight when a connection was lost, or a message could not be read.
         num_unasked: samples that came although they were not requested; they were left out.
+        is_closed: whether no more samples will come, because it was closed.
         reconnects: how often a lost connection was made again.
         server_restarts: reconnects that found the server restarted.
     """
@@ -128,7 +129,7 @@ class SampleStream:
         self._num_in_flight_then = 0  # when the question was asked
         self._ask_at = self._found_at = 0.0
         self._open_at = 0.0  # when a stream that was damaged may be opened again
-        self._is_ending = self._is_closed = False
+        self._is_ending = self.is_closed = False
 
     # ----------------------------------------------------------------------------------------------- what it has
 
@@ -148,14 +149,9 @@ class SampleStream:
         return self._stream is not None and self._stream.has_unread
 
     @property
-    def is_closed(self) -> bool:
-        """Whether no more samples will come, because it was closed."""
-        return self._is_closed
-
-    @property
     def is_done(self) -> bool:
         """Whether nothing is in flight and nothing more will be requested."""
-        return self._is_closed or (self._max_request() == 0 and self.num_in_flight == 0)
+        return self.is_closed or (self._max_request() == 0 and self.num_in_flight == 0)
 
     # ------------------------------------------------------------------------------------------------ what to do
 
@@ -176,7 +172,7 @@ class SampleStream:
             PermissionDeniedError: a gateway does not permit it.
         """
         self._read_answers(now)
-        if self._is_closed:
+        if self.is_closed:
             return math.inf
         if self.loss is not None:
             self._ask_when_due(now)
@@ -242,7 +238,7 @@ class SampleStream:
 
     def ask(self, now: float) -> None:
         """Ask the server for its tables, unless a question is on its way; `answer` has them when they have come."""
-        if self._question is None and not self._is_closed:
+        if self._question is None and not self.is_closed:
             self._num_in_flight_then = self.num_in_flight
             if self.unanswered_since is None:
                 self.unanswered_since = now
@@ -291,7 +287,7 @@ class SampleStream:
 
     def close(self) -> None:
         """End the stream, and count what was in flight as lost. Idempotent."""
-        self._is_closed = self._is_ending = True
+        self.is_closed = self._is_ending = True
         self._end_stream()
         question, self._question = self._question, None
         if question is not None:
@@ -354,7 +350,7 @@ class SampleStream:
         self._changed()
 
     def _read_answers(self, now: float) -> None:
-        while self._answers and not self._is_closed:
+        while self._answers and not self.is_closed:
             answer = self._answers.popleft()
             self._question = None
             if isinstance(answer, ServerInfo):
