@@ -49,7 +49,7 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     return tuple(join_path(path) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 
-def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str, action: str = "") -> None:
+def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str) -> None:
     """Check that a nest has the leaves that it must have, in their order.
 
     Args:
@@ -57,7 +57,6 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
         paths: names of its leaves.
         expected: names of the leaves that it must have.
         like: what has those.
-        action: a sentence on what to do, if there is more to say than the names.
 
     >>> check_same_leaves("step 3", ("a", "b"), ("b", "c"), "the spec")
     Traceback (most recent call last):
@@ -70,7 +69,6 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
     order = f" Their order is {join_paths(paths)}." if missing == unexpected == "none" else ""
     raise StructureError(
         f"{where}: its leaves are not those of {like}. Missing: {missing}; unexpected: {unexpected}.{order}"
-        f"{action and ' ' + action}"
     )
 
 

@@ -142,9 +142,11 @@ class Delivery:
         """Ask the server for its tables, and open a stream when it has answered."""
         self._is_connecting = True
         self._attempt += 1
-        handle = functools.partial(self._on_info, self._attempt)
+        self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_info, self._attempt))
+
+    def _question(self, timeout_s: float, handle: Callable[[Any], None]) -> None:
         try:
-            start_server_info(self.channel, _PROBE_TIMEOUT_S, self._posting(handle))
+            start_server_info(self.channel, timeout_s, self._posting(handle))
         except ClosedError as error:
             handle(error)
 
@@ -228,10 +230,7 @@ class Delivery:
     def ask(self) -> None:
         """Ask the server for the state of its tables; the answer counts when it has come."""
         self._num_asked += 1
-        try:
-            start_server_info(self.channel, _QUESTION_TIMEOUT_S, self._posting(self._on_reply))
-        except ClosedError as error:
-            self._refusal = str(error)
+        self._question(_QUESTION_TIMEOUT_S, self._on_reply)
 
     def _on_reply(self, reply: ServerInfo | Exception) -> None:
         if isinstance(reply, ServerInfo):
