@@ -47,7 +47,7 @@ _LOG = logging.getLogger(__package__)
 _ANSWER_WITHIN_S = 5.0
 _RECONNECT_WITHIN_S = 2.0  # a server that may be gone
 _RETRY_S = 0.1  # between two attempts to connect
-_OLD_S = 1.0  # a wait asks again then, and does not blame the server for one that is newer
+_OLD_S = 1.0  # who waits wants a newer answer; a question that is newer need not be answered yet
 _RECENT_S = 10.0  # what was inserted before that does not show that actors write
 _REQUEST_SHARE = 2  # this part of all room must be free for a request, while samples are in flight
 
@@ -105,11 +105,8 @@ class SampleStream:
             single_pass: a further limit, which is lowered to the items that are in the table when nothing is in flight.
             needs_table: whether a server without the table counts as lost; if not, that is an error.
         """
-        self.info, self.loss = (
-            info,
-            None if info else ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet"),
-        )
-        self.answer = info
+        self.info = self.answer = info
+        self.loss = None if info else ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet")
         self.disconnected_at: float | None = None if info else time.monotonic()
         self.unanswered_since: float | None = None
         self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
@@ -246,9 +243,9 @@ class SampleStream:
             self._question = start_server_info(self._channel, timeout_s, self._put_answer)
 
     def look(self, now: float, since: float) -> None:
-        """Have the owner ask why nothing comes, if the last answer is older than a wait or a second; for any thread.
+        """Have the owner ask why nothing comes, for a wait that began at `since`; for any thread.
 
-        `since` is when the wait began.
+        An answer is asked for that is newer than the wait, and than a second.
         """
         if self.answer is None or self.answer.at < max(since, now - _OLD_S):
             self._is_asked = True
@@ -368,10 +365,12 @@ class SampleStream:
     def _note(self, info: ServerInfo, now: float) -> None:
         """Take what the server has told."""
         self.unanswered_since, self.answer, self._refusal = None, info, ""
-        if not self._earlier or info.at - self._earlier[-1].at >= _OLD_S:
+        if self.loss is not None:
+            self._earlier = collections.deque([info])
+        elif info.at - self._earlier[-1].at >= _OLD_S:
             self._earlier.append(info)
-        while info.at - self._earlier[0].at > _RECENT_S and len(self._earlier) > 1:
-            self._earlier.popleft()
+            while info.at - self._earlier[0].at > _RECENT_S:
+                self._earlier.popleft()
         if self.loss is not None:
             try:
                 check_tables_exist([self._name], info, self._channel.address)
