@@ -6,7 +6,6 @@ that lock later hang for ever. Other threads get no signals. So work that takes 
 thread, is kept out of the main thread:
 
     in_background(work) -> a new thread -> Outcome, which has no lock
-    uninterrupted(work)    in the main thread, the same, and wait for the result; elsewhere, do it here
 
 Calls to a server need none of this: they run on the loop, see `transport/loop.py`.
 """
@@ -125,18 +124,10 @@ def in_background(work: Callable[[], _T]) -> Outcome[_T]:
     return outcome
 
 
-def uninterrupted(work: Callable[[], _T]) -> _T:
-    """Do something and return its result; in the main thread, have another thread do it.
-
-    If the caller is interrupted, the work still finishes; its result is discarded.
-    """
-    return in_background(work).result() if may_be_interrupted() else work()
-
-
 def start_thread(target: Callable[[], None], name: str) -> threading.Thread:
     """Start a daemon thread. If this is interrupted, the thread may start all the same."""
     thread = threading.Thread(target=target, name=name, daemon=True)
-    uninterrupted(thread.start)
+    in_background(thread.start).result()
     return thread
 
 

@@ -27,15 +27,13 @@ class Deadline:
         """Seconds since the time began."""
         return self.timeout_s - (self._end - time.monotonic())
 
-    def left_s(self, what: str = "the server did not answer", *, keep_s: float = 0.0) -> float:
+    def left_s(self, what: str = "the server did not answer") -> float:
         """Return the seconds that are left, > 0; `what` did not happen in time, for the error.
-
-        `keep_s` of them are left out, for later work.
 
         Raises:
             ReplayTimeoutError: the time is up.
         """
-        left_s = self._end - keep_s - time.monotonic()
+        left_s = self._end - time.monotonic()
         if left_s <= 0:
             raise ReplayTimeoutError(f"{what} within {self.timeout_s:.1f} s.")
         return left_s

@@ -8,7 +8,6 @@ docs/decisions/nests.md.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,25 +49,7 @@ def named_leaves(nest: Any, where: str) -> tuple[tuple[str, ...], list[Any]]:
     return tuple(join_path(path) for path, _ in with_paths), [leaf for _, leaf in with_paths]
 
 
-def leaf_at(nest: Any, path: str) -> Any:
-    """Return the part of a nest with this name, such as `observation/rgb`.
-
-    Raises:
-        StructureError: there is none; names those that exist.
-
-    >>> leaf_at({"extras": {"value": 3}}, "extras/value")
-    3
-    """
-    found = nest
-    for name in path.split("/"):
-        fields = found._asdict() if hasattr(found, "_asdict") else found
-        if not isinstance(fields, Mapping) or name not in fields:
-            raise StructureError(f"no leaf `{path}`: there are {join_paths(named_leaves(nest, 'the nest')[0])}.")
-        found = fields[name]
-    return found
-
-
-def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str, action: str = "") -> None:
+def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str], like: str) -> None:
     """Check that a nest has the leaves that it must have, in their order.
 
     Args:
@@ -76,7 +57,6 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
         paths: names of its leaves.
         expected: names of the leaves that it must have.
         like: what has those.
-        action: a sentence on what to do, if there is more to say than the names.
 
     >>> check_same_leaves("step 3", ("a", "b"), ("b", "c"), "the spec")
     Traceback (most recent call last):
@@ -89,7 +69,6 @@ def check_same_leaves(where: str, paths: Sequence[str], expected: Sequence[str],
     order = f" Their order is {join_paths(paths)}." if missing == unexpected == "none" else ""
     raise StructureError(
         f"{where}: its leaves are not those of {like}. Missing: {missing}; unexpected: {unexpected}.{order}"
-        f"{action and ' ' + action}"
     )
 
 
@@ -218,28 +197,13 @@ def _packer(nest: Any, numbers: Iterator[int]) -> Callable[[Sequence[Any]], Any]
 def rows(example: Any, columns: Iterable[Iterable[Any]]) -> Iterator[Any]:
     """Yield a nest of this structure for each row of some columns, one for each leaf in the order of `flattener`.
 
-    It costs a quarter of what `packer` does for each row, because the loops are those of C. A nest without leaves
-    is yielded without end.
+    A nest without leaves is yielded without end.
 
     >>> list(rows({"a": 0, "b": ()}, [[1, 2]]))
     [{'a': 1, 'b': ()}, {'a': 2, 'b': ()}]
     """
-    return _rows(example, iter(columns))
-
-
-def _rows(nest: Any, columns: Iterator[Iterable[Any]]) -> Iterator[Any]:
-    if not tree.is_nested(nest):
-        return iter(next(columns))
-    if not tree.flatten(nest):
-        return itertools.repeat(nest)
-    if type(nest) is dict:
-        parts = {key: _rows(nest[key], columns) for key in sorted(nest)}
-        keys = tuple(nest)
-        return map(dict, map(functools.partial(zip, keys), zip(*(parts[key] for key in keys), strict=False)))
-    if type(nest) not in (list, tuple) and not hasattr(nest, "_make"):
-        return map(packer(nest), zip(*(next(columns) for _ in tree.flatten(nest)), strict=False))
-    make = list if type(nest) is list else getattr(type(nest), "_make", tuple)
-    return map(make, zip(*(_rows(part, columns) for part in nest), strict=False))  # empty nests have no end
+    columns = [*columns]
+    return map(packer(example), zip(*columns, strict=False) if columns else itertools.repeat(()))
 
 
 def write_row(column: Any, row: int, nest: Any) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 
 import reverb_writer as rw
 from reverb_writer.client.server_calls import one_item
-from reverb_writer.deadline import Deadline
 from reverb_writer.protocol import messages
-from reverb_writer.transport.insert_call import insert_items
+from reverb_writer.transport.insert_call import Inserts
 
 QUEUE = rw.TableConfig("queue", 10_000, sampler="fifo", max_times_sampled=1)
 
@@ -49,7 +48,9 @@ def _insert_tensor(client: rw.Client, table: str, content: bytes, dtype: int | N
     tensor.dtype = tensor.dtype if dtype is None else dtype
     tensor.tensor_content = content
     request.chunks[key] = message.SerializeToString()
-    insert_items(client.shards[0].channel, [request], Deadline(60))
+    with Inserts(client.shards[0].channel) as inserts:
+        inserts.write(request)
+        inserts.wait(60)
 
 
 def first_numbers(batch: rw.Batch) -> list[int]:

@@ -97,11 +97,8 @@ class Client:
             channel = Channel(shard.address, tls=tls, token=token, use_proxy=use_proxy)
             return Server(shard, channel, timeout_s)
 
-        self._use(ServerSet(source, target, connect), arguments)
-
-    def _use(self, connections: ServerSet, arguments: tuple[Any, ...]) -> None:
-        self.connections = connections
-        self.timeout_s = arguments[3]
+        self.connections = ServerSet(source, target, connect)
+        self.timeout_s = timeout_s
         self._arguments = arguments
         self._is_closed = False
         self._turns = itertools.count()
@@ -133,15 +130,9 @@ class Client:
             shard.channel.check_usable()
 
     def each(self) -> list[Client]:
-        """Return a client for each server, over this one's connections: close this one instead."""
-        clients = []
-        for shard in self.shards:
-            client = object.__new__(Client)
-            alone = Target(0, (shard.shard,))
-            connections = ServerSet(alone, alone, lambda _, shard=shard: shard)  # type: ignore[misc]
-            client._use(connections, (alone, *self._arguments[1:]))
-            clients.append(client)
-        return clients
+        """Return a client for each server. It shares the connection with this one, and is closed by itself."""
+        targets = [Target(0, (shard.shard,)) for shard in self.shards]
+        return [_remade((target, *self._arguments[1:]), target) for target in targets]
 
     @property
     def address(self) -> str:

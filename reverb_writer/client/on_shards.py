@@ -15,14 +15,14 @@ from reverb_writer.client.server_calls import Server
 from reverb_writer.deadline import Deadline
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.tables.table_info import ServerInfo
-from reverb_writer.transport.server_info import try_server_info
+from reverb_writer.transport.server_info import ask_server_info
 
 _T = TypeVar("_T")
 
 _LOG = logging.getLogger(__package__)
 
 LOG_EVERY_S = 10.0
-ANSWER_WITHIN_S = 2.0  # each of several servers
+_ANSWER_WITHIN_S = 2.0  # each of several servers
 _RETRY_S = 0.1
 
 
@@ -59,14 +59,6 @@ def on_all(shards: Sequence[Server], verb: Callable[[Server], _T]) -> list[_T]:
     return [done[shard] for shard in shards]
 
 
-def infos_within(
-    shards: Sequence[Server], timeout_s: float
-) -> tuple[dict[Server, ServerInfo], dict[Server, Exception]]:
-    """Ask all shards at once for their tables, once; return the answers, and why some are unreachable."""
-    infos, unreachable = on_each(shards, lambda shard: try_server_info(shard.channel, timeout_s))
-    return {shard: info for shard, info in infos.items() if info is not None}, unreachable
-
-
 def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, ServerInfo]:
     """Return the tables of the shards that answer; of several, those that do within two seconds of a question to all.
 
@@ -80,7 +72,8 @@ def answering(shards: Sequence[Server], timeout_s: float) -> dict[Server, Server
         return {shards[0]: shards[0].request_info(timeout_s)}
     until = time.monotonic() + timeout_s
     while True:
-        found, unreachable = infos_within(shards, max(min(until - time.monotonic(), ANSWER_WITHIN_S), _RETRY_S))
+        wait_s = max(min(until - time.monotonic(), _ANSWER_WITHIN_S), _RETRY_S)
+        found, unreachable = on_each(shards, functools.partial(_ask, timeout_s=wait_s))
         if found:
             return found
         if time.monotonic() + _RETRY_S > until:
@@ -97,10 +90,15 @@ def first_that_answers(shards: Sequence[Server], deadline: Deadline) -> Server:
     """
     for shard in shards if len(shards) > 1 else ():
         left_s = deadline.timeout_s - deadline.spent_s
-        with contextlib.suppress(ServerUnavailableError):
-            if left_s > 0 and try_server_info(shard.channel, min(left_s / 2, ANSWER_WITHIN_S)) is not None:
+        with contextlib.suppress(ServerUnavailableError, ReplayTimeoutError):
+            if left_s > 0:
+                _ask(shard, min(left_s / 2, _ANSWER_WITHIN_S))
                 return shard
     return shards[0]
+
+
+def _ask(shard: Server, timeout_s: float) -> ServerInfo:
+    return ask_server_info(shard.channel, timeout_s)
 
 
 @contextlib.contextmanager

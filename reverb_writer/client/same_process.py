@@ -14,24 +14,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 _FIRST_PRIORITY = 1.0
 
-
-class Sender(Protocol):
-    """An object that holds complete windows for a while, to send many together."""
-
-    def send_due(self) -> None:
-        """Send them now; never raises or waits."""
-
-
-_senders: weakref.WeakSet[Sender] = weakref.WeakSet()
+_senders: weakref.WeakSet[Any] = weakref.WeakSet()  # of what holds complete windows for a while, to send many together
 _largest: dict[tuple[str, str], float] = {}  # by address and table
 
 
-def add_sender(sender: Sender) -> None:
-    """Have the sender's windows sent before a learner of this process waits; holds no reference."""
+def add_sender(sender: Any) -> None:
+    """Have `sender.send_due()` called, which never raises or waits, before a learner waits; holds no reference."""
     _senders.add(sender)
 
 

@@ -30,18 +30,16 @@ from reverb_writer.protocol import messages
 from reverb_writer.protocol.item_encoding import KEY_BITS, encode_chunk
 from reverb_writer.protocol.responses import parse
 from reverb_writer.protocol.specs import check_signature, packer, packer_of, spec_tensor
-from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.in_flight import InsertRequest
-from reverb_writer.transport.insert_call import insert_items
+from reverb_writer.transport.insert_call import Inserts
 from reverb_writer.transport.sample_stream import Limit, SampleStream
-from reverb_writer.transport.server_info import request_server_info, try_server_info
+from reverb_writer.transport.server_info import request_server_info
 
 _LOG = logging.getLogger(__package__)
 
-# What is kept of a sample's time, to ask why none came: this part of it, and these seconds at most.
-_DIAGNOSIS_PART, _DIAGNOSIS_S = 0.1, 1.0
+_LOOK_EVERY_S = 0.2  # why no sample comes
 _MAX_IN_FLIGHT = 2048  # samples; more are requested when half of them have come
 _CACHE_BYTES = 64 << 20  # limit of a table's decoded chunks; one larger sample may exceed it
 
@@ -118,7 +116,9 @@ class Server:
         check_tables_exist(checked, info, self.address)
         _check_signatures(info, checked, paths, columns, is_scalar)
         tensor = b"" if spec is None else spec_tensor(spec)
-        insert_items(self.channel, [one_item(columns, is_scalar, checked, tensor)], deadline)
+        with Inserts(self.channel, is_checked=True) as inserts:
+            inserts.write(one_item(columns, is_scalar, checked, tensor))
+            inserts.wait(deadline.left_s())
 
     def sample(self, table: str, num_samples: int, deadline: Deadline) -> Iterator[Sample]:
         """Sample items one after the other; an error says what they wait for.
@@ -126,14 +126,13 @@ class Server:
         The deadline bounds each wait: a caller that extends it by the time between two samples has only the waits
         counted. So the stream has no deadline of its own.
         """
-        keep_s = min(_DIAGNOSIS_PART * deadline.timeout_s, _DIAGNOSIS_S)
         num_used = num_read = 0
 
         def missing() -> str:
             return f"table `{table}`: {num_samples - num_used} of {num_samples} samples did not come"
 
         def left_s() -> float:
-            return deadline.left_s(missing(), keep_s=keep_s)
+            return deadline.left_s(missing())
 
         info = self.request_info(left_s())
         check_tables_exist([table], info, self.address)
@@ -148,13 +147,13 @@ class Server:
             changed=changed.set,
             removes_items=removes_items,
             limits=[Limit(num_samples)],
-            answer_within=left_s,
         )
         assembler = self._assemblers.pop(table, None) or BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
         is_whole = False  # an interrupt may leave the assembler half changed
         try:
             while num_used < num_samples:
-                samples = _read(stream, left_s, changed)
+                began_at = time.monotonic()
+                samples = _read(stream, left_s, changed, began_at)
                 num_read += len(samples)
                 for columns, sample_info, spec in _decoded(assembler, samples):
                     num_used += 1
@@ -163,8 +162,7 @@ class Server:
                     is_whole = False
             is_whole = True
         except ReplayTimeoutError as error:
-            why = self._explain_samples(table, info, deadline)
-            raise ReplayTimeoutError(f"{error} {why}") from None
+            raise ReplayTimeoutError(f"{error} {stream.explain(began_at)}") from None
         except ServerUnavailableError as error:
             raise ServerUnavailableError(f"{missing()}: {error}") from None
         finally:
@@ -207,15 +205,6 @@ class Server:
     def close(self) -> None:
         """Close the connection. Idempotent; does nothing in a forked child."""
         self.channel.close()
-
-    def _explain_samples(self, table: str, before: ServerInfo, deadline: Deadline) -> str:
-        try:
-            now = try_server_info(self.channel, deadline.left_s())
-        except (ReplayTimeoutError, ServerUnavailableError) as error:
-            return str(error)
-        if now is None:
-            return f"The server at {self.address} does not answer."
-        return explain_samples(now, table, before, remedy="Start the actors or raise `timeout_s`.")
 
     def _timeout(self, timeout_s: float | None) -> float:
         return self.timeout_s if timeout_s is None else check_timeout(timeout_s)
@@ -288,23 +277,25 @@ def _column(path: str, leaf: Any) -> Any:
     return array
 
 
-def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag) -> list[Any]:
-    """Return the samples of the next message.
+def _read(stream: SampleStream, left_s: Callable[[], float], changed: Flag, began_at: float) -> list[Any]:
+    """Return the samples of the next message, which was waited for since `began_at`.
 
     Raises:
         ReplayTimeoutError: none came in the time that is left.
         ReverbWriterError: the connection is lost, or a message cannot be read.
     """
+    pause_s = min(_LOOK_EVERY_S, left_s() / 4)
     while True:
         changed.clear()
-        next_at = stream.proceed(time.monotonic(), 0, _MAX_IN_FLIGHT)
+        now = time.monotonic()
+        next_at = stream.proceed(now, 0, _MAX_IN_FLIGHT)
         samples = stream.read()
         if stream.loss is not None:
             raise stream.loss.error
         if samples:
             return samples
-        if not stream.has_unread:
-            changed.wait(min(next_at - time.monotonic(), left_s()))
+        if not (stream.has_unread or changed.wait(min(next_at - now, left_s(), pause_s))):
+            stream.look(time.monotonic(), began_at)
 
 
 def _decoded(assembler: BatchAssembler, samples: list[Any]) -> Iterator[tuple[list[Any], SampleInfo, bytes]]:

@@ -23,7 +23,7 @@ import tree
 from reverb_writer.arguments import check_timeout, integer, number
 from reverb_writer.background import Outcome, in_background
 from reverb_writer.client.client import as_client
-from reverb_writer.client.on_shards import ANSWER_WITHIN_S, answering, first_that_answers, infos_within, logged, on_each
+from reverb_writer.client.on_shards import answering, first_that_answers, logged, on_each
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import ShardState, rank_shards
 from reverb_writer.deadline import Deadline
@@ -31,7 +31,7 @@ from reverb_writer.errors import FormatError, ReplayTimeoutError, ServerUnavaila
 from reverb_writer.leaves import host_array
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.protocol.specs import decode_spec, encode_spec
-from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
+from reverb_writer.tables.table_info import TableInfo, check_tables_exist
 
 _LOG = logging.getLogger(__package__)
 _PAUSE_S = (0.05, 0.5)  # between two questions of `latest`: at first, and at most
@@ -189,19 +189,10 @@ class Variables:
         """
         deadline = Deadline(self._timeout_s if timeout_s is None else check_timeout(timeout_s))
         pause_s, longest_s = _PAUSE_S
-        why = ""
-
-        def waiting() -> str:
-            return f"table `{self._table}`: {why} at {self._client.address}"
-
-        with logged(waiting):
-            while True:
-                why = "waiting for the server"
-                infos = answering(self._shards(), deadline.left_s())
+        why = "waiting for the server"
+        with logged(lambda: f"table `{self._table}`: {why} at {self._client.address}"):
+            while not (news := self._look({}, deadline)).version:
                 why = "nothing was published yet, waiting for it"
-                news = self._read_changed(infos, {}, deadline)
-                if news.version:
-                    break
                 time.sleep(min(pause_s, max(deadline.timeout_s - deadline.spent_s, 0.0)))
                 if deadline.spent_s >= deadline.timeout_s:
                     raise ReplayTimeoutError(
@@ -230,7 +221,7 @@ class Variables:
                 if now >= self._ask_at:
                     self._client.check_usable()
                     self._ask_at = now + self._interval_s
-                    self._news = in_background(functools.partial(self._ask, self._seen))
+                    self._news = in_background(functools.partial(self._look, self._seen, Deadline(self._timeout_s)))
                 return default
             if not self._news.done():
                 return default
@@ -245,18 +236,10 @@ class Variables:
             self.version = news.version
             return news.nest
 
-    def _ask(self, seen: Mapping[str, _Count]) -> _News:
-        """Ask the servers once, and read what has changed."""
-        shards = self._shards()
-        infos, _ = infos_within(shards, min(self._timeout_s, ANSWER_WITHIN_S) if len(shards) > 1 else self._timeout_s)
-        return self._read_changed(infos, seen, Deadline(self._timeout_s))
-
-    def _read_changed(
-        self, infos: Mapping[Server, ServerInfo], seen: Mapping[str, _Count], deadline: Deadline
-    ) -> _News:
-        """Read the servers whose counts are not those that were `seen`."""
+    def _look(self, seen: Mapping[str, _Count], deadline: Deadline) -> _News:
+        """Read the servers that answer and whose counts are not those that were `seen`."""
         changed: dict[Server, _Count] = {}
-        for shard, info in infos.items():
+        for shard, info in answering(self._shards(), deadline.left_s()).items():
             check_tables_exist([self._table], info, shard.address)
             table = info.tables[self._table]
             count = info.state_id, table.rate_limiter.num_inserts

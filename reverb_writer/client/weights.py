@@ -90,14 +90,10 @@ def sample_shards(
         check_tables_exist([table], info, shard.address)
     ready = [shard for shard, info in infos.items() if info.tables[table].num_ready()] or list(infos)
     tables = [infos[shard].tables[table] for shard in ready]
-    if not {one.sampler for one in tables} <= EXACT:
-        order = [(first + turn) % len(ready) for turn in range(num_samples)]
-        streams = _streams_of(ready, table, order, [[] for _ in ready], deadline)
-        yield from (next(streams[number]) for number in order)
-        return
+    is_exact = {one.sampler for one in tables} <= EXACT
     known: list[list[Sample]] = [[] for _ in ready]
     sizes, means = [one.current_size for one in tables], [1.0] * len(ready)
-    if tables[0].sampler_exponent is not None and not tables[0].max_times_sampled:
+    if is_exact and tables[0].sampler_exponent is not None and not tables[0].max_times_sampled:
         for number, sample in enumerate(on_all(ready, lambda shard: next(shard.sample(table, 1, deadline)))):
             (_, priority, probability, sizes[number], _) = sample.info
             known[number].append(sample)
@@ -105,24 +101,18 @@ def sample_shards(
     share = shares(sizes, means)
     if not any(share):
         share = [1 / len(ready)] * len(ready)
-    order = np.random.default_rng().choice(len(ready), num_samples, p=share).tolist()
-    streams = _streams_of(ready, table, order, known, deadline)
+    if is_exact:
+        order = np.random.default_rng().choice(len(ready), num_samples, p=share).tolist()
+    else:
+        order = [(first + turn) % len(ready) for turn in range(num_samples)]
+    missing = [order.count(number) - len(known[number]) for number in range(len(ready))]
+    streams = [
+        itertools.chain(known[number], shard.sample(table, missing[number], deadline) if missing[number] > 0 else ())
+        for number, shard in enumerate(ready)
+    ]
     for number in order:
         sample = next(streams[number])
-        info = sample.info._replace(probability=share[number] * sample.info.probability, table_size=sum(sizes))
-        yield sample._replace(info=info)
-
-
-def _streams_of(
-    shards: Sequence[Server],
-    table: str,
-    order: Sequence[int],
-    known: Sequence[Sequence[Sample]],
-    deadline: Deadline,
-) -> list[Iterator[Sample]]:
-    """Return the samples of each server, as many as `order` has its number, `known` ones first."""
-    missing = [order.count(number) - len(known[number]) for number in range(len(shards))]
-    return [
-        itertools.chain(first, shard.sample(table, num_samples, deadline) if num_samples > 0 else ())
-        for shard, first, num_samples in zip(shards, known, missing, strict=True)
-    ]
+        if is_exact:
+            info = sample.info._replace(probability=share[number] * sample.info.probability, table_size=sum(sizes))
+            sample = sample._replace(info=info)
+        yield sample

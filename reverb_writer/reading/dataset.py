@@ -219,8 +219,8 @@ class Dataset(Views):
     def _too_late(self, wait: Wait, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
         num_foreign = self._prefetcher.stats().foreign_items
         foreign = f"{num_foreign} of another structure were left out. " if num_foreign else ""
-        streams = [source.stream for source in self._mixer.sources]
-        is_gone = all(stream.loss is not None and not stream.is_silent for stream in streams)
+        losses = [source.stream.loss for source in self._mixer.sources]
+        is_gone = all(loss is not None and not loss.is_silent for loss in losses)
         what = (
             f"{self._prefetcher.num_for_batch} of {self._pool_size} samples have come. {foreign}{wait.why()}"
             if not self._prefetcher.is_making

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from reverb_writer.client import on_shards
 from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.mixer import Source
-from reverb_writer.transport.server_probe import ServerProbe
 
 _LOG = logging.getLogger(__package__)
 
@@ -18,43 +17,30 @@ _LOOK_EVERY_S = 0.2
 
 
 class Wait:
-    """A wait for a batch, of some servers or of all. Its methods do not block: probes ask in the background."""
+    """A wait for a batch, of some servers or of all. Its methods do not block: the streams ask in the background."""
 
     def __init__(self, table: str, sources: Callable[[], Sequence[Source]], began_at: float, timeout_s: float) -> None:
         """Begin to wait, `timeout_s` seconds from `began_at`, for samples of `table` from these servers."""
         self._table, self._sources = table, sources
-        self._began_at, self._timeout_s = began_at, timeout_s
-        self._probes: dict[Source, ServerProbe] = {}
+        self._began_at = began_at
         self._log_at = began_at + on_shards.LOG_EVERY_S
         self._pause_s = min(_LOOK_EVERY_S, timeout_s / 4)
         self.look_at = time.monotonic() + self._pause_s  # when `look` is to be called next
 
     def look(self) -> None:
-        """Have the probes ask what is due by now, and log the cause if ten seconds have passed."""
+        """Have the servers asked for the cause, and log it if ten seconds have passed."""
         now = time.monotonic()
         self.look_at = now + self._pause_s
         for source in self._sources():
-            if source.stream.loss is None and now < self._began_at + self._timeout_s:
-                if source not in self._probes:
-                    self._probes[source] = ServerProbe(source.server.channel, self._timeout_s)
-                self._probes[source].proceed(now - self._began_at)
+            source.stream.look(now, self._began_at)
         if now >= self._log_at:
             self._log_at = now + on_shards.LOG_EVERY_S
             _LOG.warning("table `%s`: no batch for %.0f s. %s", self._table, now - self._began_at, self.why())
 
     def why(self) -> str:
         """Say what keeps samples from coming, for each server that has not ended."""
-        return " ".join(map(self._why, [source for source in self._sources() if not source.stream.is_done]))
-
-    def _why(self, source: Source) -> str:
-        stream, channel = source.stream, source.server.channel
-        loss, since = stream.loss, stream.disconnected_at
-        if stream.info is None:
-            return f"The server at {channel.address} has not answered yet."
-        if loss is not None and since is not None:
-            return loss.explain(channel, time.monotonic() - since)
-        probe = self._probes.get(source) or ServerProbe(channel, 0.0)
-        return probe.explain_samples(self._table, stream.info)
+        streams = [source.stream for source in self._sources()]
+        return " ".join(stream.explain(self._began_at) for stream in streams if not stream.is_done)
 
 
 @contextlib.contextmanager

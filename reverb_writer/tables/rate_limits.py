@@ -189,10 +189,10 @@ def explain_limiter(now: ServerInfo, tables: set[str]) -> str | None:
     return None
 
 
-def explain_samples(now: ServerInfo, table: str, before: ServerInfo | None = None, *, remedy: str | None = None) -> str:
+def explain_samples(now: ServerInfo, table: str, before: ServerInfo) -> str:
     """Say what keeps samples of a table from coming, with the numbers, and what to do.
 
-    `before` is an earlier answer, which tells whether actors write; `remedy` is for a table that they do not write.
+    `before` is an earlier answer, which tells whether actors write.
     """
     if table not in now.tables:
         return f"The server has no table `{table}` any more."
@@ -200,11 +200,11 @@ def explain_samples(now: ServerInfo, table: str, before: ServerInfo | None = Non
     if why is None:
         size = now.tables[table].current_size
         return f"Table `{table}` has {size} items and its rate limiter lets them out: the server is busy."
-    num_new, trend, advice = 0, "", remedy or "Start the actors or raise `timeout_s`."
-    if before and table in before.tables and now.at - before.at >= _LEAST_S:
+    num_new, trend, advice = 0, "", "Start the actors or raise `timeout_s`."
+    if table in before.tables and now.at - before.at >= _LEAST_S:
         num_new = now.tables[table].rate_limiter.num_inserts - before.tables[table].rate_limiter.num_inserts
         trend = f" In the last {now.at - before.at:.0f} s {num_new if num_new > 0 else 'no'} items were inserted."
-    if remedy is None and num_new > 0:
+    if num_new > 0:
         advice = "The actors write: wait longer, with a larger `timeout_s`."
     return f"{why}.{trend} {advice}"
 

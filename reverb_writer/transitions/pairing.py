@@ -22,7 +22,7 @@ from reverb_writer.arrays import (
 )
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import host_array
-from reverb_writer.nests import join_paths, leaf_at, named_leaves
+from reverb_writer.nests import join_paths, named_leaves
 from reverb_writer.transitions.next_rows import order_with_next
 from reverb_writer.transitions.records import Transitions, has_rows
 from reverb_writer.transitions.step_flags import StepFlags, as_rows, follow_ends, shifted, split_mask
@@ -97,7 +97,7 @@ def with_values(batch: Any, values: Any) -> tuple[Transitions, Any, Any]:
 
     def of_values(data: Any) -> dict[str, Any]:
         fields = {"observation": (), "action": (), **_fields(data, ("reward",))}
-        return {**fields, "observation": leaf_at(fields, values)} if isinstance(values, str) else fields
+        return {**fields, "observation": _leaf_at(fields, values)} if isinstance(values, str) else fields
 
     found = _transitions(parts, of_values(parts.data), None if parts.after is None else of_values(parts.after))
     if not isinstance(values, str):
@@ -335,3 +335,21 @@ def _idle(flags: StepFlags, fields: Mapping[str, Any]) -> Array | None:
         is_zero = (leaf == 0).reshape((*flags.shape, -1))
         idle = idle & flags.xp.all(is_zero, axis=-1)
     return idle
+
+
+def _leaf_at(nest: Any, path: str) -> Any:
+    """Return the part of a nest with this name, such as `observation/rgb`.
+
+    Raises:
+        StructureError: there is none; names those that exist.
+
+    >>> _leaf_at({"extras": {"value": 3}}, "extras/value")
+    3
+    """
+    found = nest
+    for name in path.split("/"):
+        fields = found._asdict() if hasattr(found, "_asdict") else found
+        if not isinstance(fields, Mapping) or name not in fields:
+            raise StructureError(f"no leaf `{path}`: there are {join_paths(named_leaves(nest, 'the nest')[0])}.")
+        found = fields[name]
+    return found

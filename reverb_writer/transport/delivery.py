@@ -142,9 +142,11 @@ class Delivery:
         """Ask the server for its tables, and open a stream when it has answered."""
         self._is_connecting = True
         self._attempt += 1
-        handle = functools.partial(self._on_info, self._attempt)
+        self._question(_PROBE_TIMEOUT_S, functools.partial(self._on_info, self._attempt))
+
+    def _question(self, timeout_s: float, handle: Callable[[Any], None]) -> None:
         try:
-            start_server_info(self.channel, _PROBE_TIMEOUT_S, self._posting(handle))
+            start_server_info(self.channel, timeout_s, self._posting(handle))
         except ClosedError as error:
             handle(error)
 
@@ -213,7 +215,7 @@ class Delivery:
         if self.loss is None:
             self._counts["reconnects"] += 1
             _LOG.warning("%s: insert stream lost (%s); connecting again.", self.channel.address, reason)
-        self.loss = ConnectionLoss(error, reason)
+        self.loss = ConnectionLoss(self.channel, error, reason)
         self._counts["resent_items"] += self.flight.requeue()
         self._retry_at = time.monotonic() + backoff_s(self._failures)
         self._failures += 1
@@ -228,10 +230,7 @@ class Delivery:
     def ask(self) -> None:
         """Ask the server for the state of its tables; the answer counts when it has come."""
         self._num_asked += 1
-        try:
-            start_server_info(self.channel, _QUESTION_TIMEOUT_S, self._posting(self._on_reply))
-        except ClosedError as error:
-            self._refusal = str(error)
+        self._question(_QUESTION_TIMEOUT_S, self._on_reply)
 
     def _on_reply(self, reply: ServerInfo | Exception) -> None:
         if isinstance(reply, ServerInfo):
@@ -259,7 +258,7 @@ class Delivery:
         """Say why items are not confirmed, as far as it shows."""
         address, silence_s = self.channel.address, time.monotonic() - self.heard_at
         if self.loss is not None:
-            return self.loss.explain(self.channel, silence_s)
+            return self.loss.explain(silence_s)
         if not self.has_asked:
             return f"Its in-flight window is full; last heard of the server at {address} {silence_s:.1f} s ago."
         if self._last_answer is None and self._refusal:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-from reverb_writer.deadline import Deadline
 from reverb_writer.transport.channel import Channel
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.transport.in_flight import InsertRequest
@@ -15,7 +14,11 @@ from reverb_writer.transport.waits import Wait
 
 
 class Inserts:
-    """A stream of items that the caller's own thread delivers, while it waits. Not thread-safe."""
+    """A stream of items that the caller's own thread delivers, while it waits. Not thread-safe; a context manager.
+
+    A server inserts what comes by one stream in its order, so an item that waits keeps all behind it waiting: items
+    that have nothing to do with each other do not share a stream.
+    """
 
     def __init__(self, channel: Channel, *, is_checked: bool = False) -> None:
         """Prepare the stream; it connects when it is first waited for. `is_checked` is that of `Delivery`."""
@@ -49,22 +52,11 @@ class Inserts:
                 raise kind(text)
 
     def close(self) -> None:
-        """End the stream, and give up what is unconfirmed. Idempotent."""
+        """End the stream, and give up what is unconfirmed: what the server has it may still insert. Idempotent."""
         self._delivery.close()
 
+    def __enter__(self) -> Inserts:
+        return self
 
-def insert_items(channel: Channel, requests: Sequence[InsertRequest], deadline: Deadline) -> None:
-    """Send items by a stream of their own, and return when the server has all of them.
-
-    The caller has seen that their tables exist. A server inserts what comes by one stream in its order, so an item that
-    waits keeps all behind it waiting: items that have nothing to do with each other do not share a stream. When the
-    connection is lost they are sent again, with the same keys; after the deadline they are not.
-
-    Raises:
-        ReplayTimeoutError: not confirmed in time; says why. What the server has taken by then may still be inserted.
-        ServerUnavailableError, StructureError, ReverbWriterError, ClosedError: as of `Inserts.wait`.
-    """
-    with contextlib.closing(Inserts(channel, is_checked=True)) as inserts:
-        for request in requests:
-            inserts.write(request)
-        inserts.wait(deadline.left_s())
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -34,6 +34,7 @@ from reverb_writer.errors import (
 )
 from reverb_writer.protocol import messages
 from reverb_writer.protocol.responses import SampleReassembler
+from reverb_writer.tables.rate_limits import explain_samples
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
@@ -46,6 +47,8 @@ _LOG = logging.getLogger(__package__)
 _ANSWER_WITHIN_S = 5.0
 _RECONNECT_WITHIN_S = 2.0  # a server that may be gone
 _RETRY_S = 0.1  # between two attempts to connect
+_OLD_S = 1.0  # who waits wants a newer answer; a question that is newer need not be answered yet
+_RECENT_S = 10.0  # what was inserted before that does not show that actors write
 _REQUEST_SHARE = 2  # this part of all room must be free for a request, while samples are in flight
 
 # Between two questions whether a queue has items that are ready. The pause grows with the time that has passed since
@@ -66,13 +69,14 @@ class SampleStream:
 
     Attributes:
         info: the server's tables when it was last connected to; None if it has not answered yet.
-        table: the table as the server has told last; None before that.
+        answer: its tables as it has told them last; None before that.
         loss: how the connection was lost; None while there is one.
         disconnected_at: `time.monotonic()` then; None while there is one.
         unanswered_since: since when a question is not answered, and no sample has come; None if all are.
         num_bytes: bytes of all messages so far.
         num_lost: samples that were in flight when a connection was lost, or a message could not be read.
         num_unasked: samples that came although they were not requested; they were left out.
+        is_closed: whether no more samples will come, because it was closed.
         reconnects: how often a lost connection was made again.
         server_restarts: reconnects that found the server restarted.
     """
@@ -87,7 +91,6 @@ class SampleStream:
         removes_items: bool,
         limits: Sequence[Limit] = (),
         single_pass: Limit | None = None,
-        answer_within: Callable[[], float] = lambda: _ANSWER_WITHIN_S,
         needs_table: bool = False,
     ) -> None:
         """Set what to request; the first `proceed` begins.
@@ -100,16 +103,15 @@ class SampleStream:
             removes_items: whether sampling removes items from the table.
             limits: of samples to request; each is lowered by every request.
             single_pass: a further limit, which is lowered to the items that are in the table when nothing is in flight.
-            answer_within: returns the time-out of a question to a server that is connected, in seconds.
             needs_table: whether a server without the table counts as lost; if not, that is an error.
         """
-        self.info, self.loss = info, None if info else ConnectionLoss(ServerUnavailableError(""), "no answer yet")
-        self.table: TableInfo | None = info.tables.get(table) if info else None
+        self.info = self.answer = info
+        self.loss = None if info else ConnectionLoss(channel, ServerUnavailableError(""), "no answer yet")
         self.disconnected_at: float | None = None if info else time.monotonic()
         self.unanswered_since: float | None = None
         self.num_bytes = self.num_lost = self.num_unasked = self.reconnects = self.server_restarts = 0
         self._channel, self._name, self._changed = channel, table, changed
-        self._removes_items, self._answer_within = removes_items, answer_within
+        self._removes_items = removes_items
         self._limits = [*limits] if single_pass is None else [*limits, single_pass]
         self._single_pass, self._needs_table = single_pass, needs_table
         self._stream: ByteStream | None = None
@@ -117,13 +119,21 @@ class SampleStream:
         self._num_requested = self._num_come = 0  # over the connection
         self._question: PendingCall | None = None
         self._answers: collections.deque[ServerInfo | ReverbWriterError] = collections.deque()
+        self._earlier = collections.deque([info] if info else [])  # answers of the last seconds, one a second
+        self._refusal = ""  # what came in the place of the newest answer
+        self._is_asked = False  # whether a wait wants to know why
         self._num_ready = 0  # items that an answer has told and that were not requested
         self._num_in_flight_then = 0  # when the question was asked
         self._ask_at = self._found_at = 0.0
         self._open_at = 0.0  # when a stream that was damaged may be opened again
-        self._is_ending = self._is_closed = False
+        self._is_ending = self.is_closed = False
 
     # ----------------------------------------------------------------------------------------------- what it has
+
+    @property
+    def table(self) -> TableInfo | None:
+        """The table as the server has told it last; None before that."""
+        return None if self.answer is None else self.answer.tables.get(self._name)
 
     @property
     def num_in_flight(self) -> int:
@@ -136,20 +146,9 @@ class SampleStream:
         return self._stream is not None and self._stream.has_unread
 
     @property
-    def is_silent(self) -> bool:
-        """Whether the connection is lost, and the server accepts new ones without answering."""
-        loss = self.loss
-        return loss is not None and loss.is_silence
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether no more samples will come, because it was closed."""
-        return self._is_closed
-
-    @property
     def is_done(self) -> bool:
         """Whether nothing is in flight and nothing more will be requested."""
-        return self._is_closed or (self._max_request() == 0 and self.num_in_flight == 0)
+        return self.is_closed or (self._max_request() == 0 and self.num_in_flight == 0)
 
     # ------------------------------------------------------------------------------------------------ what to do
 
@@ -170,7 +169,7 @@ class SampleStream:
             PermissionDeniedError: a gateway does not permit it.
         """
         self._read_answers(now)
-        if self._is_closed:
+        if self.is_closed:
             return math.inf
         if self.loss is not None:
             self._ask_when_due(now)
@@ -183,10 +182,15 @@ class SampleStream:
         if not self._removes_items:
             if room >= max_samples / _REQUEST_SHARE or (room > 0 and self.num_in_flight == 0):
                 self._request(room)
-            return math.inf
-        num_ready, self._num_ready = self._num_ready, 0  # it does not stay true
-        self._request(min(room, num_ready))
-        if room <= max(num_ready, 0) or self._max_request() == 0:
+            may_have_more = False
+        else:
+            num_ready, self._num_ready = self._num_ready, 0  # it does not stay true
+            self._request(min(room, num_ready))
+            may_have_more = room > max(num_ready, 0) and self._max_request() > 0
+        if self._is_asked:
+            self._is_asked = False
+            self.ask(now)
+        if not may_have_more:
             return math.inf
         self._ask_when_due(now)
         return self._ask_at if self._question is None else math.inf
@@ -230,13 +234,39 @@ class SampleStream:
         return samples
 
     def ask(self, now: float) -> None:
-        """Ask the server for its tables, unless a question is on its way; `table` is the answer when it has come."""
-        if self._question is None and not self._is_closed:
+        """Ask the server for its tables, unless a question is on its way; `answer` has them when they have come."""
+        if self._question is None and not self.is_closed:
             self._num_in_flight_then = self.num_in_flight
             if self.unanswered_since is None:
                 self.unanswered_since = now
-            timeout_s = self._answer_within() if self.loss is None else _RECONNECT_WITHIN_S
+            timeout_s = _ANSWER_WITHIN_S if self.loss is None else _RECONNECT_WITHIN_S
             self._question = start_server_info(self._channel, timeout_s, self._put_answer)
+
+    def look(self, now: float, since: float) -> None:
+        """Have the owner ask why nothing comes, for a wait that began at `since`; for any thread.
+
+        An answer is asked for that is newer than the wait, and than a second.
+        """
+        if self.answer is None or self.answer.at < max(since, now - _OLD_S):
+            self._is_asked = True
+            self._changed()
+
+    def explain(self, since: float) -> str:
+        """Say what has kept samples from coming since a wait began, as far as it shows; for any thread."""
+        answer, loss, lost_at, asked_at = self.answer, self.loss, self.disconnected_at, self.unanswered_since
+        server, now = f"The server at {self._channel.address}", time.monotonic()
+        if answer is None:
+            return f"{server} has not answered yet."
+        if loss is not None and lost_at is not None:
+            return loss.explain(now - lost_at)
+        unanswered_s = 0.0 if asked_at is None else now - asked_at
+        if answer.at >= since and unanswered_s < _OLD_S:
+            return explain_samples(answer, self._name, self._earlier[0])
+        if self._refusal:
+            return f"{server} does not say what its tables do: {self._refusal}"
+        if asked_at is None:
+            return f"The time was up before the server at {self._channel.address} could be asked why."
+        return f"{server} did not answer within {unanswered_s:.1f} s. Look at its process."
 
     def lose(self, error: ReverbWriterError) -> None:
         """Note that the connection is lost; `proceed` makes another one."""
@@ -245,7 +275,7 @@ class SampleStream:
         self._end_stream()
         if self.disconnected_at is None:
             self.disconnected_at = time.monotonic()
-        self.loss = ConnectionLoss(error, str(error))
+        self.loss = ConnectionLoss(self._channel, error, str(error))
         self._ask_at = time.monotonic() + _RETRY_S
 
     def stop_requests(self) -> None:
@@ -254,7 +284,7 @@ class SampleStream:
 
     def close(self) -> None:
         """End the stream, and count what was in flight as lost. Idempotent."""
-        self._is_closed = self._is_ending = True
+        self.is_closed = self._is_ending = True
         self._end_stream()
         question, self._question = self._question, None
         if question is not None:
@@ -317,7 +347,7 @@ class SampleStream:
         self._changed()
 
     def _read_answers(self, now: float) -> None:
-        while self._answers and not self._is_closed:
+        while self._answers and not self.is_closed:
             answer = self._answers.popleft()
             self._question = None
             if isinstance(answer, ServerInfo):
@@ -329,12 +359,18 @@ class SampleStream:
                 if isinstance(answer, ReplayTimeoutError):
                     self._channel.examine()
             else:  # the stream finds out whether the server is gone
+                self._refusal = "" if isinstance(answer, ReplayTimeoutError) else str(answer)
                 self._ask_at = now + _RETRY_S
 
     def _note(self, info: ServerInfo, now: float) -> None:
         """Take what the server has told."""
-        self.unanswered_since = None
-        self.table = info.tables.get(self._name)
+        self.unanswered_since, self.answer, self._refusal = None, info, ""
+        if self.loss is not None:
+            self._earlier = collections.deque([info])
+        elif info.at - self._earlier[-1].at >= _OLD_S:
+            self._earlier.append(info)
+            while info.at - self._earlier[0].at > _RECENT_S:
+                self._earlier.popleft()
         if self.loss is not None:
             try:
                 check_tables_exist([self._name], info, self._channel.address)

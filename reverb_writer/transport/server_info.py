@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from reverb_writer.errors import FormatError, ReplayTimeoutError, ReverbWriterError
+from reverb_writer.errors import FormatError, ReverbWriterError
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.responses import parse
 from reverb_writer.tables.table_info import RateLimiterInfo, ServerInfo, TableInfo
@@ -30,13 +30,9 @@ def request_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
     return parse_server_info(channel.call(messages.SERVER_INFO, b"", timeout_s), time.monotonic())
 
 
-def try_server_info(channel: Channel, timeout_s: float) -> ServerInfo | None:
-    """Ask the server for its tables once, without waiting for it to come up; None if it does not answer in time."""
-    try:
-        reply = channel.start(messages.SERVER_INFO, b"", timeout_s).result()
-    except ReplayTimeoutError:
-        return None
-    return parse_server_info(reply, time.monotonic())
+def ask_server_info(channel: Channel, timeout_s: float) -> ServerInfo:
+    """Ask the server for its tables once, without waiting for it to come up; raises as `request_server_info`."""
+    return parse_server_info(channel.start(messages.SERVER_INFO, b"", timeout_s).result(), time.monotonic())
 
 
 def start_server_info(

@@ -43,8 +43,8 @@ class Wait:
         self.kind, self.timeout_s, self.extends, self.row = kind, timeout_s, extends, row
         self.answer: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
         self.is_abandoned = False
-        self._began_at = self._since = time.monotonic()
-        self._questions = 0
+        self._began_at = time.monotonic()
+        self._restart()
         self._look_at = math.inf
         self._logged_at = self._began_at
         self._acknowledged = -1  # items, at the last progress
@@ -66,11 +66,11 @@ class Wait:
             self._acknowledged = acknowledged
         if self._is_over(delivery):
             return self._error(delivery, num_pending)
-        now, times = time.monotonic(), self._question_times
-        if self._questions < len(times) and now - self._since >= times[self._questions]:
-            if not self._questions:
+        now = time.monotonic()
+        if self._ask_at and now >= self._ask_at[0]:
+            if len(self._ask_at) > 1:
                 delivery.begin_questions()
-            self._questions += 1
+            del self._ask_at[0]
             delivery.ask()
         if now - self._logged_at >= _LOG_EVERY_S:
             self._logged_at = now
@@ -81,7 +81,8 @@ class Wait:
 
     def _restart(self) -> None:
         self._since = time.monotonic()
-        self._questions = 0
+        last_s = max(self.timeout_s / 2, self.timeout_s - _LAST_QUESTION_S)
+        self._ask_at = [self._since + min(_FIRST_QUESTION_S, self.timeout_s / 4), self._since + last_s]
 
     def _is_over(self, delivery: Delivery) -> bool:
         """Return whether the time is up; others' progress at the server starts it again."""
@@ -108,20 +109,14 @@ class Wait:
     def left_s(self) -> float:
         """Return in how many seconds there is something to do."""
         now = time.monotonic()
-        times = [self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at]
-        times += [self._since + seconds for seconds in self._question_times[self._questions :]]
+        times = (self._since + self.timeout_s, self._logged_at + _LOG_EVERY_S, self._look_at, *self._ask_at)
         return max(min(times) - now, 0.0)
-
-    @property
-    def _question_times(self) -> tuple[float, float]:
-        first_s = min(_FIRST_QUESTION_S, self.timeout_s / 4)
-        return first_s, max(self.timeout_s / 2, self.timeout_s - _LAST_QUESTION_S)
 
     def _error(self, delivery: Delivery, num_pending: int) -> Exception:
         tables = ", ".join(f"`{table}`" for table in sorted(delivery.flight.tables()))
         spent_s = self.timeout_s if self._since == self._began_at else self.waited_s
         text = f"table {tables}: {num_pending} items unconfirmed after {spent_s:.1f} s. {self._why(delivery)}"
-        is_there = delivery.loss is None or delivery.loss.is_silent(delivery.channel)
+        is_there = delivery.loss is None or delivery.loss.is_silent
         return (ReplayTimeoutError if is_there else ServerUnavailableError)(text)
 
     def _why(self, delivery: Delivery) -> str:

@@ -18,7 +18,7 @@ from server_process import HostedServer
 
 import reverb_writer as rw
 from reverb_writer.client import on_shards
-from reverb_writer.transport import server_probe
+from reverb_writer.transport import sample_stream
 
 StartServer = Callable[..., HostedServer]
 
@@ -70,7 +70,7 @@ def test_actors_that_write_are_not_to_be_started(replay_server: StartServer) -> 
 def test_items_that_were_inserted_long_ago_do_not_show_that_actors_write(
     replay_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_probe, "_RECENT_S", 1.0)
+    monkeypatch.setattr(sample_stream, "_RECENT_S", 2.0)
     server = replay_server(rw.TableConfig("replay", rate_limiter=rw.MinSize(5)))
     with rw.ReplayDataset(server.address, "replay", 2, timeout_s=4.0) as dataset:
         insert_numbers(server.address, "replay", range(2))

@@ -76,8 +76,8 @@ def test_rows_are_packed_as_each_row_is(nest: Any) -> None:
 )
 def test_leaves_that_differ_are_named(paths: Any, expected: Any, message: str) -> None:
     with pytest.raises(StructureError) as caught:
-        check_same_leaves("here", paths, expected, "there", "Do this.")
-    assert str(caught.value) == f"here: its leaves are not those of there. {message} Do this."
+        check_same_leaves("here", paths, expected, "there")
+    assert str(caught.value) == f"here: its leaves are not those of there. {message}"
 
 
 @pytest.mark.parametrize("nest", [{}, {"a": 1}, {"a": [[1], [2]], "b": ()}])
