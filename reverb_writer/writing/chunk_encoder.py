@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.step_layout import StepLayout
 
 
-class Chunk(NamedTuple):
+@dataclass(slots=True)
+class Chunk:
     """Steps `start` to `stop` of an episode, all columns of them, encoded."""
 
     key: int  # the chunk's

@@ -8,28 +8,19 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from reverb_writer.writing.open_episode import OpenEpisode
+from reverb_writer.writing.open_episode import OpenEpisode, Ready
 from reverb_writer.writing.ring import MARK, SKIPPED, SKIPPED_LAST, STEP, NewPriority, Reset, StepRing
-from reverb_writer.writing.window_items import EpisodeWindows
 from reverb_writer.writing.window_kinds import WindowKinds
 
 if TYPE_CHECKING:
     from reverb_writer.writing.destinations import Destination
 
 _Integers = npt.NDArray[np.int64]
-
-
-class Ready(NamedTuple):
-    """Complete windows of one episode, to be encoded with those of others."""
-
-    episode: OpenEpisode
-    windows: EpisodeWindows
-    num_items: int  # the windows whose priority function failed count, too
 
 
 class Cutter:
@@ -212,7 +203,7 @@ class Cutter:
 
     def _apply(self, mark: Reset | NewPriority) -> None:
         if isinstance(mark, NewPriority):
-            self._kinds.set_priority(mark.priority)
+            self._kinds = self._kinds.with_priority(mark.priority)
             return
         for env in mark.env_ids:
             self.end(env, align=mark.align, discard=mark.discard)
@@ -236,17 +227,16 @@ class Cutter:
         end = self._kinds.episode_end(num_steps, align=align, discard=reason)
         if skipped:
             end.dropped["overflow"] = end.dropped.get("overflow", 0) + skipped
-        encoded = int(self._encoded[env])
-        last = max(self._kinds.last_end(encoded, num_steps + max(end.num_padding), end), end.last_closing_stop)
-        while episode.num_sealed < last:
-            size = min(episode.capacity, num_steps + max(end.num_padding) - episode.num_sealed)
+        while episode.num_sealed < end.last:
+            size = min(episode.capacity, max(end.limits) - episode.num_sealed)
             num_real = min(size, len(rows))
             self._seal(env, rows[:num_real], size - num_real)
             rows = rows[num_real:]
-        windows, num_items = episode.windows(encoded, num_steps, end)
-        self._complete(num_items - int(self._kinds.num_items(num_steps) - self._kinds.num_items(encoded)))
+        self._complete(end.num_items - self._kinds.num_items(num_steps))
+        encoded = int(self._encoded[env])
+        num_items = end.num_items - self._kinds.num_items(encoded)
         if num_items or any(chunk.held for chunk in episode.chunks):
-            self._ended.append(Ready(episode, windows, num_items))
+            self._ended.append(Ready(self._kinds, episode, encoded, num_steps, end, num_items))
             self.has_ended = True
         self.num_episodes += num_steps + skipped > episode.boundary
         if end.dropped:
@@ -282,10 +272,12 @@ class Cutter:
         """Return the windows that are complete in chunks, of ended episodes first; the caller encodes them now."""
         ready, self._ended, self.has_ended = self._ended, [], False
         sealed = self._steps - self._open
-        for env in (self._kinds.num_items(sealed) > self._kinds.num_items(self._encoded)).nonzero()[0].tolist():
-            windows, num_items = self._episodes[env].windows(int(self._encoded[env]), int(self._steps[env]), None)
-            self._encoded[env] = sealed[env]
-            ready.append(Ready(self._episodes[env], windows, num_items))
+        num_items = self._kinds.num_items(sealed) - self._kinds.num_items(self._encoded)
+        env_ids = num_items.nonzero()[0]
+        columns = (column[env_ids].tolist() for column in (self._encoded, sealed, num_items))
+        for env, after, num_steps, count in zip(env_ids.tolist(), *columns, strict=True):
+            ready.append(Ready(self._kinds, self._episodes[env], after, num_steps, None, count))
+        self._encoded[env_ids] = sealed[env_ids]
         return ready
 
     def cut_long_streams(self, max_items: int) -> None:

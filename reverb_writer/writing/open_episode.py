@@ -1,15 +1,16 @@
-"""One episode that is under way: its chunks, and the windows that are complete in them."""
+"""One episode that is under way, its chunks, and the windows that are complete in those of several episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from reverb_writer.writing.chunk_encoder import Chunk, ChunkEncoder
-from reverb_writer.writing.window_items import EpisodeWindows, Windows
+from reverb_writer.writing.window_items import Windows
 from reverb_writer.writing.window_kinds import EpisodeEnd, WindowKinds
+from reverb_writer.writing.window_targets import NEVER
 
 if TYPE_CHECKING:
     from reverb_writer.writing.destinations import Destination
@@ -28,12 +29,9 @@ class OpenEpisode:
         capacity: steps of the chunk that comes next.
     """
 
-    def __init__(
-        self, encoder: ChunkEncoder, kinds: WindowKinds, priorities: WindowPriorities, grid: Callable[[int], int]
-    ) -> None:
+    def __init__(self, encoder: ChunkEncoder, grid: Callable[[int], int]) -> None:
         """Begin without steps."""
-        self._encoder, self._kinds, self._priorities, self._grid = encoder, kinds, priorities, grid
-        self._key = encoder.new_key()
+        self._encoder, self._grid, self._key = encoder, grid, encoder.new_key()
         self.destination: Destination | None = None
         self.chunks: list[Chunk] = []
         self.num_sealed = self.num_skipped = self.boundary = 0
@@ -47,25 +45,36 @@ class OpenEpisode:
         self.capacity = self._grid(chunk.stop)
         return len(chunk.data)
 
-    def windows(self, encoded: int, num_steps: int, end: EpisodeEnd | None) -> tuple[EpisodeWindows, int]:
-        """Return the windows that are complete in the chunks, and their number of items.
 
-        Windows whose priority function failed are left out, but counted.
+class Ready(NamedTuple):
+    """Windows of one episode that are complete in its chunks."""
 
-        Args:
-            encoded: windows that end at or before this step count were returned before.
-            num_steps: real steps of the episode so far.
-            end: how the episode ends; None if it goes on.
-        """
-        windows, num_items = [], 0
-        for index, target in enumerate(self._kinds.targets):
-            starts, ends = self._kinds.bounds(index, encoded, self.num_sealed, end)
-            num_items += len(ends) * len(target.tables)
-            priorities = self._priorities.of(target, starts, ends, self.chunks, num_steps)
-            if callable(target.priority) and np.isnan(priorities).any():
-                good = ~np.isnan(priorities)
-                starts, ends, priorities = starts[good], ends[good], priorities[good]
-            windows.append(Windows(target.tables, starts, ends, priorities))
-        first = self.num_sealed - self._kinds.longest  # a closing window may end where the last regular one did
-        num_released = len(self.chunks) if end else sum(chunk.stop <= first for chunk in self.chunks)
-        return EpisodeWindows(windows, self.chunks, num_released), num_items
+    kinds: WindowKinds
+    episode: OpenEpisode
+    after: int  # windows that end at or before this step count were encoded before
+    num_steps: int  # real steps of the episode; while it goes on, those in chunks
+    end: EpisodeEnd | None  # None if the episode goes on
+    num_items: int  # the windows whose priority function will fail count, too
+
+    @property
+    def needed_from(self) -> int:
+        """Chunks that end at or before this step count are in no later window."""
+        # A closing window may end where the last regular one did.
+        return NEVER if self.end is not None else self.episode.num_sealed - self.kinds.longest
+
+
+def ready_windows(episodes: Sequence[Ready], priorities: WindowPriorities) -> list[Windows]:
+    """Return the windows of each kind, of several episodes of the same kinds; without those whose function failed."""
+    kinds, found = episodes[0].kinds, []
+    after = np.array([ready.after for ready in episodes], np.int64)
+    for index, target in enumerate(kinds.targets):
+        limits = [ready.num_steps if ready.end is None else ready.end.limits[index] for ready in episodes]
+        closing = [None if ready.end is None else ready.end.closing[index] for ready in episodes]
+        of, starts, ends = kinds.windows(index, after, np.array(limits, np.int64), closing)
+        values = priorities.of(target, of, starts, ends, episodes)
+        windows = Windows(target.tables, of, starts, ends, values)
+        if callable(target.priority):
+            good = ~np.isnan(values)
+            windows = Windows(target.tables, of[good], starts[good], ends[good], values[good])
+        found.append(windows)
+    return found

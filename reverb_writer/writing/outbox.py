@@ -8,9 +8,10 @@ import time
 
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.writing.chunk_encoder import ChunkEncoder
-from reverb_writer.writing.cutter import Cutter, Ready
+from reverb_writer.writing.cutter import Cutter
 from reverb_writer.writing.destinations import Destination, Destinations
 from reverb_writer.writing.observer_stats import ObserverStats
+from reverb_writer.writing.open_episode import Ready, ready_windows
 from reverb_writer.writing.priorities import WindowPriorities
 from reverb_writer.writing.ring import StepRing
 from reverb_writer.writing.window_items import stream_update
@@ -77,14 +78,14 @@ class Outbox:
 
     def encode(self) -> None:
         """Encode the windows that are complete in chunks, and write them to their destinations."""
-        groups: dict[Destination, list[Ready]] = {}
+        groups: dict[tuple[Destination, WindowKinds], list[Ready]] = {}  # a new priority makes other kinds
         for ready in self.cutter.take_ready():
             destination = ready.episode.destination
             if destination is None:
                 destination = ready.episode.destination = self.destinations.choose(ready.num_items)
             destination.num_reserved += ready.num_items
-            groups.setdefault(destination, []).append(ready)
-        for destination, group in groups.items():
+            groups.setdefault((destination, ready.kinds), []).append(ready)
+        for (destination, _), group in groups.items():
             destination.num_reserved = 0
             self._write(destination, group)
         self.cutter.unsent_bytes = 0
@@ -99,9 +100,13 @@ class Outbox:
                 num_items += group[stop].num_items
                 stop += 1
             part = group[start:stop]
-            windows = [ready.windows for ready in part]
             kept, update = stream_update(
-                windows, self._kinds.tables, self._encoder.new_key(), self._encoder.num_columns
+                ready_windows(part, self._priorities),
+                [ready.episode.chunks for ready in part],
+                [ready.needed_from for ready in part],
+                self._kinds.tables,
+                self._encoder.new_key(),
+                self._encoder.num_columns,
             )
             for ready, chunks in zip(part, kept, strict=True):
                 ready.episode.chunks = chunks

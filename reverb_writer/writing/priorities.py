@@ -18,6 +18,7 @@ from reverb_writer.arguments import check_priority
 
 if TYPE_CHECKING:
     from reverb_writer.writing.chunk_encoder import Chunk
+    from reverb_writer.writing.open_episode import Ready
     from reverb_writer.writing.window_targets import WindowTarget
 
 _LOG = logging.getLogger(__package__)
@@ -45,28 +46,28 @@ class WindowPriorities:
     def of(
         self,
         target: WindowTarget,
+        of: npt.NDArray[np.int64],
         starts: npt.NDArray[np.int64],
         ends: npt.NDArray[np.int64],
-        chunks: Sequence[Chunk],
-        num_steps: int,
+        episodes: Sequence[Ready],
     ) -> npt.NDArray[np.float64]:
         """Return the priorities of windows of one kind; NaN for those whose function failed.
 
         Args:
             target: the kind.
+            of: number of each window's episode.
             starts: first step of each window.
             ends: step after the last one of each window.
-            chunks: chunks that hold all steps of the windows, with their columns if the priority is a function.
-            num_steps: real steps of the episode so far; those after them are padding.
+            episodes: with chunks that hold all steps of the windows, and their columns if the priority is a function.
         """
         if not callable(target.priority):
             number = self._largest(target.tables) if target.priority == "max" else target.priority
             return np.full(len(ends), number, np.float64)
         takes_mask = _takes_mask(target.priority)
         found = np.full(len(ends), np.nan)
-        for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            window = self._pack(_columns(chunks, start, end))
-            mask = {"mask": np.arange(start, end) < num_steps} if takes_mask else {}
+        for i, (number, start, end) in enumerate(zip(of.tolist(), starts.tolist(), ends.tolist(), strict=True)):
+            window = self._pack(_columns(episodes[number].episode.chunks, start, end))
+            mask = {"mask": np.arange(start, end) < episodes[number].num_steps} if takes_mask else {}
             try:
                 found[i] = check_priority(target.priority(window, **mask))
             except Exception:  # noqa: BLE001  # a user's function may raise anything, and the sender goes on

@@ -1,4 +1,4 @@
-"""Windows as items: slices of sealed chunks. Pure functions of integers and arrays."""
+"""Windows as items: slices of sealed chunks. Functions of integers and arrays."""
 
 from __future__ import annotations
 
@@ -21,25 +21,13 @@ _EPISODE_BITS = 40
 
 
 class Windows(NamedTuple):
-    """Windows of one kind."""
+    """Windows of one kind, of several episodes."""
 
     tables: Sequence[str]  # each gets all of them, in the order given
+    of: Integers  # [n] number of the episode, in ascending order
     starts: Integers  # [n] first step of each
-    ends: Integers  # [n] step after its last one, in ascending order
+    ends: Integers  # [n] step after its last one, in ascending order of each episode
     priorities: npt.NDArray[np.float64]  # [n]
-
-
-class EpisodeWindows(NamedTuple):
-    """Complete windows of one episode."""
-
-    windows: Sequence[Windows]  # of each kind
-    chunks: Sequence[Chunk]  # in the order of their steps, without gaps; all that these and later windows need
-    num_released: int  # how many of them, the oldest ones, no later window can hold
-
-    @property
-    def num_items(self) -> int:
-        """Items that the windows make."""
-        return sum(len(kind.ends) * len(kind.tables) for kind in self.windows)
 
 
 class StreamUpdate(NamedTuple):
@@ -51,67 +39,79 @@ class StreamUpdate(NamedTuple):
 
 
 def stream_update(
-    episodes: Sequence[EpisodeWindows], tables: frozenset[str], first_key: int, num_columns: int
+    kinds: Sequence[Windows],
+    chunks: Sequence[Sequence[Chunk]],
+    needed_from: Sequence[int],
+    tables: frozenset[str],
+    first_key: int,
+    num_columns: int,
 ) -> tuple[list[list[Chunk]], StreamUpdate]:
-    """Put the windows of episodes, all of the same kinds, into one request; keys count from `first_key` on.
+    """Put windows of several episodes into one request; marks the chunks that are held and counted from here on.
+
+    Args:
+        kinds: the windows of each kind.
+        chunks: of each episode, in the order of their steps, without gaps; all that these and later windows need.
+        needed_from: of each episode; chunks that end at or before this step count are in no later window.
+        tables: all that the observer writes to.
+        first_key: key of the first item; the others follow it.
+        num_columns: columns of a step.
 
     Returns:
         The chunks that later windows need, of each episode, and what to write to the stream.
     """
-    chunks = [chunk for episode in episodes for chunk in episode.chunks]
-    chunk_starts = np.array([chunk.start for chunk in chunks], np.int64)
-    chunk_stops = np.array([chunk.stop for chunk in chunks], np.int64)
+    in_order = [chunk for of_episode in chunks for chunk in of_episode]
     # The steps of an episode follow those of the one before at a distance, so that one search finds any step's chunk.
-    if len(episodes) > 1:
-        shifts = np.arange(len(episodes), dtype=np.int64) << _EPISODE_BITS
-        shift = np.repeat(shifts, [len(episode.chunks) for episode in episodes])
-        chunk_starts, chunk_stops = chunk_starts + shift, chunk_stops + shift
-    chunk_keys = np.array([chunk.key for chunk in chunks], np.uint64)
+    shifts = np.arange(len(chunks), dtype=np.int64) << _EPISODE_BITS
+    chunk_shifts = np.repeat(shifts, [len(of_episode) for of_episode in chunks])
+    chunk_starts = np.array([chunk.start for chunk in in_order], np.int64) + chunk_shifts
+    chunk_stops = np.array([chunk.stop for chunk in in_order], np.int64) + chunk_shifts
+    chunk_keys = np.array([chunk.key for chunk in in_order], np.uint64)
     rows: list[ItemRows] = []
-    is_needed = np.zeros(len(chunks), bool)
-    key = first_key
-    for kinds in zip(*(episode.windows for episode in episodes), strict=True):
-        windows = kinds[0] if len(kinds) == 1 else _joined(kinds, shifts)
+    is_needed = np.zeros(len(in_order), bool)
+    key, num_bytes = first_key, 0
+    for windows in kinds:
         if len(windows.ends):
-            touched, widths, slices = _slices(windows, chunk_starts, chunk_stops, chunk_keys)
+            starts, ends = windows.starts + shifts[windows.of], windows.ends + shifts[windows.of]
+            touched, widths, slices = _slices(starts, ends, chunk_starts, chunk_stops, chunk_keys)
             rows += _item_rows(windows, widths, slices, key, num_columns)
             is_needed[touched] = True
             key += len(windows.ends) * len(windows.tables)
-    needed = {chunks[i].key: chunks[i].data for i in is_needed.nonzero()[0].tolist()}
-    release = [chunk.key for episode in episodes for chunk in episode.chunks[: episode.num_released] if chunk.held]
-    kept = [list(episode.chunks[episode.num_released :]) for episode in episodes]
+    kept, release = [], []
+    for of_episode, first in zip(chunks, needed_from, strict=True):
+        kept.append([chunk for chunk in of_episode if chunk.stop > first])
+        release += [chunk.key for chunk in of_episode if chunk.held and chunk.stop <= first]
     if not rows:
         return kept, StreamUpdate(None, [], release)
-    hold = [chunk.key for of_episode in kept for chunk in of_episode if not chunk.held]
-    new_bytes = sum(len(chunk.data) for chunk in chunks if not chunk.counted and chunk.key in needed)
-    num_bytes = new_bytes + sum(row.nbytes for _, row in rows)
-    kept = [
-        [chunk._replace(held=True, counted=chunk.counted or chunk.key in needed) for chunk in of_episode]
-        for of_episode in kept
-    ]
-    return kept, StreamUpdate(InsertRequest(tables, first_key, rows, needed, num_bytes), hold, release)
-
-
-def _joined(kinds: Sequence[Windows], shifts: Integers) -> Windows:
-    """Return windows of one kind, of several episodes whose steps are shifted."""
-    counts = [len(windows.ends) for windows in kinds]
-    tables, starts, ends, priorities = zip(*kinds, strict=True)
-    shift = np.repeat(shifts, counts)
-    return Windows(tables[0], np.concatenate(starts) + shift, np.concatenate(ends) + shift, np.concatenate(priorities))
+    needed: dict[int, bytes] = {}
+    for number in is_needed.nonzero()[0].tolist():
+        chunk = in_order[number]
+        needed[chunk.key] = chunk.data
+        num_bytes += 0 if chunk.counted else len(chunk.data)
+        chunk.counted = True
+    num_bytes += sum(row.nbytes for _, row in rows)
+    hold = [chunk for of_episode in kept for chunk in of_episode if not chunk.held]
+    for chunk in hold:
+        chunk.held = True
+    request = InsertRequest(tables, first_key, rows, needed, num_bytes)
+    return kept, StreamUpdate(request, [chunk.key for chunk in hold], release)
 
 
 def _slices(
-    windows: Windows, chunk_starts: Integers, chunk_stops: Integers, chunk_keys: npt.NDArray[np.uint64]
+    starts: Integers,
+    ends: Integers,
+    chunk_starts: Integers,
+    chunk_stops: Integers,
+    chunk_keys: npt.NDArray[np.uint64],
 ) -> tuple[Integers, Integers, npt.NDArray[Any]]:
     """Return which chunks each window touches [n, m], how many [n], and its slices of them [n, m]."""
-    first = np.searchsorted(chunk_stops, windows.starts, "right")
-    last = np.searchsorted(chunk_starts, windows.ends, "left") - 1
+    first = np.searchsorted(chunk_stops, starts, "right")
+    last = np.searchsorted(chunk_starts, ends, "left") - 1
     widths = last - first + 1
     # Windows that touch fewer chunks than others repeat their last one, which is not encoded.
     touched = np.minimum(first[:, None] + np.arange(widths.max()), last[:, None])
     begins = chunk_starts[touched]
-    offsets = np.maximum(windows.starts[:, None] - begins, 0)
-    lengths = np.minimum(windows.ends[:, None], chunk_stops[touched]) - begins - offsets
+    offsets = np.maximum(starts[:, None] - begins, 0)
+    lengths = np.minimum(ends[:, None], chunk_stops[touched]) - begins - offsets
     return touched, widths, encode_slices(chunk_keys, touched, offsets, lengths)
 
 

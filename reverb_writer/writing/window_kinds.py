@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,19 +21,15 @@ Integers = npt.NDArray[np.int64]
 class EpisodeEnd:
     """How an episode ends, for each kind of window."""
 
-    num_steps: int  # steps of the episode, without padding
-    num_padding: list[int]  # padding steps that follow the last step
+    limits: list[int]  # the step count up to which regular windows are complete, with padding
     closing: list[tuple[int, int] | None]  # the window (start, stop) that is added off the rule, or None
     dropped: dict[str, int]  # steps that no window of a kind holds, by reason, summed over the kinds
-
-    @property
-    def last_closing_stop(self) -> int:
-        """Step count at which the last closing window ends; 0 if there is none."""
-        return max((window[1] for window in self.closing if window is not None), default=0)
+    num_items: int  # of all windows of the episode
+    last: int  # step count at which the last window ends; 0 if there is none
 
 
 class WindowKinds:
-    """Which windows of an episode are complete. Immutable, but for `set_priority`.
+    """Which windows of an episode are complete. Immutable.
 
     Attributes:
         targets: the kinds, and where their windows go.
@@ -49,15 +46,11 @@ class WindowKinds:
         self.tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
         self.items_per_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
         self.longest = max((target.spec.sequence_length or NEVER) for target in targets)
-        self._counted = [
-            (target.spec.sequence_length, target.spec.stride_length, len(target.tables))
-            for target in targets
-            if target.spec.sequence_length is not None
-        ]
 
-    def set_priority(self, priority: Any) -> None:
-        """Give windows that are encoded from now on another priority."""
-        self.targets = tuple(replace(target, priority=priority) for target in self.targets)
+    def with_priority(self, priority: Any) -> WindowKinds:
+        """Return the same kinds with another priority."""
+        targets = [replace(target, priority=priority) for target in self.targets]
+        return WindowKinds(targets, spans_episodes=self.spans_episodes)
 
     def num_items(self, num_steps: Any) -> Any:
         """Return how many items the regular windows of so many steps of an episode make; elementwise of an array.
@@ -67,29 +60,36 @@ class WindowKinds:
         ([0, 2, 4, 4], array([0, 6]))
         """
         count: Any = num_steps * 0
-        for length, stride, num_tables in self._counted:
-            count = count + num_tables * ((num_steps - length + stride) // stride) * (num_steps >= length)
+        for target in self.targets:
+            count = count + len(target.tables) * _num_windows(target.spec, num_steps)
         return count
 
-    def ends(self, index: int, encoded: int, count: int, end: EpisodeEnd | None) -> range:
-        """Return the step counts after `encoded`, up to `count`, at which windows of a kind are complete."""
-        if end is not None:
-            count = min(count, end.num_steps + end.num_padding[index])
-        return self.targets[index].spec.ends(encoded, count)
+    def windows(
+        self, index: int, after: Integers, limits: Integers, closing: Sequence[tuple[int, int] | None]
+    ) -> tuple[Integers, Integers, Integers]:
+        """Return the windows of a kind, of several episodes: number of the episode, first step and end of each.
 
-    def last_end(self, encoded: int, count: int, end: EpisodeEnd | None) -> int:
-        """Return the last such step count of any kind; 0 if there is none."""
-        all_ends = (self.ends(i, encoded, count, end) for i in range(len(self.targets)))
-        return max((ends[-1] for ends in all_ends if ends), default=0)
-
-    def bounds(self, index: int, encoded: int, count: int, end: EpisodeEnd | None) -> tuple[Integers, Integers]:
-        """Return first step and end of each complete window of a kind, the closing one after the others."""
-        numbers = self.ends(index, encoded, count, end)
-        ends = np.arange(numbers.start, numbers.stop, numbers.step, np.int64)
-        starts = ends - (self.targets[index].spec.sequence_length or 0)
-        if end is not None and (closing := end.closing[index]) is not None:
-            starts, ends = np.append(starts, closing[0]), np.append(ends, closing[1])
-        return starts, ends
+        Args:
+            index: of the kind.
+            after: step count of each episode after which the windows end.
+            limits: step count of each episode up to which they do.
+            closing: the window that is added to each, after its others; None for none.
+        """
+        spec = self.targets[index].spec
+        before, upto = _num_windows(spec, after), _num_windows(spec, limits)
+        counts = upto - before
+        of = np.repeat(np.arange(len(counts)), counts)
+        # Those of an episode are numbered from `before` on, and all others come before or after them.
+        numbers = np.arange(len(of)) + np.repeat(upto - np.cumsum(counts), counts)
+        starts = numbers * spec.stride_length
+        ends = starts + (spec.sequence_length or 0)
+        added = [(number, *window) for number, window in enumerate(closing) if window is not None]
+        if added:
+            parts = zip((of, starts, ends), np.array(added).T, strict=True)
+            of, starts, ends = (np.concatenate(each) for each in parts)
+            order = np.argsort(of, kind="stable")
+            of, starts, ends = of[order], starts[order], ends[order]
+        return of, starts, ends
 
     def rows_within(self, num_items: int, num_envs: int) -> int:
         """Return how many rows may be written until so many items are complete, whatever episodes end meanwhile.
@@ -135,7 +135,10 @@ class WindowKinds:
             align: whether DROP's windows get the last L steps too, if they are in no window yet.
             discard: the reason under which all steps without a window are counted, if nothing is added; None to add.
         """
-        end = EpisodeEnd(n, [], [], {})
+        limits: list[int] = []
+        all_closing: list[tuple[int, int] | None] = []
+        dropped: collections.Counter[str] = collections.Counter()
+        num_items = last = 0
         for target in self.targets:
             spec = target.spec if discard is None else _without_end(target.spec)
             closing, reasons = spec.closing_window(n), spec.num_dropped(n)
@@ -152,13 +155,23 @@ class WindowKinds:
                 between = reasons.pop(UNALIGNED_TAIL) - length
                 if between > 0:
                     reasons[STRIDE_GAP] = reasons.get(STRIDE_GAP, 0) + between
-            if discard and reasons:
-                reasons = {discard: sum(reasons.values())}
-            end.num_padding.append(spec.num_padding(n))
-            end.closing.append(closing)
-            for reason, count in reasons.items():
-                end.dropped[reason] = end.dropped.get(reason, 0) + count
-        return end
+            limit = n + spec.num_padding(n)
+            num_windows = _num_windows(spec, limit)
+            if num_windows:
+                last = max(last, (length or 0) + (num_windows - 1) * spec.stride_length)
+            if closing is not None:
+                last = max(last, closing[1])
+            num_items += (num_windows + (closing is not None)) * len(target.tables)
+            limits.append(limit)
+            all_closing.append(closing)
+            dropped.update({discard: sum(reasons.values())} if discard and reasons else reasons)
+        return EpisodeEnd(limits, all_closing, dropped, num_items, last)
+
+
+def _num_windows(spec: WindowSpec, num_steps: Any) -> Any:
+    """Return how many regular windows so many steps have; elementwise of an array."""
+    length, stride = spec.sequence_length or NEVER, spec.stride_length
+    return (num_steps - length + stride) // stride * (num_steps >= length)
 
 
 def can_align(targets: Sequence[WindowTarget], n: int) -> bool:

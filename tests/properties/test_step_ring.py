@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from reverb_writer.transport.in_flight import InFlight
 from reverb_writer.windows import EndOfEpisode, WindowSpec
 from reverb_writer.writing.chunk_encoder import ChunkEncoder, chunk_grid
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.open_episode import OpenEpisode
+from reverb_writer.writing.open_episode import OpenEpisode, Ready, ready_windows
 from reverb_writer.writing.priorities import WindowPriorities
 from reverb_writer.writing.ring import NewPriority, Reset, StepRing
 from reverb_writer.writing.step_layout import StepLayout
@@ -198,14 +199,14 @@ class Writer:
         self.kinds = kinds = WindowKinds(config.targets, spans_episodes=config.spans_episodes)
         has_functions = any(callable(target.priority) for target in config.targets)
         self.encoder = encoder = ChunkEncoder(self.ring, layout, keeps_columns=has_functions)
-        self.priorities = priorities = WindowPriorities(layout.pack, lambda _: 1.0)
+        self.priorities = WindowPriorities(layout.pack, lambda _: 1.0)
         length = min(config.chunk_length, max(config.ring_size // (2 * self.num_envs), 1))
         grid = chunk_grid([target.spec for target in config.targets], length)
         self.cutter = Cutter(
             self.ring,
             kinds,
             config.num_envs,
-            lambda: OpenEpisode(encoder, kinds, priorities, grid),
+            lambda: OpenEpisode(encoder, grid),
             self.dropped.update,
         )
         self._next = [ENV * (env + 1) for env in range(self.num_envs)]
@@ -290,9 +291,20 @@ class Writer:
         assert cutter.num_items == self.oracle.num_items
 
     def encode(self) -> None:
-        ready = self.cutter.take_ready()
+        for _, group in itertools.groupby(self.cutter.take_ready(), lambda ready: ready.kinds):
+            self._encode(list(group))
+        while self.flight.has_queued:
+            keys = self.server.receive(self.flight.take_message(1 << 10), mask=self.config.mask)
+            self.flight.acknowledge(np.array(keys, np.uint64))
+
+    def _encode(self, ready: list[Ready]) -> None:
         kept, update = stream_update(
-            [each.windows for each in ready], self.kinds.tables, self.encoder.new_key(), self.encoder.num_columns
+            ready_windows(ready, self.priorities),
+            [each.episode.chunks for each in ready],
+            [each.needed_from for each in ready],
+            self.kinds.tables,
+            self.encoder.new_key(),
+            self.encoder.num_columns,
         )
         for each, chunks in zip(ready, kept, strict=True):
             each.episode.chunks = chunks
@@ -301,9 +313,6 @@ class Writer:
         if update.request is not None:
             self.flight.add(update.request)
         self.flight.release(update.release)
-        while self.flight.has_queued:
-            keys = self.server.receive(self.flight.take_message(1 << 10), mask=self.config.mask)
-            self.flight.acknowledge(np.array(keys, np.uint64))
 
     def send(self) -> None:
         self.take()
