@@ -7,20 +7,20 @@
        │
        │  one ItemCache for each way in which items lay out columns in chunks (at most four)
        ▼
-    ItemCache         items by the bytes of their trajectory: row ranges in the rings, if all their chunks are decoded
+    ItemCache         items by their key: row ranges in the rings, if all their chunks are decoded
        │
        │  one Partition for each group of columns; the group's small columns have a partition of their own
        ▼
     ChunkRing         decoded chunks: rows of one array for each column
        ▲  put(chunk)
        │
-    EncodedChunks ── ChunkLayoutCache     the sample's chunks, checked; offsets of tensors in similar earlier chunks
+    EncodedChunks     the sample's chunks, checked
 
     BatchAssembler.take: one ColumnBuilder for each column copies row ranges out of the rings and returns a Column.
 
 Data goes down only: no object knows the one that owns it. A ring that is full does not evict chunks by itself.
-`ChunkRing.put` returns False. Then the BatchAssembler copies the rows that its batch needs of that ring, clears the
-items of the ItemCache, calls `ChunkRing.evict_for`, and puts it again. If a chunk is larger than its ring, or the
-chunks of one item evict each other, `ItemCache.partitions_to_reset` returns the rings to empty, which are enlarged for
-this item if need be.
+`ChunkRing.put` returns False. Then the BatchAssembler copies the rows that its batch needs of that ring, calls
+`ChunkRing.evict_for`, has the ItemCache forget the items of the evicted chunks, and puts the chunk again. If a chunk
+is larger than its ring, or the chunks of one item evict each other, `ItemCache.partitions_to_reset` returns the rings
+to empty, which are enlarged for this item if need be.
 """

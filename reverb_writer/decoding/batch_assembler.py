@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from reverb_writer.decoding.chunk_ring import ChunkRing, row_bytes
 from reverb_writer.decoding.chunk_schema import DtypesAndShapes
-from reverb_writer.decoding.encoded_chunk import MAX_LAYOUT_BYTES, ChunkLayoutCache, EncodedChunk, EncodedChunks
+from reverb_writer.decoding.encoded_chunk import EncodedChunk, EncodedChunks
 from reverb_writer.decoding.item_cache import ItemCache, Partition, RowRanges
 from reverb_writer.decoding.sample_rows import JoinedRanges, SampleRows
 from reverb_writer.decoding.samples import BatchInfo, Column, ColumnBuilder
@@ -31,9 +31,11 @@ from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice, parse_t
 MAX_SAMPLE_BYTES = 1 << 30
 """Default of the largest decoded size of a sample."""
 
+_DTYPES = (np.uint64, np.float64, np.float64, np.int64, np.int32)
+"""Of the numbers of a sample, in the order of `BatchInfo`'s first fields."""
+
 _MAX_ITEM_CACHES = 4
-_ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks,
-_LAYOUTS_SHARE = 16  # and of the layouts of chunks
+_ITEMS_SHARE = 4  # memory limit of the row ranges of items: this part of the limit of decoded chunks
 
 # Columns that together are at most this part of a row are small. They are cached apart from the others, for this many
 # times as many rows: if a table of frames is larger than the cache, only the frames are decoded again.
@@ -62,8 +64,7 @@ class BatchAssembler:
 
         Args:
             max_cache_bytes: memory limit of decoded chunks, for each of up to four layouts of items. A quarter more is
-                the limit for row ranges of items. A sixteenth more, 16 MB at most, is the limit for layouts of chunks,
-                and 32 MB for schemas of chunks.
+                the limit for row ranges of items.
             max_sample_bytes: limit of the decoded size of one sample, and of the chunks that it needs.
             batch_size: how many samples are probably taken together.
             num_buffers: how many batches later a batch may reuse the arrays of a batch; 0 for new arrays each time.
@@ -77,15 +78,14 @@ class BatchAssembler:
         self._received_at = 0.0  # the first sample of the batch
         self._max_cache_bytes, self._max_sample_bytes = max_cache_bytes, max_sample_bytes
         self._caches: dict[tuple[ItemLayout, bytes], ItemCache] = {}  # by layout and spec
-        self._layouts = ChunkLayoutCache(min(max_cache_bytes // _LAYOUTS_SHARE, MAX_LAYOUT_BYTES))
         self._current: ItemCache | None = None  # of the last sample
-        self._known: Mapping[bytes, RowRanges] = {}  # its items
+        self._known: Mapping[int, RowRanges] = {}  # its items
         self.begin_next()
 
     @property
     def num_samples(self) -> int:
         """Return how many samples were added since the last `take`."""
-        return len(self._infos)
+        return len(self._numbers)
 
     @property
     def spec(self) -> bytes:
@@ -103,7 +103,7 @@ class BatchAssembler:
         An UnsafeDataError says that a tensor must not be decoded, or that the sample is too large. A FormatError says
         that parts of the sample are damaged, or contradict each other or other samples of the batch.
         """
-        if not self._infos:
+        if not self._numbers:
             self._received_at = time.monotonic()
         errors: list[ReverbWriterError] = []
         self.held_back = []
@@ -111,11 +111,11 @@ class BatchAssembler:
         for sample in remaining:
             info = sample.info
             item = info.item
-            trajectory = item.flat_trajectory
-            ranges = self._known.get(trajectory)
+            key = item.key
+            ranges = self._known.get(key)
             if ranges is None:
                 try:
-                    ranges = self._find_or_load(trajectory, sample.data)
+                    ranges = self._find_or_load(key, item.flat_trajectory, sample.data)
                 except (UnsafeDataError, FormatError) as error:
                     errors.append(error)
                     continue
@@ -126,9 +126,8 @@ class BatchAssembler:
                     self.num_foreign += 1
                     continue
             self._ranges.append(ranges)
-            self._trajectories.append(trajectory)
-            self._infos.append(info)
-            self._items.append(item)
+            # Numbers, not messages: one that is kept would keep the whole response.
+            self._numbers.append((key, item.priority, info.probability, info.table_size, item.times_sampled))
         return errors
 
     def take(self) -> tuple[list[Column], BatchInfo]:
@@ -144,7 +143,7 @@ class BatchAssembler:
         is_scalar = self._current.layout.is_scalar if self._current else ()
         columns = [builder.build(scalar) for builder, scalar in zip(self._builders, is_scalar, strict=True)]
         lengths = functools.reduce(
-            np.maximum, [column.lengths for column in columns], np.zeros(len(self._items), np.int64)
+            np.maximum, [column.lengths for column in columns], np.zeros(len(self._numbers), np.int64)
         )
         return columns, self._info(lengths)
 
@@ -161,24 +160,15 @@ class BatchAssembler:
                 for partition, ranges in zip(cache.partitions, joined, strict=True):
                     for column, source in zip(partition.columns, partition.ring.columns, strict=True):
                         sources[column] = source, ranges
-                return SampleRows(
-                    [sources[column] for column in range(len(sources))],
-                    self._info(joined[0].lengths),
-                    self._trajectories,
-                )
-        columns, info = self._copied()
-        return SampleRows.of_columns(columns, info, self._trajectories)
+                return SampleRows([sources[column] for column in range(len(sources))], self._info(joined[0].lengths))
+        return SampleRows.of_columns(*self._copied())
 
     def _info(self, lengths: npt.NDArray[np.int64]) -> BatchInfo:
-        return BatchInfo(
-            np.array([item.key for item in self._items], np.uint64),
-            np.array([item.priority for item in self._items], np.float64),
-            np.array([info.probability for info in self._infos], np.float64),
-            np.array([info.table_size for info in self._infos], np.int64),
-            np.array([item.times_sampled for item in self._items], np.int32),
-            lengths,
-            self._received_at,
+        numbers = zip(*self._numbers, strict=True) if self._numbers else [()] * len(_DTYPES)
+        keys, priorities, probabilities, table_sizes, times_sampled = (
+            np.array(of_all, dtype) for of_all, dtype in zip(numbers, _DTYPES, strict=True)
         )
+        return BatchInfo(keys, priorities, probabilities, table_sizes, times_sampled, lengths, self._received_at)
 
     def begin_next(self) -> None:
         """Begin the next batch, without samples."""
@@ -191,9 +181,7 @@ class BatchAssembler:
             self._builders = [ColumnBuilder(builder.largest_array) for builder in reusable]
         else:
             self._builders = [ColumnBuilder() for _ in range(num_columns)]
-        self._trajectories: list[bytes] = []  # encoded, of all samples of the batch
-        self._infos: list[Any] = []
-        self._items: list[Any] = []
+        self._numbers: list[tuple[int, float, float, int, int]] = []  # of each sample, see `_DTYPES`
 
     def _copy_rows(self) -> None:
         """Copy the rows of all samples to the builders."""
@@ -212,32 +200,43 @@ class BatchAssembler:
                 self._builders[column].append_rows(source, rows, joined.lengths, self._batch_size)
             self._num_copied[number] = len(self._ranges)
 
-    def _find_or_load(self, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges | None:
+    def _find_or_load(self, key: int, trajectory: bytes, encoded_chunks: Sequence[bytes]) -> RowRanges | None:
         """Return the row ranges of an item that is not in the current cache, and make its cache the current one.
 
         None if the item's spec is not the table's, or that of the batch.
         """
         layout, slices_of = parse_trajectory(trajectory)
-        chunks = EncodedChunks(encoded_chunks, self._max_sample_bytes, self._layouts)
-        spec = self._spec_of(slices_of[0][0][0], chunks)
-        if not (self._structure.admits(spec) if self._structure else not self._infos or spec == self.spec):
+        cache, ranges = self._find(layout, slices_of)
+        if cache is None:
+            chunks = EncodedChunks(encoded_chunks, self._max_sample_bytes)
+            spec = self._spec_of(slices_of[0][0][0], chunks)
+        else:
+            spec = cache.spec
+        if not (self._structure.admits(spec) if self._structure else not self._numbers or spec == self.spec):
             return None
-        if self._current and self._infos and layout.is_scalar != self._current.layout.is_scalar:
+        if self._current and self._numbers and layout.is_scalar != self._current.layout.is_scalar:
             raise FormatError(
                 f"an item of {len(layout.is_scalar)} columns in a batch whose first item has "
                 f"{len(self._current.layout.is_scalar)}, or the two differ in which columns have no time dimension. "
                 "The actors of the table do not agree."
             )
-        cache = self._caches.get((layout, spec))
-        ranges = cache.items.get(trajectory) if cache and cache is not self._current else None
-        if cache and ranges:
-            self._make_current(cache)
-            return ranges
-        ranges = self._load(cache, layout, spec, slices_of, chunks)
-        if self._structure and not self._structure.settle(spec):  # another thread has read the first item meanwhile
-            return None
-        self._caches[layout, spec].add_item(trajectory, ranges)
+        if cache is None or ranges is None:
+            ranges = self._load(self._caches.get((layout, spec)), layout, spec, slices_of, chunks)
+            if self._structure and not self._structure.settle(spec):  # another thread has read the first item meanwhile
+                return None
+            cache = self._caches[layout, spec]
+        self._make_current(cache)
+        cache.add_item(key, slices_of, ranges)
         return ranges
+
+    def _find(
+        self, layout: ItemLayout, slices_of: Sequence[Sequence[Slice]]
+    ) -> tuple[ItemCache | None, RowRanges | None]:
+        """Return the cache that has all chunks of an item, and the item's row ranges."""
+        for cache in self._caches.values():
+            if cache.layout == layout and (ranges := cache.find_rows(slices_of)):
+                return cache, ranges
+        return None, None
 
     def _spec_of(self, key: int, chunks: EncodedChunks) -> bytes:
         """Return the spec of an item by its first chunk, which is read only if it is in no ring."""
@@ -271,7 +270,8 @@ class BatchAssembler:
         for must_reset in (False, False, True):
             if must_reset or (missing and not cache.fits(missing)):
                 for number, of_item in cache.partitions_to_reset(slices_of, chunks):
-                    self._before_eviction(cache, number)
+                    self._save_rows(cache, number)
+                    cache.clear_items()
                     cache.partitions[number].ring.reset(of_item)
                 missing = cache.missing_chunks(slices_of, chunks)
             if missing is None:
@@ -292,23 +292,22 @@ class BatchAssembler:
             ring = cache.partitions[number].ring
             for key, chunk in of_partition.items():
                 if not ring.put(key, chunk):
-                    self._before_eviction(cache, number)
-                    ring.evict_for(chunk)
+                    self._save_rows(cache, number)
+                    cache.forget_items(ring.evict_for(chunk))
                     ring.put(key, chunk)
             self.num_decoded_chunks += len(of_partition)
 
-    def _before_eviction(self, cache: ItemCache, number: int) -> None:
+    def _save_rows(self, cache: ItemCache, number: int) -> None:
         """Copy the rows that the batch needs of a ring that is about to evict chunks."""
         if cache is self._current:
             self._copy_rows_of(number)
-        cache.clear_items()
 
     def _make_current(self, cache: ItemCache) -> None:
         if cache is self._current:
             return
         self._copy_rows()
         self._current, self._known, self._num_copied = cache, cache.items, [0] * len(cache.partitions)
-        if not self._infos:
+        if not self._numbers:
             self.begin_next()
         if self._caches.get((cache.layout, cache.spec)) is not cache:
             self._caches.pop((cache.layout, cache.spec), None)

@@ -116,13 +116,16 @@ class ChunkRing:
         self.rows_of[key] = start, start + length
         return True
 
-    def evict_for(self, chunk: EncodedChunk) -> None:
-        """Evict the oldest chunks, until there is room for `chunk` and probably for a few more."""
+    def evict_for(self, chunk: EncodedChunk) -> list[int]:
+        """Evict the oldest chunks, until there is room for `chunk` and probably for a few more; return their keys."""
+        evicted = []
         row = self._row_of_next(chunk.length) + max(chunk.length, self._capacity // _EVICTED_SHARE)
         while self._must_evict(row, chunk.num_bytes):
             oldest = self._chunks.popleft()
             self.num_bytes -= oldest.num_bytes
             self._drop_strings(*self.rows_of.pop(oldest.key))
+            evicted.append(oldest.key)
+        return evicted
 
     def _row_of_next(self, length: int) -> int:
         """Return where the next chunk begins: at the arrays' start, if it would exceed their end."""

@@ -11,15 +11,12 @@ import numpy as np
 
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import tensors
-from reverb_writer.protocol.chunk_layout import ExpectedTensor
 
 DtypesAndShapes = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 EncodedHeader = tuple[int, bytes]
 """A tensor's dtype, a `messages.DataType`, and its shape, an encoded TensorShapeProto."""
 
 _MAX_COLUMNS, _MAX_SHAPE_BYTES = 256, 8192  # of schemas that are cached
-_MAX_SELECTED_COLUMNS = 1024
-_MAX_PREFIX_BYTES = 2 << 20
 
 
 class ChunkSchema:
@@ -27,8 +24,6 @@ class ChunkSchema:
 
     def __init__(self, encoded_headers: Sequence[EncodedHeader]) -> None:
         """Parse the headers of a chunk's tensors; see `tensors.parse_header` for errors."""
-        self.encoded_headers = encoded_headers  # of each column's tensor
-        self._selections: dict[Sequence[int], ChunkSchema] = {}
         self.headers = [tensors.parse_header(*header) for header in encoded_headers]  # of each column's tensor
         if not all(header.shape and header.shape[0] for header in self.headers):
             raise FormatError("a tensor of a chunk has no rows.")
@@ -39,29 +34,11 @@ class ChunkSchema:
         # decoded size, without the characters of strings
         self.num_bytes = sum([header.num_bytes for header in self.headers])
         self.has_strings = any(header.dtype.kind == "O" for header in self.headers)  # whether a column has strings
-        self.is_cacheable = _is_small(encoded_headers)  # whether the schema is small enough to be kept
         have_equal_lengths = all(header.shape[0] == self.length for header in self.headers)
         # whether each tensor's content decompresses to the memory of a column of `length` rows
         self.is_raw = have_equal_lengths and not self.has_strings and sys.byteorder == "little"
         # indices of the columns of booleans
         self.boolean_columns = [number for number, header in enumerate(self.headers) if header.dtype.kind == "b"]
-
-    def select(self, indices: Sequence[int]) -> ChunkSchema:
-        """Return the schema of some of the columns."""
-        found = self._selections.get(indices)
-        if found is None:
-            if sum(map(len, self._selections)) + len(indices) > _MAX_SELECTED_COLUMNS:
-                self._selections.clear()
-            found = self._selections[indices] = schema_of(tuple([self.encoded_headers[index] for index in indices]))
-        return found
-
-    def expected_tensors(self) -> list[ExpectedTensor]:
-        """Return what `find_contents` needs to find the contents of such a chunk. At most 2 MB are kept in it."""
-        max_bytes = _MAX_PREFIX_BYTES // len(self.headers)
-        return [
-            ExpectedTensor(*encoded, header.length_prefix, header.min_block_bytes, max_bytes)
-            for encoded, header in zip(self.encoded_headers, self.headers, strict=True)
-        ]
 
     def has_usual_sizes(self, contents: Sequence[bytes | memoryview]) -> bool:
         """Return whether snappy blocks have the expected length prefixes, and may be as large as those say.
@@ -78,13 +55,9 @@ class ChunkSchema:
 
 def schema_of(encoded_headers: tuple[EncodedHeader, ...]) -> ChunkSchema:
     """Return the schema of a chunk with these tensors; the same object for equal headers, if they are small."""
-    return _cached_schema(encoded_headers) if _is_small(encoded_headers) else ChunkSchema(encoded_headers)
-
-
-def _is_small(encoded_headers: Sequence[EncodedHeader]) -> bool:
-    return (
-        len(encoded_headers) <= _MAX_COLUMNS and sum([len(shape) for _, shape in encoded_headers]) <= _MAX_SHAPE_BYTES
-    )
+    shape_bytes = sum([len(shape) for _, shape in encoded_headers])
+    is_small = len(encoded_headers) <= _MAX_COLUMNS and shape_bytes <= _MAX_SHAPE_BYTES
+    return _cached_schema(encoded_headers) if is_small else ChunkSchema(encoded_headers)
 
 
 _cached_schema = functools.lru_cache(maxsize=256)(ChunkSchema)

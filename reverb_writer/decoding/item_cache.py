@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from reverb_writer.decoding.chunk_ring import ChunkRing
@@ -13,7 +13,7 @@ from reverb_writer.protocol.trajectory_parsing import ItemLayout, Slice
 RowRanges = tuple[tuple[int, ...], ...]
 """Row ranges of an item in each partition's ring: of range after range, the first row and the number of rows."""
 
-_ENTRY_BYTES, _INT_BYTES = 200, 40
+_ENTRY_BYTES, _INT_BYTES = 320, 40  # the item's key in `_items_of` included
 
 
 class Partition(NamedTuple):
@@ -33,26 +33,39 @@ class ItemCache:
         layout: of the items.
         spec: of the items, encoded; empty if they carry none.
         partitions: every column is in exactly one.
-        items: row ranges by encoded trajectory. They are valid until a ring evicts a chunk; then call `clear_items`.
+        items: row ranges by key of the item, whose trajectory never changes. They are valid until a ring evicts one of
+            the item's chunks; then call `forget_items`.
     """
 
     def __init__(self, layout: ItemLayout, spec: bytes, partitions: Sequence[Partition], max_item_bytes: int) -> None:
         """Start without items; `max_item_bytes` is the memory limit of `items`."""
         self.layout, self.spec, self.partitions = layout, spec, partitions
-        self.items: dict[bytes, RowRanges] = {}
+        self.items: dict[int, RowRanges] = {}
+        self._items_of: dict[int, list[int]] = {}  # keys of the items that name a chunk, by its key
         self._item_bytes, self._max_item_bytes = 0, max_item_bytes
 
-    def add_item(self, trajectory: bytes, ranges: RowRanges) -> None:
-        """Keep an item's row ranges."""
-        num_bytes = len(trajectory) + sum([_ENTRY_BYTES + _INT_BYTES * len(of_partition) for of_partition in ranges])
+    def add_item(self, key: int, slices_of: Sequence[Sequence[Slice]], ranges: RowRanges) -> None:
+        """Keep the row ranges of an item, which has these slices, by group."""
+        num_bytes = _bytes_of(ranges)
         if self._item_bytes + num_bytes > self._max_item_bytes:
             self.clear_items()
         self._item_bytes += num_bytes
-        self.items[trajectory] = ranges
+        self.items[key] = ranges
+        for slices in slices_of:
+            for chunk_key, _, _ in slices:
+                self._items_of.setdefault(chunk_key, []).append(key)
+
+    def forget_items(self, chunk_keys: Iterable[int]) -> None:
+        """Forget the row ranges of items that name one of these chunks."""
+        for chunk_key in chunk_keys:
+            for key in self._items_of.pop(chunk_key, ()):
+                if ranges := self.items.pop(key, None):
+                    self._item_bytes -= _bytes_of(ranges)
 
     def clear_items(self) -> None:
         """Forget all row ranges, but no chunks."""
         self.items.clear()
+        self._items_of.clear()
         self._item_bytes = 0
 
     def find_rows(self, slices_of: Sequence[Sequence[Slice]]) -> RowRanges | None:
@@ -134,3 +147,8 @@ class ItemCache:
             if partition.ring.is_enlarged or not keys.keys() <= partition.ring.rows_of.keys():
                 found.append((number, [chunks.get(key, partition.tensors) for key in keys]))
         return found
+
+
+def _bytes_of(ranges: RowRanges) -> int:
+    """Return the memory that an item's row ranges take, roughly."""
+    return _ENTRY_BYTES + _INT_BYTES * sum(map(len, ranges))

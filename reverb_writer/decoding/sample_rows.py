@@ -55,30 +55,23 @@ class SampleRows:
 
     Attributes:
         info: of the samples.
-        items: [n] encoded trajectory of each sample, which identifies its rows; None if unknown.
         num_columns: how many columns they have.
         row_bytes: size of a row, without the characters of strings.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[tuple[Array, JoinedRanges | None]],
-        info: BatchInfo,
-        items: Sequence[bytes] | None = None,
-    ) -> None:
+    def __init__(self, sources: Sequence[tuple[Array, JoinedRanges | None]], info: BatchInfo) -> None:
         """Refer to rows.
 
         Args:
             sources: for each column, an array, and where in it the samples' rows are; None if all M rows are in order.
             info: of the samples.
-            items: encoded trajectories of the samples.
         """
-        self._sources, self.info, self.items = sources, info, items
+        self._sources, self.info = sources, info
         self.num_columns = len(sources)
         self.row_bytes = sum(row_bytes((source.dtype, source.shape[1:])) for source, _ in sources)
 
     @classmethod
-    def of_columns(cls, columns: Sequence[Column], info: BatchInfo, items: Sequence[bytes] | None = None) -> SampleRows:
+    def of_columns(cls, columns: Sequence[Column], info: BatchInfo) -> SampleRows:
         """Return the rows of columns.
 
         Raises:
@@ -94,7 +87,7 @@ class SampleRows:
             if (column.lengths != info.lengths).any():
                 raise StructureError(f"column {number}: its number of rows differs from that of other columns.")
             sources.append((column.rows, None))
-        return cls(sources, info, items)
+        return cls(sources, info)
 
     def column(self, index: int) -> Array:
         """Return all rows of one column, [M, ...]."""

@@ -9,5 +9,4 @@ item_encoding          writing: windows and chunks to the bytes of requests
 
 responses              reading: the bytes of responses to whole samples
 trajectory_parsing     an item's trajectory to chunk slices
-chunk_layout           offsets of the contents of a chunk, without parsing it
 """

@@ -6,6 +6,7 @@ the last one has `end_of_sequence`. Pure: no I/O.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -13,6 +14,7 @@ from google.protobuf.message import DecodeError
 from reverb_writer.errors import FormatError
 from reverb_writer.protocol import messages
 
+_IS_END = operator.attrgetter("end_of_sequence")
 _MAX_SPLIT_BYTES = 1 << 31
 _MAX_SPLIT_PARTS = 1 << 20  # chunks and entries; each takes memory here, even an empty one
 
@@ -44,7 +46,7 @@ class SampleReassembler:
             Messages of `reverb_writer.sampled.Entry`, each a whole sample.
         """
         entries = parse("SampleStreamResponse", messages.SampledResponse, message).entries
-        if self._incomplete is None and all(entry.end_of_sequence for entry in entries):
+        if self._incomplete is None and all(map(_IS_END, entries)):
             return list(entries)
         return [sample for entry in entries if (sample := self._join(entry))]
 

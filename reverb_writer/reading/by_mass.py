@@ -69,6 +69,11 @@ class _Shard(Source):
         """Whether other servers are to give samples while this one owes some."""
         return self.waits_since is not None and now - self.waits_since > _SLOW_S
 
+    def forgive(self) -> None:
+        """Forget and count the samples that it owes."""
+        self.num_forgiven += self.due
+        self.due, self.waits_since = 0, None
+
 
 class ByMass(Mixer):
     """Samples of uniform and prioritized tables, each server as often as its share of the mass."""
@@ -192,6 +197,11 @@ class ByMass(Mixer):
             source.heard = stream.table
             source.size = 0 if stream.table is None else stream.table.current_size
 
+    def _leave(self, source: Source) -> None:
+        assert isinstance(source, _Shard)  # noqa: S101  # `_source` makes no others
+        source.forgive()
+        super()._leave(source)
+
     def _look(self, now: float) -> float:
         """Ask servers that were not drawn for their size, and leave out those that give nothing."""
         shards = self._shards_read()
@@ -199,7 +209,7 @@ class ByMass(Mixer):
             return math.inf
         for shard in shards:
             if not self._is_usable(shard):
-                shard.due, shard.waits_since = 0, None
+                shard.forgive()
                 continue
             if now - max(shard.told_at, shard.asked_at) >= _ASK_AFTER_S and shard.stream.loss is None:
                 shard.asked_at = now
@@ -216,5 +226,5 @@ class ByMass(Mixer):
                 is_blocked and (now - shard.waits_since > _PATIENCE_S or not shard.size)
             ):
                 shard.is_late = True
-                shard.due, shard.waits_since = 0, None
+                shard.forgive()
         return now + _LOOK_S

@@ -36,6 +36,7 @@ class Source:
         waiting: samples that have come and were not taken, oldest first.
         is_late: whether it is left out until it has samples again.
         num_dropped: samples that were dropped unread.
+        num_forgiven: samples that were drawn of it and that it need not give any more.
     """
 
     def __init__(self, server: Server, stream: SampleStream) -> None:
@@ -43,7 +44,7 @@ class Source:
         self.server, self.stream = server, stream
         self.waiting: list[Any] = []
         self.is_late = False
-        self.num_dropped = 0
+        self.num_dropped = self.num_forgiven = 0
 
     @property
     def is_lost(self) -> bool:
@@ -295,6 +296,7 @@ def _add_counters(stats: FetchStats, source: Source) -> None:
     stats.reconnects += stream.reconnects
     stats.server_restarts += stream.server_restarts
     stats.dropped_samples += source.num_dropped
+    stats.forgiven_samples += source.num_forgiven
 
 
 class InTurns(Mixer):

@@ -33,8 +33,8 @@ class ReadOptions:
         skip_unsafe: skip and count samples that raise UnsafeDataError or FormatError, instead of raising.
         reuse_buffers: overwrite the arrays of a batch when a later batch is asked for, instead of giving each batch its
             own. This saves the system from providing new memory for every batch of frames.
-        max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used
-            for row ranges of items, and a sixteenth (16 MB at most) and 32 MB for the layouts of chunks.
+        max_cache_bytes: memory limit of the cache of decoded chunks, in bytes. A quarter more is used for row ranges of
+            items.
         max_sample_bytes: limit of the decoded size of one sample, in bytes.
         transform: gets each `Batch` and returns the `Batch` to hand out: decode images, stack frames, normalise. The
             dataset calls it in the thread that fetches, so it runs while the learner trains. What it raises, `next`

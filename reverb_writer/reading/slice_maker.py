@@ -88,7 +88,7 @@ class SlicesOfPools:
     def _drawn(self, rows: SampleRows, server: str) -> _Pool:
         """Draw slices of the samples of a pool."""
         options, info = self._options, dataclasses.replace(rows.info, server=server)
-        trajectories, item_of = self._known.find(rows.items, info.lengths, self._reader(rows))
+        trajectories, item_of = self._known.find(info.keys.tolist(), info.lengths, self._reader(rows))
         if not options.replacement:
             first = np.unique(info.keys, return_index=True)[1]
             chosen = np.flatnonzero(np.isin(item_of, first))

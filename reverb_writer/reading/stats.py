@@ -35,6 +35,8 @@ class FetchStats(Scalars):
         unasked_samples: samples that a server sent although they were not requested; they are left out.
         dropped_samples: samples of several servers that were dropped unread: for newer ones that tell how much a server
             holds, because their connection was lost, or because their server has left the target.
+        forgiven_samples: samples of several servers that were drawn of one, and given by others in its place, because
+            it was left out then or has left the target.
         left_out_servers: servers whose items are left out now: no connection, no answer, or a rate limiter that has
             blocked samples for a second.
         lost_samples: samples that were in flight when a connection was lost, or a message could not be read. The server
@@ -53,6 +55,7 @@ class FetchStats(Scalars):
     foreign_items: int = 0
     unasked_samples: int = 0
     dropped_samples: int = 0
+    forgiven_samples: int = 0
     left_out_servers: int = 0
     lost_samples: int = 0
     reconnects: int = 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -241,28 +241,27 @@ class KnownTrajectories:
 
     >>> known = KnownTrajectories()
     >>> steps = {"done": np.array([0, 1, 0, 0, 0])}
-    >>> trajectories, item_of = known.find([b"a", b"b"], np.array([3, 2]), lambda rows: {"done": steps["done"][rows]})
+    >>> trajectories, item_of = known.find([11, 12], np.array([3, 2]), lambda rows: {"done": steps["done"][rows]})
     >>> trajectories.lengths.tolist(), item_of.tolist()
     ([2, 1, 2], [0, 0, 1])
     """
 
     def __init__(self) -> None:
         """Start without items."""
-        self._parts_of: dict[bytes, tuple[int, ...]] = {}  # first row and length of one after the other
+        self._parts_of: dict[Hashable, tuple[int, ...]] = {}  # first row and length of one after the other
         self._num_bytes = 0
 
     def find(
-        self, items: Sequence[bytes] | None, lengths: Integers, read: Callable[[Integers], Any]
+        self, items: Sequence[Hashable], lengths: Integers, read: Callable[[Integers], Any]
     ) -> tuple[Trajectories, Integers]:
         """Return the trajectories of items that lie end to end, and the number of the item of each.
 
         Args:
-            items: what identifies each item; None to read the markers of all.
+            items: [n] keys of the items.
             lengths: [n] rows of each item, >= 1.
             read: gets numbers of rows, and returns the leaves of these rows that `read_markers` needs.
         """
-        found: list[tuple[int, ...] | None]
-        found = [None] * len(lengths) if items is None else [self._parts_of.get(item) for item in items]
+        found = [self._parts_of.get(item) for item in items]
         first_rows = np.cumsum(lengths) - lengths
         missing = [number for number, of_item in enumerate(found) if of_item is None]
         if missing:
@@ -270,8 +269,7 @@ class KnownTrajectories:
             nest = read(np.repeat(first_rows[missing], of_missing) + positions(of_missing))
             for number, of_item in zip(missing, _divide(nest, of_missing), strict=True):
                 found[number] = of_item
-                if items is not None:
-                    self._remember(items[number], of_item)
+                self._remember(items[number], of_item)
         of_items = [of_item for of_item in found if of_item is not None]
         counts = [len(of_item) // 2 for of_item in of_items]
         flat = np.fromiter(itertools.chain.from_iterable(of_items), np.int64, 2 * sum(counts))
@@ -279,8 +277,8 @@ class KnownTrajectories:
         trajectories = Trajectories(starts, flat[1::2], np.zeros_like(starts), (int(lengths.sum()),))
         return trajectories, np.arange(len(counts)).repeat(counts)
 
-    def _remember(self, item: bytes, parts: tuple[int, ...]) -> None:
-        num_bytes = _ENTRY_BYTES + len(item) + _INT_BYTES * len(parts)
+    def _remember(self, item: Hashable, parts: tuple[int, ...]) -> None:
+        num_bytes = _ENTRY_BYTES + _INT_BYTES * len(parts)
         if self._num_bytes + num_bytes > _MAX_BYTES:
             self._parts_of.clear()
             self._num_bytes = 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numbered import insert_damaged, insert_variant
+from numbered import insert_damaged, insert_variant, write_steps
 from reading import eventually
 from server_process import HostedServer
 
@@ -58,6 +58,21 @@ def test_damaged_sample_is_skipped_and_counted_too_if_asked_for(replay_server: S
     with rw.ReplayDataset(server.address, "queue", 1, skip_unsafe=True, max_samples=10) as dataset:
         assert [numbers(batch) for batch in dataset] == [[1], [2], [3], [4], [5]]
         assert dataset.stats().skipped_samples == 5
+
+
+def test_damaged_item_that_would_settle_the_structure_loses_no_other(replay_server: StartServer) -> None:
+    """Not even of a queue, whose items come once; and it does not decide what the others look like."""
+    server = replay_server(QUEUE)
+    with rw.Client(server.address) as client:
+        insert_damaged(client, "queue")
+    write_steps(server.address, "queue", 4, length=1)
+    with rw.ReplayDataset(server.address, "queue", 2, max_samples=5) as dataset:
+        with pytest.raises(rw.FormatError):
+            next(dataset)
+        found = [number for batch in dataset for number in batch.data["a"][:, 0].tolist()]
+        stats = dataset.stats()
+    assert found == [0, 1, 2, 3]
+    assert (stats.received_samples, stats.samples, stats.lost_samples) == (5, 4, 0)
 
 
 def test_errors_that_nobody_takes_are_bounded_as_samples_are(replay_server: StartServer) -> None:

@@ -26,8 +26,8 @@ class Rows:
         self.was_read += rows.tolist()
         return {"done": self._done[rows]}
 
-    def found_by(self, known: KnownTrajectories, *, with_items: bool = True) -> tuple[Any, ...]:
-        trajectories, item_of = known.find(self.items if with_items else None, self.lengths, self)
+    def found_by(self, known: KnownTrajectories) -> tuple[Any, ...]:
+        trajectories, item_of = known.find(self.items, self.lengths, self)
         return trajectories.starts.tolist(), trajectories.lengths.tolist(), item_of.tolist(), trajectories.storage_shape
 
 
@@ -43,16 +43,8 @@ def test_only_rows_of_items_that_are_new_are_read() -> None:
     assert third.was_read == []
 
 
-def test_all_rows_are_read_of_items_that_nothing_identifies() -> None:
-    known = KnownTrajectories()
-    for _ in range(2):
-        rows = Rows([b"a", b"b"])
-        assert rows.found_by(known, with_items=False) == ([0, 2, 3], [2, 1, 2], [0, 0, 1], (5,))
-        assert rows.was_read == [0, 1, 2, 3, 4]
-
-
 def test_items_are_forgotten_when_memory_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reverb_writer.slices.boundaries._MAX_BYTES", 400)  # one item: 200 + 1 + 4 x 40
+    monkeypatch.setattr("reverb_writer.slices.boundaries._MAX_BYTES", 400)  # one item: 200 + 4 x 40
     known = KnownTrajectories()
     for items, was_read in [([b"a"], [0, 1, 2]), ([b"a"], []), ([b"b"], [0, 1]), ([b"a"], [0, 1, 2])]:
         rows = Rows(items)
