@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +15,6 @@ from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer, broken_state
 from reverb_writer.episodes.space_structure import check
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
-from reverb_writer.lazy import needs
 from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50
@@ -265,16 +263,6 @@ class Episode(EpisodeData):
     def _check_temporary(self) -> None:
         if self.is_finalized:
             raise ClosedError("the episode is finalized, which removed its temporary data. Read it before.")
-
-    def get_sample_batch(self) -> Any:
-        """Return `get_data_dict()` as an RLlib `SampleBatch`.
-
-        Raises:
-            MissingExtraError: RLlib is not installed.
-        """
-        with needs("`get_sample_batch`", "ray[rllib]"):
-            sample_batch = importlib.import_module("ray.rllib.policy.sample_batch")
-        return sample_batch.SampleBatch(self.get_data_dict())
 
     def get_state(self) -> dict[str, Any]:
         """Return the whole episode as a dict of arrays, lists and spaces, to be pickled.
