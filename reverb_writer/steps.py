@@ -11,7 +11,7 @@ import functools
 import keyword
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +63,22 @@ def named_tuple(name: str, fields: tuple[str, ...]) -> Any:
         return Trajectory
     usable = name.isidentifier() and not keyword.iskeyword(name)
     return collections.namedtuple(name if usable else "NamedTuple", fields, rename=True)  # noqa: PYI024  # made at run time
+
+
+def boundary_steps(steps: Any) -> Any:
+    """Return which steps hold a final observation and no action, as RLDS and TF-Agents flag them; None if neither does.
+
+    Booleans of the shape of `step_type` or `is_last` in a dict or a named tuple of steps.
+
+    >>> boundary_steps({"is_last": [[0, 1], [0, 0]]})
+    array([[False,  True],
+           [False, False]])
+    """
+    fields = steps._asdict() if hasattr(steps, "_asdict") else steps
+    for name, last in BOUNDARY_MARKS:
+        if isinstance(fields, Mapping) and fields.get(name) is not None:
+            return np.asarray(fields[name]) == last
+    return None
 
 
 class StepStructure:

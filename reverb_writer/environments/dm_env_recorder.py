@@ -7,8 +7,8 @@ from typing import Any
 
 import dm_env
 
-from reverb_writer.environments.recorded_steps import PolicyExtras
-from reverb_writer.environments.time_steps import TimeStepRecorder
+from reverb_writer.environments.recorded_steps import Recording, extras_reader
+from reverb_writer.environments.time_steps import begin, take
 from reverb_writer.errors import StructureError
 
 
@@ -20,16 +20,13 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
     ) -> None:
         """Wrap an environment; arguments as for `record`."""
         self._env = env
-        self._extras = None if extras is None else PolicyExtras(extras)
-        self._recorder = TimeStepRecorder(observer)
-        self._needs_reset = False
+        self._read_extras = extras_reader(extras)
+        self._recording = Recording(observer)
 
     def reset(self) -> dm_env.TimeStep:
         """Begin an episode. An episode that was not over is recorded as truncated."""
-        self._needs_reset = True
-        timestep = self._env.reset()
-        self._recorder.observe_first(timestep)
-        self._needs_reset = False
+        timestep = self._recording.call(self._env.reset)
+        begin(self._recording, timestep)
         return timestep
 
     def step(self, action: Any) -> dm_env.TimeStep:
@@ -37,22 +34,17 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
 
         Raises:
             StructureError: after an interrupt, or because recording failed: a step would be missing.
-            StructureError, ReplayTimeoutError, ClosedError: as `TimeStepRecorder.observe`.
+            StructureError, ReplayTimeoutError, ClosedError: as the observer raises.
         """
-        if self._needs_reset:
+        recording = self._recording
+        if recording.needs_reset and recording.state.observation is not None:
             raise StructureError("call `reset` before `step`: no episode is being recorded; a step is missing.")
-        extras = () if self._extras is None else self._extras.read()
-        self._needs_reset = True  # an interrupt may come when the environment has taken the step
-        try:
-            timestep = self._env.step(action)
-        except Exception:
-            self._needs_reset = False
-            raise
+        extras = self._read_extras().get("extras", ())
+        timestep = recording.call(self._env.step, action)
         if timestep.first():
-            self._recorder.observe_first(timestep)
+            begin(recording, timestep)
         else:
-            self._recorder.observe(action, timestep, extras)
-        self._needs_reset = False
+            take(recording, action, timestep, extras)
         return timestep
 
     def observation_spec(self) -> Any:
@@ -74,7 +66,7 @@ class RecordedEnvironment(dm_env.Environment):  # type: ignore[misc]  # dm_env h
     def close(self) -> None:
         """Record the end of an episode that was not over, and close the environment."""
         try:
-            self._recorder.end_episode()
+            self._recording.end()
         finally:
             self._env.close()
 

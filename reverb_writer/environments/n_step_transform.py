@@ -19,7 +19,7 @@ Source: Acme, `NStepTransitionAdder`; docs/compatibility.md lists the difference
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,8 @@ import tree
 from reverb_writer.arguments import check_fraction, integer
 from reverb_writer.errors import StructureError
 from reverb_writer.leaves import stored_dtype
-from reverb_writer.nests import named_leaves
-from reverb_writer.steps import BOUNDARY_MARKS
+from reverb_writer.nests import check_same_leaves, flattener, named_leaves, packer, structure_of
+from reverb_writer.steps import boundary_steps
 
 Array = npt.NDArray[Any]
 
@@ -37,214 +37,85 @@ _NEEDED = ("observation", "action", "reward", "discount")
 _MARKERS = frozenset({"step_type", "next_step_type", "is_first", "is_last", "is_terminal", "terminated", "truncated"})
 
 
-def _as_step(step: Any) -> dict[str, Any]:
-    """Return the fields of a step."""
-    fields = step._asdict() if hasattr(step, "_asdict") else step
-    missing = [name for name in _NEEDED if not isinstance(fields, Mapping) or name not in fields]
-    if missing:
-        raise StructureError(f"a step for n-step transitions has no {missing}; it needs {[*_NEEDED]}.")
-    return dict(fields)
+class _Ring:
+    """Starts of transitions: the step with index i of an episode is in row i % n.
 
-
-def _is_boundary(fields: Mapping[str, Any]) -> Any:
-    """Return whether a step is the last of its episode, as it says: a flag, or [N] flags."""
-    for name, last in BOUNDARY_MARKS:
-        if name in fields:
-            return np.asarray(fields[name]) == last
-    raise StructureError("a step for n-step transitions needs `is_last` or `step_type`, or pass `end_of_episode`.")
-
-
-def _without_markers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that go with a transition."""
-    return {name: value for name, value in fields.items() if name not in _MARKERS}
-
-
-class _Ring(NamedTuple):
-    """Starts of transitions: the step with index i of an episode is in row i % n."""
-
-    steps: Any  # leaves [n, N, ...] of the steps without markers
-    rewards: Array  # [n, N, ...] float64, the rewards since each start, discounted
-    discounts: Array  # [n, N, ...] float64, their discounts
-
-
-class _VectorNStep:
-    """Fold the steps of N environments; see `NStepTransform`.
-
-    The starts of transitions lie in a ring of n rows for each environment, all in arrays [n, N, ...]: a call folds the
-    steps of all environments at once.
+    Attributes:
+        steps: leaves [n, N, ...] of the steps without markers.
+        rewards: [n, N, ...] float64 each, the rewards since each start, discounted.
+        discounts: [n, N, ...] float64 each, their discounts.
     """
 
-    def __init__(self, observer: Any, n: int, gamma: float, num_envs: int) -> None:
-        """Begin with no episodes."""
-        self._observer, self._n, self._gamma, self._num_envs = observer, n, gamma, num_envs
-        self._env_ids = np.arange(num_envs)
-        self._ring: _Ring | None = None
-        self._counts = np.zeros(num_envs, np.int64)  # steps of each ongoing episode
-        self._num_passed = 0
-
-    def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
-        """Add a step of some environments, and pass on the transitions to its observations."""
-        fields = _as_step(step)
-        ends = self._flags("end_of_episode", _is_boundary(fields) if end_of_episode is None else end_of_episode)
-        present = self._flags("env_mask", True if env_mask is None else env_mask)
-        fields = {name: tree.map_structure(np.asarray, value) for name, value in fields.items()}
-        ring = self._ring or self._new_ring(fields)
-        self._pass_on(ring, fields["observation"], present, present & ends)
-        self._ring, self._num_passed = ring, 0
-        self._push(ring, fields, present & ~ends)
-        self._counts[present & ends] = 0
-
-    def reset(self) -> None:
-        """Forget all episodes; transitions that were passed on stay."""
-        self._counts[:], self._num_passed = 0, 0
-
-    def _pass_on(self, ring: _Ring, observation: Any, present: Array, ending: Array) -> None:
-        """Pass on the oldest start of each environment, and all starts of those whose episode ends."""
-        held = np.minimum(self._counts, self._n)
-        rounds = [present & (held > 0), *(ending & (held > index) for index in range(1, self._n))]
-        rounds = [env_mask for env_mask in rounds if env_mask.any()]
-        for index in range(self._num_passed, len(rounds)):
-            rows = (self._counts - held + index) % self._n
-            chosen = tree.map_structure(lambda leaf, at=rows: leaf[at, self._env_ids], ring.steps)
-            transition = {
-                **chosen,
-                "reward": ring.rewards[rows, self._env_ids].astype(chosen["reward"].dtype),
-                "discount": ring.discounts[rows, self._env_ids].astype(chosen["discount"].dtype),
-                "next_observation": observation,
-            }
-            last = ending & (held == index + 1)
-            self._observer(transition, end_of_episode=last, env_mask=rounds[index])
-            self._num_passed = index + 1
-
-    def _push(self, ring: _Ring, fields: Mapping[str, Any], acting: Array) -> None:
-        """Add a reward and a discount to all starts, and a start; rows that hold none become what is never read."""
-        reward, discount = (fields[name].astype(np.float64) for name in ("reward", "discount"))
-        is_acting = acting.reshape((-1, *(1,) * (reward.ndim - 1)))
-        weights = self._gamma * ring.discounts
-        weights = weights.reshape((*weights.shape, *(1,) * (reward.ndim - discount.ndim)))
-        np.add(ring.rewards, weights * reward, out=ring.rewards, where=is_acting)
-        is_acting = acting.reshape((-1, *(1,) * (discount.ndim - 1)))
-        np.multiply(ring.discounts, self._gamma * discount, out=ring.discounts, where=is_acting)
-        rows, env_ids = (self._counts % self._n)[acting], self._env_ids[acting]
-        new = _Ring(_without_markers(fields), reward, discount)
-        for held, leaf in zip(tree.flatten(ring), tree.flatten(new), strict=True):
-            held[rows, env_ids] = leaf[acting]
-        self._counts[acting] += 1
-
-    def _new_ring(self, fields: Mapping[str, Any]) -> _Ring:
-        """Return a ring for steps like this one."""
-        reward, discount = fields["reward"], fields["discount"]
-        if tree.is_nested(reward) or discount.shape not in (reward.shape, reward.shape[:1]):
-            raise StructureError("`reward` must be an array [N, ...], and `discount` [N] or of the reward's shape.")
-        for path, leaf in zip(*named_leaves(dict(fields), "a step"), strict=True):
-            if leaf.shape[:1] != (self._num_envs,):
-                raise StructureError(f"leaf `{path}`: shape {leaf.shape}, expected ({self._num_envs}, ...).")
-
-        def zeros(leaf: Array, dtype: Any = None) -> Array:
-            return np.zeros((self._n, *leaf.shape), stored_dtype(leaf.dtype) if dtype is None else dtype)
-
-        steps = tree.map_structure(zeros, _without_markers(fields))
-        return _Ring(steps, zeros(reward, np.float64), zeros(discount, np.float64))
-
-    def _flags(self, name: str, flags: Any) -> Array:
-        array = np.asarray(flags, bool)
-        if array.shape not in ((), (self._num_envs,)):
-            raise StructureError(f"`{name}` has shape {array.shape}, expected ({self._num_envs},): one an environment.")
-        return np.broadcast_to(array, self._num_envs)
-
-
-class _Start(NamedTuple):
-    """The first step of transitions, with the rewards and discounts so far: a number or an array for each leaf."""
-
-    step: Mapping[str, Any]
-    rewards: list[Any]
-    discounts: list[Any]
-
-
-class _SingleNStep:
-    """Fold the steps of one environment; see `NStepTransform`. Rewards and discounts may be nests."""
-
-    def __init__(self, observer: Any, n: int, gamma: float) -> None:
-        """Begin with no episode."""
-        self._observer, self._n, self._gamma = observer, n, gamma
-        self._starts: list[_Start] = []
-        self._before: Mapping[str, Any] | None = None
-        self._num_passed = 0
-
-    def __call__(self, step: Any, *, end_of_episode: bool | None = None, env_mask: None = None) -> None:
-        """Add a step, and pass on the transition to its observation; at the end of an episode, all that remain."""
-        if env_mask is not None:
-            raise StructureError(
-                "`env_mask` is for steps of several environments. Pass `num_envs` to `NStepTransform`."
-            )
-        fields = _as_step(step)
-        is_last = bool(_is_boundary(fields) if end_of_episode is None else end_of_episode)
-        starts = self._starts
-        if self._before is not None:
-            rewards, discounts = _leaves(self._before)
-            starts = [
-                _Start(
-                    start.step,
-                    [
-                        total + self._gamma * so_far * reward
-                        for total, so_far, reward in zip(start.rewards, start.discounts, rewards, strict=True)
-                    ],
-                    [
-                        self._gamma * so_far * discount
-                        for so_far, discount in zip(start.discounts, discounts, strict=True)
-                    ],
-                )
-                for start in starts[max(0, len(starts) + 1 - self._n) :]
-            ]
-            starts.append(_Start(self._before, [r + 0 * d for r, d in zip(rewards, discounts, strict=True)], discounts))
-            transitions = [_transition(start, fields) for start in (starts if is_last else starts[:1])]
-            for index in range(self._num_passed, len(transitions)):
-                self._observer(transitions[index], end_of_episode=is_last and index == len(transitions) - 1)
-                self._num_passed = index + 1
-        self._num_passed = 0
-        self._starts = [] if is_last else starts
-        self._before = None if is_last else fields
-
-    def reset(self) -> None:
-        """Forget the episode; transitions that were passed on stay."""
-        self._starts, self._before, self._num_passed = [], None, 0
-
-
-def _leaves(step: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    """Return rewards and discounts as floats or arrays; if only one of them is a nest, the other is repeated."""
-    rewards, discounts = ([*map(_as_float, tree.flatten(step[name]))] for name in ("reward", "discount"))
-    if not tree.is_nested(step["discount"]):
-        discounts *= len(rewards)
-    if not tree.is_nested(step["reward"]):
-        rewards *= len(discounts)
-    if len(rewards) != len(discounts):
-        raise StructureError(
-            f"{len(rewards)} rewards and {len(discounts)} discounts, expected as many of one as of the other."
+    def __init__(self, fields: Mapping[str, Any], n: int, num_envs: int | None) -> None:
+        """Make a ring for steps like this one."""
+        self._paths, _ = named_leaves(fields, "a step")
+        self._flatten, self._pack = flattener(fields), packer(structure_of(fields))
+        self._is_single = num_envs is None
+        names = [path.partition("/")[0] for path in self._paths]
+        self._reward_at, self._discount_at = (
+            [number for number, name in enumerate(names) if name == wanted] for wanted in ("reward", "discount")
         )
-    return rewards, discounts
+        num_rewards, num_discounts = len(self._reward_at), len(self._discount_at)
+        # If only one of them is a nest, the other is repeated.
+        if not tree.is_nested(fields["discount"]):
+            self._discount_at *= num_rewards
+        if not tree.is_nested(fields["reward"]):
+            self._reward_at *= num_discounts
+        if len(self._reward_at) != len(self._discount_at):
+            raise StructureError(
+                f"{num_rewards} rewards and {num_discounts} discounts, expected as many of one as of the other."
+            )
+        self._pack_folded = packer(structure_of(fields["discount" if num_discounts > 1 else "reward"]))
+        arrays = self.leaves(fields)
+        if num_envs is not None:
+            reward, discount = (arrays[at[0]] for at in (self._reward_at, self._discount_at))
+            if num_rewards > 1 or discount.shape not in (reward.shape, reward.shape[:1]):
+                raise StructureError("`reward` must be an array [N, ...], and `discount` [N] or of the reward's shape.")
+            for path, leaf in zip(self._paths, arrays, strict=True):
+                if leaf.shape[:1] != (num_envs,):
+                    raise StructureError(f"leaf `{path}`: shape {leaf.shape}, expected ({num_envs}, ...).")
+        pairs = self.pairs(arrays)
+        self.steps, self.rewards, self.discounts = (
+            [np.zeros((n, *leaf.shape), stored_dtype(leaf.dtype)) for leaf in column] for column in (arrays, *pairs)
+        )
 
+    def leaves(self, fields: Mapping[str, Any]) -> list[Array]:
+        """Return the leaves of a step, [N, ...]; those of one environment become [1, ...]."""
+        try:
+            leaves = self._flatten(fields)
+        except (TypeError, LookupError):
+            paths, leaves = named_leaves(fields, "a step")
+            check_same_leaves("a step", paths, self._paths, "the first step")
+        return [np.asarray(leaf)[None] if self._is_single else np.asarray(leaf) for leaf in leaves]
 
-def _as_float(leaf: Any) -> Any:
-    array = np.asarray(leaf, np.float64)
-    return array if array.ndim else float(array)
+    def pairs(self, leaves: list[Array]) -> tuple[list[Array], list[Array]]:
+        """Return rewards and discounts, float64, as many of one as of the other; a reward has its discount's axes."""
+        rewards, discounts = (
+            [leaves[number].astype(np.float64) for number in at] for at in (self._reward_at, self._discount_at)
+        )
+        for number, (reward, discount) in enumerate(zip(rewards, discounts, strict=True)):
+            if discount.shape != reward.shape and discount.ndim > 1:
+                ndim = max(reward.ndim, discount.ndim)
+                rewards[number] = _widened(reward, ndim, 1) + 0 * _widened(discount, ndim, 1)
+        return rewards, discounts
 
-
-def _transition(start: _Start, end: Mapping[str, Any]) -> dict[str, Any]:
-    step = start.step
-    nest = step["discount"] if tree.is_nested(step["discount"]) else step["reward"]
-    return {
-        **_without_markers(step),
-        "reward": _packed(start.rewards, step["reward"], nest),
-        "discount": _packed(start.discounts, step["discount"], nest),
-        "next_observation": end["observation"],
-    }
-
-
-def _packed(values: list[Any], like: Any, nest: Any) -> Any:
-    """Put values into `nest`, in the dtypes of the leaves of `like`."""
-    dtypes = [np.asarray(leaf).dtype for leaf in tree.flatten(like)]
-    dtypes *= len(values) if len(dtypes) < len(values) else 1
-    return tree.unflatten_as(nest, [np.asarray(value, dtype)[()] for value, dtype in zip(values, dtypes, strict=True)])
+    def transition(self, rows: Array, env_ids: Array) -> dict[str, Any]:
+        """Return the steps of these starts, with folded rewards and discounts in the dtypes of the steps."""
+        leaves = [leaf[rows, env_ids] for leaf in self.steps]
+        rewards, discounts = (
+            [
+                column[rows, env_ids].astype(self.steps[number].dtype)
+                for column, number in zip(folded, numbers, strict=True)
+            ]
+            for folded, numbers in ((self.rewards, self._reward_at), (self.discounts, self._discount_at))
+        )
+        if self._is_single:
+            leaves, rewards, discounts = ([leaf[0] for leaf in column] for column in (leaves, rewards, discounts))
+        return {
+            **self._pack(leaves),
+            "reward": self._pack_folded(rewards),
+            "discount": self._pack_folded(discounts),
+        }
 
 
 class NStepTransform:
@@ -280,24 +151,27 @@ class NStepTransform:
         Raises:
             SpecError: a number out of range.
         """
-        n, gamma = integer("n_step", n_step, minimum=1), check_fraction("discount", discount)
+        self._observer = observer
+        self._n, self._gamma = integer("n_step", n_step, minimum=1), check_fraction("discount", discount)
         num_envs = getattr(observer, "num_envs", None) if num_envs is None else num_envs
         self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
-        self._observer, self._n = observer, n
-        self._fold = (
-            _SingleNStep(observer, n, gamma)
-            if self.num_envs is None
-            else _VectorNStep(observer, n, gamma, self.num_envs)
-        )
+        self._env_ids = np.arange(self.num_envs or 1)  # one environment is a row of leaves [1, ...]
+        self.reset()
 
     def __repr__(self) -> str:
         return f"<NStepTransform of {self._n} steps to {self._observer!r}>"
+
+    def reset(self) -> None:
+        """Forget the episode, or those of all environments; transitions that were passed on stay."""
+        self._ring: _Ring | None = None
+        self._counts = np.zeros(len(self._env_ids), np.int64)  # steps of each ongoing episode
+        self._num_passed = 0
 
     def __call__(self, step: Any, *, end_of_episode: Any = None, env_mask: Any = None) -> None:
         """Add a step, and pass on the transition to its observation; at the end of an episode, all that remain.
 
         Args:
-            step: a dict or a named tuple; kept without copying while a transition of one environment needs it.
+            step: a dict or a named tuple; copied.
             end_of_episode: whether it is the last of its episode, with `num_envs` [N] booleans; None to read `is_last`
                 or `step_type`.
             env_mask: [N] booleans, which environments have a step here; None for all. With `num_envs` only.
@@ -307,8 +181,71 @@ class NStepTransform:
             StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Nothing changed, except that some
                 of the transitions may have been passed on; a call with the same step passes on the others.
         """
-        self._fold(step, end_of_episode=end_of_episode, env_mask=env_mask)
+        if self.num_envs is None and env_mask is not None:
+            raise StructureError(
+                "`env_mask` is for steps of several environments. Pass `num_envs` to `NStepTransform`."
+            )
+        fields = step._asdict() if hasattr(step, "_asdict") else step
+        missing = [name for name in _NEEDED if not isinstance(fields, Mapping) or name not in fields]
+        if missing:
+            raise StructureError(f"a step for n-step transitions has no {missing}; it needs {[*_NEEDED]}.")
+        if end_of_episode is None:
+            end_of_episode = boundary_steps(fields)
+            if end_of_episode is None:
+                raise StructureError(
+                    "a step for n-step transitions needs `is_last` or `step_type`, or pass `end_of_episode`."
+                )
+        ends = self._flags("end_of_episode", end_of_episode)
+        present = self._flags("env_mask", True if env_mask is None else env_mask)
+        fields = {name: value for name, value in fields.items() if name not in _MARKERS}
+        ring = self._ring or _Ring(fields, self._n, self.num_envs)
+        leaves = ring.leaves(fields)
+        self._pass_on(ring, fields["observation"], present, present & ends)
+        self._ring, self._num_passed = ring, 0
+        self._push(ring, leaves, present & ~ends)
+        self._counts[present & ends] = 0
 
-    def reset(self) -> None:
-        """Forget the episode, or those of all environments; transitions that were passed on stay."""
-        self._fold.reset()
+    def _pass_on(self, ring: _Ring, observation: Any, present: Array, ending: Array) -> None:
+        """Pass on the oldest start of each environment, and all starts of those whose episode ends."""
+        held = np.minimum(self._counts, self._n)
+        rounds = [present & (held > 0)]
+        if ending.any():
+            rounds += [ending & (held > index) for index in range(1, self._n)]
+        rounds = [env_mask for env_mask in rounds if env_mask.any()]
+        for index in range(self._num_passed, len(rounds)):
+            rows = (self._counts - held + index) % self._n
+            transition = {**ring.transition(rows, self._env_ids), "next_observation": observation}
+            last = ending & (held == index + 1)
+            if self.num_envs is None:
+                self._observer(transition, end_of_episode=bool(last[0]))
+            else:
+                self._observer(transition, end_of_episode=last, env_mask=rounds[index])
+            self._num_passed = index + 1
+
+    def _push(self, ring: _Ring, leaves: list[Array], acting: Array) -> None:
+        """Add a reward and a discount to all starts, and a start; rows that hold none become what is never read."""
+        if not acting.any():
+            return
+        rewards, discounts = ring.pairs(leaves)
+        for total, so_far, reward, discount in zip(ring.rewards, ring.discounts, rewards, discounts, strict=True):
+            weights = self._gamma * _widened(so_far, total.ndim, 2)
+            np.add(total, weights * reward, out=total, where=_widened(acting, reward.ndim, 1))
+            np.multiply(so_far, self._gamma * discount, out=so_far, where=_widened(acting, discount.ndim, 1))
+        rows, env_ids = (self._counts % self._n)[acting], self._env_ids[acting]
+        for column, new in ((ring.steps, leaves), (ring.rewards, rewards), (ring.discounts, discounts)):
+            for held, leaf in zip(column, new, strict=True):
+                held[rows, env_ids] = leaf[acting]
+        self._counts[acting] += 1
+
+    def _flags(self, name: str, flags: Any) -> Array:
+        array = np.asarray(flags, bool)
+        if array.shape not in ((), self._env_ids.shape):
+            raise StructureError(
+                f"`{name}` has shape {array.shape}, expected {self._env_ids.shape}: one per environment."
+            )
+        return np.full(self._env_ids.shape, array)
+
+
+def _widened(array: Array, ndim: int, axis: int) -> Array:
+    """Return an array with as many axes, those that are new at `axis`."""
+    return array.reshape(*array.shape[:axis], *(1,) * (ndim - array.ndim), *array.shape[axis:])

@@ -26,55 +26,165 @@ Source: RLDS (reward and discount beside the action that led to them, a last ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import tree
 
+from reverb_writer.episodes.episode_batch import AutoresetMode
 from reverb_writer.errors import SpecError, StructureError
-from reverb_writer.leaves import host_array
+from reverb_writer.leaves import host_array, stored_dtype, zeros
 
-FALSE, TRUE = np.False_, np.True_
-ZERO = np.float32(0)
-
-
-_NO_FLAGS = dict.fromkeys(("is_first", "is_last", "terminated", "truncated"), FALSE)
+Result = TypeVar("Result")
 
 
-def recorded_step(observation: Any, action: Any, reward: Any, discount: Any, **others: Any) -> dict[str, Any]:
-    """Return a step with these fields and `others`; of several environments if all leaves are [N, ...]."""
-    own = {"observation": observation, "action": action, "reward": reward, "discount": discount}
-    return {**own, **_NO_FLAGS, **others}
+class _Episodes(NamedTuple):
+    """The episodes under way, of one environment or of N: then arrays, which are never changed in place."""
+
+    observation: Any  # the last one
+    is_first: Any  # whether no step of the episode is written yet
+    ends: tuple[Any, Any] | None = None  # `terminated`, `truncated` of episodes whose last step is to be written
+    seed: Any = None
+    zeros: Any = None  # action, reward and so on of a last step; None before the first step
 
 
 class Recording:
-    """Passes steps to an observer, and keeps what a recorder knows of its episodes once the observer has them.
+    """Makes the steps of episodes, and passes them to an observer: `first`, then `observe` after each step, or `end`.
 
-    An interrupt may come before the observer has taken a step or after it, and the recorder must know which: else the
-    last observation of an episode would be that before an action that was recorded. An observer of this package tells;
-    of another function, a call that raises counts as not taken.
+    An interrupt may come before the observer has taken a step or after it, and it must be known which: else the last
+    observation of an episode would be that before an action that was recorded. An observer of this package tells; of
+    another function, a call that raises counts as not taken.
 
     Attributes:
-        state: what the recorder knows; it changes by one assignment.
+        observer: takes the steps, with `env_mask` if not all of N environments have one.
+        state: of the episodes; it changes by one assignment.
+        needs_reset: a bool, or [N]: which environments are in no episode, or may have taken a step that is not
+            recorded.
     """
 
-    def __init__(self, observer: Callable[..., Any], state: Any) -> None:
-        """Begin with a state."""
-        self.observer, self.state = observer, state
+    def __init__(
+        self, observer: Callable[..., Any], num_envs: int | None = None, mode: AutoresetMode = AutoresetMode.DISABLED
+    ) -> None:
+        """Begin without episodes."""
+        self.observer, self._num_envs, self._mode = observer, num_envs, mode
+        self._false = np.zeros(() if num_envs is None else num_envs, bool)[()]
+        self._true = ~self._false
+        self._no_episodes = _Episodes(None, self._true)
+        self.state = self._no_episodes
+        self.needs_reset = self._true
         self._open_call: tuple[int | None, Any] | None = None  # steps taken before a call, and the state after it
 
-    def write(self, step: Any, after: Any, **how: Any) -> None:
+    def call(self, method: Callable[..., Result], *args: Any, env_mask: Any = None, **kwargs: Any) -> Result:
+        """Return the result of a method that moves environments, which are those of `env_mask` or all.
+
+        They need a reset until `first` or `observe` has recorded the result: an interrupt may come before that.
+        """
+        before = self.needs_reset
+        self.needs_reset = self._true if env_mask is None else before | env_mask
+        try:
+            return method(*args, **kwargs)
+        except Exception:
+            self.needs_reset = before
+            raise
+
+    def first(self, observation: Any, *, env_mask: Any = None, seed: Any = None) -> None:
+        """Begin episodes, in the environments of `env_mask` or in all; those under way are recorded as truncated."""
+        mask = self._mask(env_mask)
+        self.end(mask)
+        state = self.state
+        if mask.all():
+            self.state = self._no_episodes._replace(observation=observation, seed=seed)
+        else:
+            self.state = state._replace(
+                observation=tree.map_structure(partial(_choose, mask), observation, state.observation),
+                seed=None if seed is None else np.where(mask, seed, state.seed),
+            )
+        self.needs_reset = self.needs_reset & ~mask
+
+    def observe(
+        self, result: dict[str, Any], observation: Any, ends: tuple[Any, Any] | None, following: Any = None
+    ) -> None:
+        """Record an action and what it led to; of episodes that are over, also the last step.
+
+        Args:
+            result: action, reward, discount and maybe extras.
+            observation: the observation after the action, the terminal one included.
+            ends: `terminated` and `truncated`; None if no episode is over.
+            following: observations that episodes begin with where others are over (SAME_STEP).
+        """
+        self.needs_reset = self._true
+        state = self.state
+        zeros = state.zeros or tree.map_structure(_zeros, result)
+        is_last, seed = self._false, state.seed
+        if state.ends is not None:  # environments have reset themselves (NEXT_STEP): the action had no effect there
+            is_last = state.ends[0] | state.ends[1]
+            result = tree.map_structure(partial(_choose, is_last), zeros, result)
+            seed = self._without(is_last).seed
+        self._write(
+            self._step(result, is_last, *(state.ends or (is_last, is_last))),
+            _Episodes(observation, is_last, ends, seed, zeros),
+        )
+        over = self._false
+        if ends is not None and self._mode is not AutoresetMode.NEXT_STEP:
+            over = ends[0] | ends[1]
+            self.end(over)
+            if self._mode is AutoresetMode.SAME_STEP:
+                self.state, over = self.state._replace(observation=following), self._false
+        self.needs_reset = over
+
+    def end(self, env_mask: Any = None) -> None:
+        """Record the last step of episodes that have steps; those that are not over are truncated."""
+        mask = self._mask(env_mask)
+        self.needs_reset = self.needs_reset | mask
+        self._settle()
+        state = self.state
+        ending = mask & ~state.is_first
+        if ending.any():
+            terminated, truncated = state.ends or (self._false, self._false)
+            step = self._step(state.zeros, self._true, terminated, truncated | ~terminated)
+            self._write(step, self._without(ending), **({} if self._num_envs is None else {"env_mask": ending}))
+
+    def _mask(self, env_mask: Any) -> Any:
+        return self._true if env_mask is None else env_mask
+
+    def _step(self, result: dict[str, Any], is_last: Any, terminated: Any, truncated: Any) -> dict[str, Any]:
+        state = self.state
+        step = {
+            "observation": state.observation,
+            **result,
+            "is_first": state.is_first,
+            "is_last": is_last,
+            "terminated": terminated,
+            "truncated": truncated,
+        }
+        if state.seed is not None:
+            step["seed"] = state.seed
+        return step
+
+    def _without(self, ended: Any) -> _Episodes:
+        """Return the state once the last steps of these episodes are written."""
+        if self._num_envs is None:
+            return self._no_episodes
+        state, ends = self.state, None
+        if state.ends is not None:
+            terminated, truncated = state.ends[0] & ~ended, state.ends[1] & ~ended
+            ends = (terminated, truncated) if (terminated | truncated).any() else None
+        seed = None if state.seed is None else np.where(ended, -1, state.seed)
+        return state._replace(is_first=state.is_first | ended, ends=ends, seed=seed)
+
+    def _write(self, step: Any, after: _Episodes, **how: Any) -> None:
         """Pass a step on; `after` is the state once it is taken."""
         self._open_call = self._num_taken(), after
         try:
             self.observer(step, **how)
         except BaseException:
-            self.settle()
+            self._settle()
             raise
         self.state = after
         self._open_call = None
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Find out whether the step of a call that did not come to its end was taken."""
         if self._open_call is not None:
             num_before, after = self._open_call
@@ -86,34 +196,38 @@ class Recording:
         return getattr(self.observer, "num_steps", None)
 
 
-class PolicyExtras:
-    """Copies what a function returns before each step, and has zeros of the same shapes for an episode's last step."""
+def extras_reader(read: Callable[[], Any] | None, num_envs: int | None = None) -> Callable[[], dict[str, Any]]:
+    """Return a function that reads `extras`, the data of the policy that has chosen the action, as fields of a step.
 
-    def __init__(self, read: Callable[[], Any], num_envs: int | None = None) -> None:
-        """Take a function that returns a nest, with leaves [N, ...] for `num_envs` = N environments."""
-        if not callable(read):
-            raise SpecError(
-                f"`extras` must be a function without arguments that returns a nest, got {type(read).__name__}."
-            )
-        self._read, self._num_envs = read, num_envs
-        self.zeros: Any = None
+    `read` returns a nest, with leaves [N, ...] for `num_envs` = N environments; its arrays are copied.
+    """
+    if read is None:
+        return dict
+    if not callable(read):
+        raise SpecError(
+            f"`extras` must be a function without arguments that returns a nest, got {type(read).__name__}."
+        )
 
-    def read(self, resetting: Any = None) -> Any:
-        """Return what belongs to the action that is about to be taken, as arrays of its own.
+    def fields() -> dict[str, Any]:
+        nest = tree.map_structure(lambda leaf: host_array(leaf).copy(), read())
+        for path, leaf in tree.flatten_with_path(nest) if num_envs is not None else ():
+            if leaf.shape[:1] != (num_envs,):
+                raise StructureError(
+                    f"`extras`, leaf `{'/'.join(map(str, path))}` has shape {leaf.shape}, expected "
+                    f"({num_envs}, ...): one row per environment."
+                )
+        return {"extras": nest}
 
-        For the environments, [N] bool, that this step is `resetting`, the row is zeros: their action has no effect.
-        """
-        nest = tree.map_structure(lambda leaf: host_array(leaf).copy(), self._read())
-        if self._num_envs is not None:
-            for path, leaf in tree.flatten_with_path(nest):
-                if leaf.shape[:1] != (self._num_envs,):
-                    raise StructureError(
-                        f"`extras`, leaf `{'/'.join(map(str, path))}` has shape {leaf.shape}, expected "
-                        f"({self._num_envs}, ...): one row an environment."
-                    )
-        if self.zeros is None:
-            self.zeros = tree.map_structure(np.zeros_like, nest)
-        if resetting is not None and resetting.any():
-            for leaf in tree.flatten(nest):
-                leaf[resetting] = 0
-        return nest
+    return fields
+
+
+def _zeros(leaf: Any) -> Any:
+    array = np.asarray(leaf)
+    return zeros(stored_dtype(array.dtype), array.shape)
+
+
+def _choose(env_mask: Any, where: Any, elsewhere: Any) -> Any:
+    """Return an array with the rows of `where` in the environments of the mask."""
+    chosen = elsewhere.copy()
+    chosen[env_mask] = where[env_mask]
+    return chosen

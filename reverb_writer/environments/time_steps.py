@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tree
 
-from reverb_writer.environments.recorded_steps import FALSE, TRUE, Recording, recorded_step
+from reverb_writer.environments.recorded_steps import Recording
 from reverb_writer.errors import StructureError
-
-
-class _Episode(NamedTuple):
-    """The episode under way."""
-
-    observation: Any = None  # the last one
-    num_steps: int = 0
-    zeros: Any = None  # action, reward and further data of its last step
-    ends: tuple[Any, Any] | None = None  # terminated and truncated, before its last step is written
 
 
 class TimeStepRecorder:
@@ -40,12 +31,10 @@ class TimeStepRecorder:
         Args:
             observer: called with each step; the caller closes it.
         """
-        self._recording = Recording(observer, _Episode())
-        self._is_open = False
+        self._recording = Recording(observer)
 
     def __repr__(self) -> str:
-        recording = self._recording
-        return f"<TimeStepRecorder to {recording.observer!r}: step {recording.state.num_steps} of an episode>"
+        return f"<TimeStepRecorder to {self._recording.observer!r}>"
 
     def observe_first(self, timestep: Any) -> None:
         """Begin an episode. An episode that was not over is recorded as truncated, with its last observation.
@@ -56,11 +45,7 @@ class TimeStepRecorder:
         Raises:
             StructureError: it is not the first of an episode.
         """
-        if not timestep.first():
-            raise StructureError(f"`observe_first` takes the first time step of an episode, got {_type(timestep)}.")
-        self.end_episode()
-        self._recording.state = _Episode(_copy(timestep.observation))
-        self._is_open = True
+        begin(self._recording, timestep)
 
     def observe(self, action: Any, next_timestep: Any, extras: Any = ()) -> None:
         """Record an action and its result; if the result ends the episode, also the final observation.
@@ -76,46 +61,34 @@ class TimeStepRecorder:
             StructureError, ReplayTimeoutError, ClosedError: as the observer raises. Steps that were written stay
                 written; the next `observe_first` ends their episode.
         """
-        if not self._is_open:
+        if self._recording.needs_reset:
             raise StructureError("call `observe_first` before `observe`: no episode is being recorded.")
-        if next_timestep.first():
-            raise StructureError(
-                "`observe` takes the time step after an action, got the first time step of an episode."
-            )
-        result = {
-            "action": _copy(action),
-            "reward": _copy(next_timestep.reward),
-            "discount": _copy(next_timestep.discount),
-        }
-        if not (tree.is_nested(extras) and not tree.flatten(extras)):
-            result["extras"] = _copy(extras)
-        self._is_open = False
-        episode = self._recording.state
-        ends = None
-        if next_timestep.last():
-            terminated = np.bool_(not any(np.any(leaf) for leaf in tree.flatten(next_timestep.discount)))
-            ends = terminated, np.bool_(not terminated)
-        zeros = episode.zeros or tree.map_structure(lambda leaf: np.zeros_like(np.asarray(leaf))[()], result)
-        after = _Episode(_copy(next_timestep.observation), episode.num_steps + 1, zeros, ends)
-        is_first = FALSE if episode.num_steps else TRUE
-        self._recording.write(recorded_step(episode.observation, **result, is_first=is_first), after)
-        if ends is None:
-            self._is_open = True
-        else:
-            self.end_episode()
+        take(self._recording, action, next_timestep, extras)
 
     def end_episode(self) -> None:
         """Record the end of an episode that was not over, as `observe_first` does."""
-        self._is_open = False
-        self._recording.settle()
-        episode = self._recording.state
-        if not episode.num_steps:
-            return
-        terminated, truncated = episode.ends or (FALSE, TRUE)
-        step = recorded_step(
-            episode.observation, **episode.zeros, is_last=TRUE, terminated=terminated, truncated=truncated
-        )
-        self._recording.write(step, _Episode())
+        self._recording.end()
+
+
+def begin(recording: Recording, timestep: Any) -> None:
+    """Begin an episode with its first time step."""
+    if not timestep.first():
+        raise StructureError(f"`observe_first` takes the first time step of an episode, got {_type(timestep)}.")
+    recording.first(_copy(timestep.observation))
+
+
+def take(recording: Recording, action: Any, timestep: Any, extras: Any) -> None:
+    """Record an action and the time step that it led to."""
+    if timestep.first():
+        raise StructureError("`observe` takes the time step after an action, got the first time step of an episode.")
+    result = {"action": action, "reward": timestep.reward, "discount": timestep.discount}
+    if not (tree.is_nested(extras) and not tree.flatten(extras)):
+        result["extras"] = extras
+    ends = None
+    if timestep.last():
+        terminated = np.bool_(not any(np.any(leaf) for leaf in tree.flatten(timestep.discount)))
+        ends = terminated, ~terminated
+    recording.observe(_copy(result), _copy(timestep.observation), ends)
 
 
 def _copy(nest: Any) -> Any:

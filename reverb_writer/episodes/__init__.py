@@ -9,9 +9,6 @@ filling           rows outside the data, filled with a value
 space_structure   the leaves of a Gymnasium space
 cut_and_concat    cut, concatenate and slice episodes
 episode_steps     the steps that observers write of an episode, and back
-episode_state     an episode as JSON
-column_state      a column of an episode as JSON
-json_encoding     nests of arrays and plain data as JSON
 episode_batch     the episodes of environments that step together, in each autoreset mode
 """
 

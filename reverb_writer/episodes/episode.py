@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,14 +12,18 @@ import numpy as np
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import cut_and_concat, episode_steps
 from reverb_writer.episodes.episode_data import EpisodeData
-from reverb_writer.episodes.episode_state import restore, state_of
-from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
+from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer, broken_state
 from reverb_writer.episodes.space_structure import check
-from reverb_writer.errors import ClosedError, IncompleteError, SpecError, StructureError, UnknownKeyError
-from reverb_writer.lazy import needs
+from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
 from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50
+
+# What a state has: attributes that are never changed in place, columns, and objects of the user's.
+_IDS = ("id_", "agent_id", "module_id", "multi_agent_episode_id")
+_PLAIN = (*_IDS, "t_started", "t", "is_terminated", "is_truncated")
+_COLUMNS = ("observations", "infos", "actions", "rewards")
+_OBJECTS = ("temporary_timestep_data", "custom_data")
 
 
 class Episode(EpisodeData):
@@ -260,26 +264,16 @@ class Episode(EpisodeData):
         if self.is_finalized:
             raise ClosedError("the episode is finalized, which removed its temporary data. Read it before.")
 
-    def get_sample_batch(self) -> Any:
-        """Return `get_data_dict()` as an RLlib `SampleBatch`.
-
-        Raises:
-            MissingExtraError: RLlib is not installed.
-        """
-        with needs("`get_sample_batch`", "ray[rllib]"):
-            sample_batch = importlib.import_module("ray.rllib.policy.sample_batch")
-        return sample_batch.SampleBatch(self.get_data_dict())
-
     def get_state(self) -> dict[str, Any]:
-        """Return the whole episode as JSON types: dicts, lists, strings, numbers, booleans and None.
+        """Return the whole episode as a dict of arrays, lists and spaces, to be pickled.
 
-        Arrays become base64 of their bytes, so nothing is rounded. The state shares no memory with the episode.
-
-        Raises:
-            StructureError: a value in `infos`, an id, temporary data, custom data or a space has a type that cannot be
-                stored as JSON; names its path.
+        It shares no data with the episode: infos, temporary and custom data are copied with `copy.deepcopy`.
         """
-        return state_of(self)
+        state = {name: getattr(self, name) for name in _PLAIN}
+        state |= {name: getattr(self, name).get_state() for name in _COLUMNS}
+        state["extra_model_outputs"] = {key: buffer.get_state() for key, buffer in self.extra_model_outputs.items()}
+        state |= {name: copy.deepcopy(getattr(self, name)) for name in _OBJECTS}
+        return {**state, "duration_s": self.get_duration_s()}
 
     @staticmethod
     def from_state(state: Mapping[str, Any]) -> Episode:
@@ -288,7 +282,17 @@ class Episode(EpisodeData):
         Raises:
             FormatError: this is not a state of an episode.
         """
-        return restore(Episode(), state)
+        episode, load = Episode(), InfiniteLookbackBuffer.from_state
+        with broken_state("an episode"):
+            vars(episode).update({name: state[name] for name in _PLAIN})
+            vars(episode).update({name: load(state[name]) for name in _COLUMNS})
+            episode.extra_model_outputs = {key: load(column) for key, column in state["extra_model_outputs"].items()}
+            vars(episode).update({name: copy.deepcopy(state[name]) for name in _OBJECTS})
+            episode.start_timer(state["duration_s"])
+            if len(episode) != len(episode.rewards):
+                raise FormatError(f"{len(episode)} steps by `t`, and {len(episode.rewards)} rewards.")
+            episode.validate()
+        return episode
 
     def steps(self) -> dict[str, Any]:
         """Return the T + 1 steps that observers write of this episode, as a nest with leaves [T + 1, ...].

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,32 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import filling
-from reverb_writer.episodes.column_state import broken_state, column_state, restore_column
 from reverb_writer.episodes.growing_columns import Block, Columns, as_objects, batched, listed, stacked
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
 from reverb_writer.episodes.space_structure import Parts, check
-from reverb_writer.errors import ClosedError, OutOfRangeError, SpecError, StructureError
+from reverb_writer.errors import (
+    ClosedError,
+    FormatError,
+    OutOfRangeError,
+    ReverbWriterError,
+    SpecError,
+    StructureError,
+)
 
 Array = npt.NDArray[Any]
 
 _ALL = slice(None)
+
+
+@contextlib.contextmanager
+def broken_state(of: str) -> Iterator[None]:
+    """Raise FormatError for whatever goes wrong because a state is none."""
+    try:
+        yield
+    except FormatError:
+        raise
+    except (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise FormatError(f"this is not a state of {of}: {type(error).__name__}: {error}") from error
 
 
 class InfiniteLookbackBuffer:
@@ -268,14 +287,24 @@ class InfiniteLookbackBuffer:
             self.rows.replace(index, block)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the rows, the look-back and the space as what JSON has, and a copy; as `Episode.get_state`."""
-        return column_state(self, type(self).__name__)
+        """Return the rows, a copy, with the look-back and the space; as `Episode.get_state`."""
+        data = None if self.rows.paths is None else self.data
+        return {
+            "data": copy.deepcopy(data) if self.is_untyped else data,
+            "lookback": self.lookback,
+            "finalized": self.finalized,
+            "space": self.space,
+            "untyped": self.is_untyped,
+        }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> InfiniteLookbackBuffer:
         """Make a buffer of a `state` that `get_state` returned; raises FormatError if it is something else."""
         with broken_state("a buffer"):
-            return restore_column(cls(untyped=bool(state["untyped"])), state)
+            data = copy.deepcopy(state["data"]) if state["untyped"] else state["data"]
+            buffer = cls(data, state["lookback"], state["space"], untyped=state["untyped"])
+            buffer.finalized = bool(state["finalized"])
+        return buffer
 
     def __getitem__(self, indices: Any) -> Any:
         return self.get(indices)

@@ -16,7 +16,7 @@ from reverb_writer.errors import IncompleteError, StructureError
 from reverb_writer.nests import map_present
 from reverb_writer.rollouts.array_nests import Arrays
 from reverb_writer.rollouts.storage_records import Transition
-from reverb_writer.slices.markers import boundary_steps
+from reverb_writer.steps import boundary_steps
 
 
 def read(

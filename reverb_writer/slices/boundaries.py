@@ -23,7 +23,8 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
-from reverb_writer.slices.markers import Flags, Integers, Markers, boundary_steps, read_markers
+from reverb_writer.slices.markers import Flags, Integers, Markers, read_markers
+from reverb_writer.steps import boundary_steps
 from reverb_writer.transitions.step_flags import follow_ends
 
 _MAX_BYTES = 32 << 20

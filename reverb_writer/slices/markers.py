@@ -141,18 +141,6 @@ def marker_leaves(nest: Any) -> list[Any]:
     return leaves
 
 
-def boundary_steps(nest: Any) -> Flags | None:
-    """Return which rows hold a final observation and no action, as RLDS and TF-Agents flag them; None if neither does.
-
-    >>> boundary_steps({"is_last": [[0, 1], [0, 0]]})
-    array([[False,  True],
-           [False, False]])
-    """
-    found = find_flags(nest, {"last": ["is_last"], "step_type": ["step_type"]})
-    last = with_types({kind: np.asarray(leaf) for kind, leaf in found.items()}).get("last")
-    return None if last is None else last != 0
-
-
 def _find(nest: Any) -> dict[str, Any]:
     """Return the leaves that are markers, by kind."""
     steps, mask = split_mask(nest)

@@ -51,7 +51,6 @@ def _view(name: str) -> Callable[..., Any]:
             lambda _: rw.rollouts.RolloutStorage(2, 2, (3,), (3,), (1,), device="cpu"),
             "reverb-writer[arrays,torch]",
         ),
-        ("ray", lambda _: rw.Episode().get_sample_batch(), "ray[rllib]"),
     ],
 )
 def test_missing_package_is_named_by_what_installs_it(
