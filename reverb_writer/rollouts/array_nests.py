@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from reverb_writer.arrays import Array
+from reverb_writer.arrays import Array, concatenated
 from reverb_writer.errors import SpecError, StructureError
 from reverb_writer.lazy import needs
 from reverb_writer.leaves import mismatch, zeros
 from reverb_writer.nests import check_same_leaves, map_present, named_leaves, packer
+
+_STATE_AXES = 2  # [layers, B]
 
 
 class Arrays:
@@ -38,24 +40,23 @@ class Arrays:
             except (RuntimeError, TypeError) as error:
                 raise SpecError(f"`device` {device!r} is not known to PyTorch: {error}") from None
 
-    def dtype(self, name: Any) -> Any:
+    def _dtype(self, dtype: np.dtype[Any]) -> Any:
         """Return the library's dtype of a NumPy one."""
-        dtype = np.dtype(name)
-        found = dtype if self.xp is np else getattr(self.xp, dtype.name, None)
+        found = getattr(self.xp, dtype.name, None) if self._at else dtype
         if found is None:
             raise SpecError(f"PyTorch has no arrays of {dtype}. Pass `device=None` for NumPy arrays.")
         return found
 
     def zeros(self, shapes: Any, rows: tuple[int, ...]) -> Any:
         """Return arrays [*rows, ...] for a nest of shapes that `row_shapes` has returned; None stays None."""
-        return map_present(lambda shape: self._zeros((*rows, *shape.sizes), self.dtype(shape.dtype)), shapes)
+        return map_present(lambda shape: self._zeros((*rows, *shape.sizes), self._dtype(shape.dtype)), shapes)
 
     def zeros_like(self, x: Array, shape: tuple[int, ...]) -> Array:
         """Return zeros of another shape and the same dtype."""
         return self._zeros(shape, x.dtype)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        return zeros(dtype, shape) if self.xp is np else self.xp.zeros(shape, dtype=dtype, **self._at)
+        return self.xp.zeros(shape, dtype=dtype, **self._at) if self._at else zeros(dtype, shape)  # or empty strings
 
     def asarray(self, x: Any) -> Array:
         """Return anything as an array of the library, on the device, without gradients; not copied if it is one."""
@@ -87,8 +88,7 @@ class Arrays:
 
     def concatenate(self, *nests: Any) -> Any:
         """Concatenate nests of one structure along the first axis."""
-        concat = np.concatenate if self.xp is np else self.xp.concat  # NumPy 1.26 has no `concat`
-        return map_present(lambda *leaves: concat(leaves, axis=0), *nests)
+        return map_present(lambda *leaves: concatenated(self.xp, leaves, 0), *nests)
 
     def conform(self, name: str, given: Any, column: Any, rows: tuple[int, ...], *, num_axes: int = 2) -> Any:
         """Return a nest converted to the structure, row shapes and dtypes of a column.
@@ -117,7 +117,7 @@ class Arrays:
         return packer(column)(leaves)
 
     def _can_cast(self, dtype: Any, column: Any) -> bool:
-        if self.xp is np:
+        if not self._at:
             return np.can_cast(dtype, column, "same_kind")
         return bool(self.xp.can_cast(dtype, column))
 
@@ -152,3 +152,28 @@ def row_shapes(name: str, shapes: Any, dtype: Any = np.float32) -> Any:
 def flat_rows(nest: Any) -> Any:
     """Return leaves [T, B, ...] as [T B, ...], row t B + b; a view if possible."""
     return tree.map_structure(lambda leaf: leaf.reshape((leaf.shape[0] * leaf.shape[1], *leaf.shape[2:])), nest)
+
+
+def read_states(arrays: Arrays, given: Any, num_envs: int, column: Any) -> Any:
+    """Return hidden states of a step, leaves [layers, B, ...], as those of a row, [B, layers, ...].
+
+    A network without memory has None in its place if another network has hidden states; it stays None. If all are
+    None, they are zeros.
+
+    Args:
+        arrays: the storage's arrays.
+        given: the nest of a transition.
+        num_envs: B.
+        column: states of earlier steps, leaves [T, B, layers, ...]; None, and zeros are None, if none had any.
+    """
+    if all(leaf is None for leaf in tree.flatten(given)):
+        return map_present(lambda leaf: arrays.zeros_like(leaf, leaf.shape[1:]), column)
+    states = map_present(arrays.asarray, given)
+    shapes = map_present(lambda leaf: str(tuple(leaf.shape)), states)
+    if any(leaf.ndim < _STATE_AXES or leaf.shape[1] != num_envs for leaf in tree.flatten(states) if leaf is not None):
+        raise StructureError(f"`hidden_states` must be [layers, {num_envs}, ...], got {shapes}.")
+    if column is not None:
+        expected = map_present(lambda leaf: str((leaf.shape[2], leaf.shape[1], *leaf.shape[3:])), column)
+        if shapes != expected:
+            raise StructureError(f"`hidden_states` are {shapes}, expected {expected}, as in earlier steps.")
+    return map_present(lambda leaf: arrays.xp.moveaxis(leaf, 0, 1), states)

@@ -4,8 +4,8 @@
     recurrent   whole environments; observations by trajectory    [T, n, ...] padded, the rest [T, b, ...]
     contiguous  whole environments; everything by trajectory      [N, ...] concatenated
 
-`columns` are the columns of a storage, in the order of time, by field of the minibatch: leaves [T, B, ...] or None, and
-hidden states [T, layers, B, H].
+`columns` are the columns of a storage, in the order of time, by field of the minibatch: leaves [T, B, ...] or None.
+Hidden states are [T, B, layers, H]; a minibatch has those of the first rows of its trajectories, [layers, n, H].
 """
 
 from __future__ import annotations
@@ -110,19 +110,17 @@ class MiniBatches:
         return tree.map_structure(lambda leaf: self.arrays.xp.take(leaf, indices, axis=1), nest)
 
     def _first_states(self, trajectories: Trajectories, part: _Part) -> Any:
-        """Return [layers, n, H]: the states at the first rows of trajectories, of leaves [T, layers, B, H] or None."""
-        nest = self.columns["hidden_states"]
-        if nest is None:
-            return None
-        starts, env_ids = trajectories.starts[part.trajectories], trajectories.env_ids[part.trajectories]
+        """Return the hidden states at the first rows of trajectories, leaves [layers, n, H]; None if there are none."""
+        rows = trajectories.starts * trajectories.storage_shape[1] + trajectories.env_ids
+        first = rows[part.trajectories]
 
         def take(leaf: Any) -> Any:
-            num_layers, num_environments = leaf.shape[1:3]
-            rows = (starts * num_layers + np.arange(num_layers)[:, None]) * num_environments + env_ids
-            found = self.arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), self.arrays.asarray(rows.ravel()), axis=0)
-            return found.reshape((num_layers, len(starts), *leaf.shape[3:]))
+            num_layers = leaf.shape[2]
+            layers = self.arrays.asarray(first * num_layers + np.arange(num_layers)[:, None])
+            found = self.arrays.xp.take(leaf.reshape((-1, *leaf.shape[3:])), layers.reshape((-1,)), axis=0)
+            return found.reshape((num_layers, len(first), *leaf.shape[3:]))
 
-        return map_present(take, nest)
+        return map_present(take, self.columns["hidden_states"])
 
     def _make(self, found: dict[str, Any]) -> Any:
         for observed, by_critic in (("obs", "critic_obs"), ("next_obs", "next_critic_obs")):

@@ -9,8 +9,7 @@ import numpy as np
 
 from reverb_writer.arguments import number
 from reverb_writer.errors import SpecError
-from reverb_writer.nests import map_present
-from reverb_writer.rollouts import hidden_states, storage_records
+from reverb_writer.rollouts import storage_records
 from reverb_writer.rollouts.storage import RolloutStorage
 
 
@@ -54,11 +53,6 @@ class QueueRolloutStorage(RolloutStorage):
             for name, rows in self._zeros(extra).items():
                 if rows is not None:
                     setattr(self, name, self._arrays.concatenate(getattr(self, name), rows))
-            if self.saved_hidden_states is not None:
-                states = map_present(lambda leaf: leaf[0], self.saved_hidden_states)
-                self.saved_hidden_states = self._arrays.concatenate(
-                    self.saved_hidden_states, hidden_states.zeros(self._arrays, states, extra)
-                )
         self._has_returns = False
 
     def untie_buffer_loop(self) -> None:
@@ -66,7 +60,7 @@ class QueueRolloutStorage(RolloutStorage):
         rows = self._rows_in_time()
         if isinstance(rows, slice):
             return
-        for name in [*self._shapes, "saved_hidden_states"]:
+        for name in self._shapes:
             if getattr(self, name) is not None:
                 setattr(self, name, self._in_time(name))
         self.step = 0

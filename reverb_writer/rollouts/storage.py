@@ -18,8 +18,8 @@ from reverb_writer.arguments import integer
 from reverb_writer.errors import IncompleteError, SpecError, StructureError
 from reverb_writer.nests import map_present, write_row
 from reverb_writer.returns import gae, normalize
-from reverb_writer.rollouts import hidden_states, replay_windows, storage_records
-from reverb_writer.rollouts.array_nests import Arrays
+from reverb_writer.rollouts import replay_windows, storage_records
+from reverb_writer.rollouts.array_nests import Arrays, read_states, row_shapes
 from reverb_writer.rollouts.ends import ends_of, statistics
 from reverb_writer.rollouts.minibatches import MiniBatches
 from reverb_writer.rollouts.trajectory_padding import find
@@ -37,7 +37,7 @@ class RolloutStorage:
         num_transitions_per_env: T.
         step: the row that the next transition goes to.
         device: None for NumPy.
-        saved_hidden_states: None, or a nest, leaves [T, layers, B, H], of the states before each step.
+        saved_hidden_states: None, or a nest, leaves [T, B, layers, H], of the states before each step.
         observations, critic_observations, actions, rewards, dones, truncated, final_values, mask, cuts, values,
             actions_log_prob, mu, sigma, advantages, returns: leaves [T, B, ...] as `storage_records` lists them. The
             next rollout writes them in place; rows that it has not written yet are 0, or those of the last rollout.
@@ -304,6 +304,8 @@ class RolloutStorage:
         """Return the checked fields of a transition, by column."""
         row = {}
         for field in fields(self.Transition):
+            if field.name == "hidden_states":
+                continue
             name, given = storage_records.COLUMN_OF.get(field.name, field.name), getattr(transition, field.name, None)
             column = getattr(self, name, None)
             if given is not None and column is not None and name in self._shapes:
@@ -322,21 +324,20 @@ class RolloutStorage:
         row["dones"] = row["dones"] | row.get("truncated", row["dones"])
         if "mask" in row:
             row["dones"] = row["dones"] | (row["mask"] == 0)
-        states, saved = getattr(transition, "hidden_states", None), self.saved_hidden_states
-        row["saved_hidden_states"] = hidden_states.read(self._arrays, states, self.num_envs, saved)
-        return row
+        given, saved = getattr(transition, "hidden_states", None), self.saved_hidden_states
+        states = read_states(self._arrays, given, self.num_envs, saved)
+        return row if states is None else row | {"saved_hidden_states": states}
 
     def _append(self, row: dict[str, Any]) -> None:
         """Write a row, and advance to the next one."""
-        states = row.pop("saved_hidden_states")
-        if states is not None and self.saved_hidden_states is None:
-            self.saved_hidden_states = hidden_states.zeros(self._arrays, states, self._capacity)
+        if "saved_hidden_states" in row.keys() - self._shapes:  # their shapes are not known before the first ones
+            shapes = map_present(lambda leaf: row_shapes("hidden_states", leaf[0]), row["saved_hidden_states"])
+            self._shapes["saved_hidden_states"] = shapes
+            self.saved_hidden_states = self._arrays.zeros(shapes, (self._capacity, self.num_envs))
         for name in storage_records.DEFAULTS.keys() - row:
             getattr(self, name)[self.step] = storage_records.DEFAULTS[name]
         for name, nest in row.items():
             write_row(getattr(self, name), self.step, nest)
-        if self.saved_hidden_states is not None:
-            hidden_states.write(self.saved_hidden_states, self.step, states)
         self._given = frozenset(row)
         self._written |= row.keys()
         self._has_returns = False

@@ -18,10 +18,11 @@
     hidden_states        saved_hidden_states    nest or None   hidden_states
                          advantages, returns    R              advantages, returns
 
-A transition has leaves [B, ...] for B environments; trailing axes of size 1 may be left out. Hidden states are
-[layers, B, H], as in PyTorch's recurrent networks: a pair for an LSTM, a pair of those for actor and critic. `cuts`
-is not 0 in the last row of a window from `fill_from`: the row after it comes from other actors. `mask` is 0 in rows
-that are no training data; `is_real` is there if transitions have a mask, in minibatches that keep such rows.
+A transition has leaves [B, ...] for B environments; trailing axes of size 1 may be left out. Its hidden states are
+[layers, B, H], as in PyTorch's recurrent networks: a pair for an LSTM, a pair of those for actor and critic; their
+column is [T, B, layers, H], and a minibatch has those of first rows, [layers, n, H]. `cuts` is not 0 in the last row
+of a window from `fill_from`: the row after it comes from other actors. `mask` is 0 in rows that are no training data;
+`is_real` is there if transitions have a mask, in minibatches that keep such rows.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ DEFAULTS: Final = {"truncated": 0, "final_values": math.nan, "cuts": 0, "mask": 
 """Values of fields that transitions may leave out."""
 
 FLAGS: Final = ("dones", "truncated", "mask")
-"""Fields that are not 0 or 0."""
+"""Flags; any non-zero value is stored as 1."""
 
 POLICY: Final = {"values", "actions_log_prob", "mu", "sigma"}
 """Fields that either all transitions of a rollout have, or none."""

@@ -77,7 +77,7 @@ def test_windows_become_environments_and_the_step_after_is_returned(
     assert plain(storage.observations[..., 1]) == plain(-numbers)
     assert plain(storage.actions) == plain(numbers % 2)
     assert plain(storage.dones[..., 0]) == plain(numbers % 5 == 4)
-    assert plain(storage.saved_hidden_states[:, 1, :, 2]) == plain(numbers)
+    assert plain(storage.saved_hidden_states[:, :, 1, 2]) == plain(numbers)
     assert following is not None
     assert plain(following.values) == plain(numbers[0] / 2 + NUM_STEPS / 2)
     assert tuple(following.hidden_states.shape) == (2, 6, 3)

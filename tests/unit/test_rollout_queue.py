@@ -84,7 +84,7 @@ def test_untying_puts_all_columns_into_the_order_of_time(device: Any) -> None:
     storage, make = queue_of_six(device, rewards=numbers, values=numbers, hidden_states=states)
     storage.compute_returns(make(np.zeros((2, 1), np.float32)), 0.0, 0.0)  # returns are rewards then
     storage.untie_buffer_loop()
-    for column in (storage.rewards, storage.values, storage.returns, storage.saved_hidden_states[:, 0]):
+    for column in (storage.rewards, storage.values, storage.returns, storage.saved_hidden_states[:, :, 0]):
         assert plain(column) == plain(numbers[2:])
     assert (np.diff(np.asarray(storage.advantages).ravel()) == 0).all()  # all alike: values are rewards
     assert storage.step == 0

@@ -115,7 +115,7 @@ def test_a_network_without_memory_beside_one_that_has_it_stays_none(device: Any)
         )
     none = storage.Transition(zeros, None, zeros, zeros, zeros, hidden_states=(None, None))
     storage.add_transitions(none)
-    assert plain(storage.saved_hidden_states[0][0]) == plain(states[0] * 0)
+    assert plain(storage.saved_hidden_states[0][0]) == plain(np.moveaxis(states[0], 0, 1) * 0)  # [B, layers, H]
 
 
 @pytest.mark.parametrize("device", DEVICES)
