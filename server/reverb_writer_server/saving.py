@@ -71,6 +71,7 @@ class Saver:
         self._hook = Hook(lambda: (settings().hook, settings().hook_timeout_s), jobs.run)
         self._refreshed_at = self._began_at = time.monotonic()
         self._has_failed = False
+        self._is_requested = threading.Event()
         self._pause = threading.Event()  # never set
         self._jobs.run("connect", self.connect)
 
@@ -78,10 +79,16 @@ class Saver:
         """Keep what was finished meanwhile, and save if it is time; a save ends early when `is_stopping` says so."""
         self._jobs.run("keep", self._keep_finished)
         every_s = self._settings().every_s
-        if every_s and time.monotonic() - self._began_at >= every_s and not is_stopping():
+        is_due = bool(every_s) and time.monotonic() - self._began_at >= every_s
+        if (is_due or self._is_requested.is_set()) and not is_stopping():
+            self._is_requested.clear()
             self._jobs.run("checkpoint", lambda: self._save(is_stopping, is_stopping))
         if time.monotonic() - self._refreshed_at >= _REFRESH_S:
             self._jobs.run("keep", self._look)
+
+    def request(self) -> None:
+        """Have the next `tick` save, whatever the clock says. Any thread may call it."""
+        self._is_requested.set()
 
     def connect(self) -> None:
         """Have a connection, or see that it is still there: it is kept when those of clients are ended.

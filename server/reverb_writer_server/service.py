@@ -27,20 +27,19 @@ import reverb_writer as rw
 from reverb_writer_server import log_setup, signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
-from reverb_writer_server.config.bind import LOOPBACK
 from reverb_writer_server.config.schema import CheckpointConfig, ServerConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine_limits import raise_descriptor_limit
 from reverb_writer_server.observability import banner
+from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
 from reverb_writer_server.observability.http import StatusServer
-from reverb_writer_server.observability.memory import estimate
+from reverb_writer_server.observability.memory import MemoryAlert, estimate, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.observability.systemd import notifying
 from reverb_writer_server.reload import reloaded
 from reverb_writer_server.reverb.draining import connections_to
-from reverb_writer_server.reverb.refusal import MemoryLimit
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
@@ -79,7 +78,6 @@ class Service:
         self._jobs = Jobs(self._state.failures)
         self._folder: CheckpointFolder | None = None
         self._process: ReverbProcess | None = None
-        self._memory_limit: MemoryLimit | None = None
         self._wanted: queue.SimpleQueue[Future[ReverbProcess]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._retry = threading.Event()
@@ -262,11 +260,9 @@ class Service:
             address = f"localhost:{started.port}"
             saver = Saver(self._checkpoint_config, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
-        if self._config.memory_max_total_bytes:
-            max_bytes, on_loopback = self._config.memory_max_total_bytes, self._config.bind == LOOPBACK
-            limit = MemoryLimit(started.port, process.pid, max_bytes, state.refuse, on_loopback=on_loopback)
-            self._memory_limit = limit
-            resources.callback(limit.close)
+        if self._config.memory_alert_bytes:
+            alert = MemoryAlert(self._config.memory_alert_bytes)
+            self._jobs.every("memory", lambda: _TICK_S, lambda: self._look_at_memory(alert, saver))
         self._jobs.every("figures", lambda: self._config.log_figures_every_s, self._log_figures)
         self._jobs.start()
         resources.callback(self._jobs.close)
@@ -293,12 +289,26 @@ class Service:
     def _log_figures(self) -> None:
         _logger.info("%s", banner.figures_line(self._state, self._config.log_figures_every_s))
 
+    def _look_at_memory(self, alert: MemoryAlert, saver: Saver | None) -> None:
+        """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""
+        used = used_bytes(self._state.process_ids)
+        if alert.crosses(used):
+            limit = format_bytes(self._config.memory_alert_bytes)
+            _logger.error(
+                "the server takes %s, more than memory.alert_bytes = %s%s. Nothing refuses inserts: lower max_size of "
+                "its tables, or give it more memory",
+                format_bytes(used),
+                limit,
+                "; a checkpoint is written" if saver is not None else "",
+            )
+            if saver is not None:
+                saver.request()
+        self._state.memory_is_high = alert.is_above
+
     def _end(self, process: ReverbProcess, port: int, saver: Saver | None) -> int:
         """Take no more work, write a last checkpoint and stop; return the exit code."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
         self._state.phase = "draining"
-        if self._memory_limit is not None:
-            self._memory_limit.close()
         self._resume(process)
         if saver is not None:
             self._jobs.run("connect", saver.connect)

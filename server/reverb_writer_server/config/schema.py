@@ -104,10 +104,10 @@ KEYS: Mapping[str, Key] = {
     "memory.on_excess": Key(
         choice("warn", "refuse"), "warn", "what to do if the tables may need more memory than the machine has"
     ),
-    "memory.max_total_bytes": Key(
+    "memory.alert_bytes": Key(
         count(0, 2**62),
         0,
-        "resident memory of the Reverb process from which on inserts are refused, with the reason; 0 for no limit",
+        "resident memory of the server above which it writes a checkpoint and an alert fires; 0 for none",
     ),
     "log.format": Key(choice("text", "json"), "text", "format of the log"),
     "log.level": Key(
@@ -211,7 +211,7 @@ class ServerConfig:
     gateway_certificate: Path | None
     checkpoints: CheckpointConfig
     memory_on_excess: str
-    memory_max_total_bytes: int
+    memory_alert_bytes: int
     log_format: str
     log_level: str
     log_figures_every_s: float
@@ -279,7 +279,7 @@ def load(
             *(value(f"checkpoints.{name}") for name in _CHECKPOINT_KEYS),
         ),
         memory_on_excess=value("memory.on_excess"),
-        memory_max_total_bytes=value("memory.max_total_bytes"),
+        memory_alert_bytes=value("memory.alert_bytes"),
         log_format=value("log.format"),
         log_level=value("log.level"),
         log_figures_every_s=value("log.figures_every_s"),
