@@ -27,7 +27,7 @@ _SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
 _LIMITERS = ("min_size", "ratio", "queue", "stack")
 _MAX_COUNT = 2**31 - 1
 _PORT = count(0, 65535)
-_CHECKPOINT_KEYS = ("every_s", "keep", "on_exit", "restore", "on_mismatch", "on_damage", "hook", "hook_timeout_s")
+_CHECKPOINT_KEYS = ("every_s", "keep", "on_exit", "restore", "on_mismatch", "on_damage")
 _Values: TypeAlias = Callable[[str], Any]
 
 
@@ -95,12 +95,6 @@ KEYS: Mapping[str, Key] = {
         "older",
         "what to do if the newest checkpoint is damaged: restore the next older sound one, or stop",
     ),
-    "checkpoints.hook": Key(
-        text("a command"),
-        "",
-        "command that is run after each checkpoint, with its folder as last argument; such as one that copies it",
-    ),
-    "checkpoints.hook_timeout_s": Key(quantity("seconds"), 3600.0, "time after which this command is ended"),
     "memory.on_excess": Key(
         choice("warn", "refuse"), "warn", "what to do if the tables may need more memory than the machine has"
     ),
@@ -192,8 +186,6 @@ class CheckpointConfig:
     restore: str
     on_mismatch: str
     on_damage: str
-    hook: str
-    hook_timeout_s: float
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class _Collector(Collector):
             len(self._state.damaged),
         )
         failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
-        for job in ("checkpoint", "keep", "hook", "figures", "memory", "reload"):
+        for job in ("checkpoint", "keep", "figures", "memory"):
             failed.add_metric([job], self._state.failures[job])
         yield failed
         if self._state.checkpoint_every_s:
