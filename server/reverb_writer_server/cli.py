@@ -122,12 +122,9 @@ def serve(
     tables = names or (("replay",) if of_tables else ())
     flags |= {("tables", name, key): value for name in tables for key, value in of_tables.items()}
 
-    def load() -> configuration.ServerConfig:
-        return configuration.load(config, os.environ, flags, tables)
-
-    loaded = load()
+    loaded = configuration.load(config, os.environ, flags, tables)
     log_setup.set_up(loaded.log_format, loaded.log_level)
-    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True), load)
+    service = Service(loaded, lambda line: print(f"reverb_writer_server: {line}", flush=True))
     sys.exit(service.run())
 
 

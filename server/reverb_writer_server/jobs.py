@@ -25,7 +25,7 @@ class Jobs:
         """Take the counter to count in; `start` starts the thread."""
         self.failures = failures
         self._told: dict[str, str] = {}
-        self._periodic: list[tuple[str, Callable[[], float], Callable[[], object]]] = []
+        self._periodic: list[tuple[str, float, Callable[[], object]]] = []
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run_periodic, name="jobs", daemon=True)
 
@@ -46,9 +46,10 @@ class Jobs:
         self._told.pop(name, None)
         return True
 
-    def every(self, name: str, every_s: Callable[[], float], job: Callable[[], object]) -> None:
-        """Have the thread run a job every so many seconds, asked for each time; 0 for never. Call it before `start`."""
-        self._periodic.append((name, every_s, job))
+    def every(self, name: str, every_s: float, job: Callable[[], object]) -> None:
+        """Have the thread run a job every so many seconds; 0 for never. Call it before `start`."""
+        if every_s:
+            self._periodic.append((name, every_s, job))
 
     def start(self) -> None:
         """Start the thread."""
@@ -62,7 +63,6 @@ class Jobs:
         ran_at = dict.fromkeys((name for name, _, _ in self._periodic), time.monotonic())
         while not self._closed.wait(_TICK_S):
             for name, every_s, job in self._periodic:
-                seconds = every_s()
-                if seconds and time.monotonic() - ran_at[name] >= seconds:
+                if time.monotonic() - ran_at[name] >= every_s:
                     ran_at[name] = time.monotonic()
                     self.run(name, job)

@@ -37,9 +37,4 @@ def set_up(form: str, level: str) -> None:
     for old in root.handlers[:]:
         root.removeHandler(old)
     root.addHandler(handler)
-    set_level(level)
-
-
-def set_level(level: str) -> None:
-    """Change the lowest level that is logged."""
-    logging.getLogger().setLevel(level.upper())
+    root.setLevel(level.upper())

@@ -20,7 +20,6 @@ from reverb_writer.protocol.responses import parse
 from reverb_writer.transport.channel import Channel
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.config.schema import CheckpointConfig
-from reverb_writer_server.hook import Hook
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
@@ -48,7 +47,7 @@ class Saver:
 
     def __init__(
         self,
-        settings: Callable[[], CheckpointConfig],
+        settings: CheckpointConfig,
         folder: CheckpointFolder,
         process: ReverbProcess,
         address: str,
@@ -58,7 +57,7 @@ class Saver:
         """Connect, for as long as the server has descriptors.
 
         Args:
-            settings: returns the configuration of now.
+            settings: when to save, and how many to keep.
             folder: where Reverb writes, and what is kept.
             process: the Reverb process.
             address: where it serves.
@@ -68,20 +67,26 @@ class Saver:
         self._settings, self._folder, self._process, self._state = settings, folder, process, state
         self._jobs = jobs
         self._channel = Channel(address, permanent=True)
-        self._hook = Hook(lambda: (settings().hook, settings().hook_timeout_s), jobs.run)
         self._refreshed_at = self._began_at = time.monotonic()
         self._has_failed = False
+        self._is_requested = threading.Event()
         self._pause = threading.Event()  # never set
         self._jobs.run("connect", self.connect)
 
     def tick(self, is_stopping: Callable[[], bool]) -> None:
         """Keep what was finished meanwhile, and save if it is time; a save ends early when `is_stopping` says so."""
         self._jobs.run("keep", self._keep_finished)
-        every_s = self._settings().every_s
-        if every_s and time.monotonic() - self._began_at >= every_s and not is_stopping():
+        every_s = self._settings.every_s
+        is_due = bool(every_s) and time.monotonic() - self._began_at >= every_s
+        if (is_due or self._is_requested.is_set()) and not is_stopping():
+            self._is_requested.clear()
             self._jobs.run("checkpoint", lambda: self._save(is_stopping, is_stopping))
         if time.monotonic() - self._refreshed_at >= _REFRESH_S:
             self._jobs.run("keep", self._look)
+
+    def request(self) -> None:
+        """Have the next `tick` save, whatever the clock says. Any thread may call it."""
+        self._is_requested.set()
 
     def connect(self) -> None:
         """Have a connection, or see that it is still there: it is kept when those of clients are ended.
@@ -99,9 +104,6 @@ class Saver:
         self._jobs.run("keep", self._keep_finished)
         for _ in range(_LAST_ATTEMPTS):
             if self._jobs.run("checkpoint", lambda: self._save(lambda: False, end_others=lambda: True)):
-                if self._settings().hook:
-                    _logger.info("waiting for the hook; a second signal stops at once")
-                    self._hook.finish()
                 return True
             if not self._process.alive():
                 break
@@ -232,7 +234,7 @@ class Saver:
                     "checkpoints.keep = %d one stays. Give it more room, or lower checkpoints.keep.",
                     format_bytes(expected),
                     pruned,
-                    self._settings().keep,
+                    self._settings.keep,
                 )
 
     def _keep_finished(self) -> bool:
@@ -242,14 +244,9 @@ class Saver:
             SaveError: one is damaged.
             OSError: one cannot be moved.
         """
-        running_on = self._hook.running_on
-        self._folder.in_use = running_on.name if running_on else None
-        self._folder.keep = self._settings().keep
         adopted = self._folder.adopt_finished()
         for one in adopted.kept.values():
             _logger.info("checkpoint %s, %s", one.name, format_bytes(one.size_bytes))
-            if self._settings().hook:
-                self._hook.submit(one.path)
         if adopted.kept:
             self._refresh()
         elif adopted.refused:

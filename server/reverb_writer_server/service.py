@@ -24,23 +24,21 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 import reverb_writer as rw
-from reverb_writer_server import log_setup, signals
+from reverb_writer_server import signals
 from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
-from reverb_writer_server.config.bind import LOOPBACK
-from reverb_writer_server.config.schema import CheckpointConfig, ServerConfig
+from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.machine_limits import raise_descriptor_limit
 from reverb_writer_server.observability import banner
+from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
 from reverb_writer_server.observability.http import StatusServer
-from reverb_writer_server.observability.memory import estimate
+from reverb_writer_server.observability.memory import MemoryAlert, estimate, used_bytes
 from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.observability.systemd import notifying
-from reverb_writer_server.reload import reloaded
 from reverb_writer_server.reverb.draining import connections_to
-from reverb_writer_server.reverb.refusal import MemoryLimit
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
@@ -59,30 +57,21 @@ _END_TIMEOUT_S = 10.0  # for the other thread to notice that Reverb has died
 class Service:
     """One server from start to end; `run` it once, in the main thread."""
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        ready: Callable[[str], None],
-        reload: Callable[[], ServerConfig] | None = None,
-    ) -> None:
+    def __init__(self, config: ServerConfig, ready: Callable[[str], None]) -> None:
         """Prepare; nothing is started yet.
 
         Args:
             config: what to serve.
             ready: called when clients can connect, with a line that names the address.
-            reload: reads the configuration again, for SIGHUP; None to ignore SIGHUP.
         """
         self._config = config
         self._ready = ready
-        self._reload = reload
         self._state = ServiceState()
         self._jobs = Jobs(self._state.failures)
         self._folder: CheckpointFolder | None = None
         self._process: ReverbProcess | None = None
-        self._memory_limit: MemoryLimit | None = None
         self._wanted: queue.SimpleQueue[Future[ReverbProcess]] = queue.SimpleQueue()
         self._stop = threading.Event()
-        self._retry = threading.Event()
         self._pause = threading.Event()  # never set
         self._outcome = DIED
         self._error: Exception | None = None
@@ -101,14 +90,12 @@ class Service:
             received = signals.next_signal(_PAUSE_S)
             with contextlib.suppress(queue.Empty):
                 self._start_process(self._wanted.get_nowait())
-            if received == signal.SIGHUP:
-                threading.Thread(target=self._jobs.run, args=("reload", self._take_new_configuration)).start()
-            elif received is not None and self._stop.is_set():
+            if received is not None and self._stop.is_set():
                 _logger.warning("%s again: stopped at once", received.name)
                 return self._stop_at_once(received)
-            elif received is not None and not self._may_have_clients():
+            if received is not None and not self._may_have_clients():
                 return self._stop_at_once(received)  # nothing is served yet, so nothing is lost
-            elif received is not None:
+            if received is not None:
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
             if self._state.phase == "serving" and self._process is not None and not self._process.alive():
@@ -163,21 +150,17 @@ class Service:
         self._open_checkpoint_folder(resources)
         watch = DiskWatch(config.checkpoints.directory, config.gateway_certificate, self._keep_disk_facts)
         resources.callback(watch.close)
-        while True:
-            try:
-                with contextlib.ExitStack() as undo:
-                    started = start(self._config, self._folder, self._state, self._new_process, undo)
-                    resources.push(undo.pop_all())
-                break
-            except (rw.ReverbWriterError, OSError) as error:
-                code = _exit_code(error)
-                if not self._fails_again(code, error):
-                    if code == CANNOT_START:
-                        raise
-                    _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
-                    return code
-                if not self._wait_failed(error):
-                    return code
+        try:
+            started = start(config, self._folder, self._state, self._new_process, resources)
+        except (rw.ReverbWriterError, OSError) as error:
+            code = _exit_code(error)
+            if self._fails_again(code, error):
+                self._wait_failed(error)
+            elif code == CANNOT_START:
+                raise
+            else:
+                _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
+            return code
         if self._folder is not None:
             self._folder.owner.update(failure="", failures=0)
         return self._serve(resources, started)
@@ -236,21 +219,16 @@ class Service:
         self._folder.owner.update(failure=failure, failures=failures)
         return failures >= _MAX_ALIKE
 
-    def _wait_failed(self, error: Exception) -> bool:
-        """Stay up, not ready, and say why; return whether to try again: after SIGHUP, and not after another signal."""
+    def _wait_failed(self, error: Exception) -> None:
+        """Stay up, not ready, and say why, until a signal."""
         self._state.phase, self._state.detail = "failed", f"to start, {_MAX_ALIKE} times alike: {error}"
         _logger.error(
             "%s\nThe last %d starts have failed alike, so another one is of no use: the service stays up, not ready, "
-            "and serves nothing. SIGHUP reads the configuration again and tries once more; SIGTERM ends it.",
+            "and serves nothing. Mend the cause, then restart it.",
             error,
             _MAX_ALIKE,
         )
-        self._retry.clear()
-        while not self._stop.wait(_PAUSE_S):
-            if self._retry.is_set():
-                self._state.phase, self._state.detail = "starting", ""
-                return True
-        return False
+        self._stop.wait()
 
     def _serve(self, resources: contextlib.ExitStack, started: Started) -> int:
         state, process = self._state, started.process
@@ -260,14 +238,12 @@ class Service:
         saver = None
         if self._folder is not None:
             address = f"localhost:{started.port}"
-            saver = Saver(self._checkpoint_config, self._folder, process, address, state, self._jobs)
+            saver = Saver(self._config.checkpoints, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
-        if self._config.memory_max_total_bytes:
-            max_bytes, on_loopback = self._config.memory_max_total_bytes, self._config.bind == LOOPBACK
-            limit = MemoryLimit(started.port, process.pid, max_bytes, state.refuse, on_loopback=on_loopback)
-            self._memory_limit = limit
-            resources.callback(limit.close)
-        self._jobs.every("figures", lambda: self._config.log_figures_every_s, self._log_figures)
+        if self._config.memory_alert_bytes:
+            alert = MemoryAlert(self._config.memory_alert_bytes)
+            self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(alert, saver))
+        self._jobs.every("figures", self._config.log_figures_every_s, self._log_figures)
         self._jobs.start()
         resources.callback(self._jobs.close)
         state.address = f"localhost:{started.port}"
@@ -287,18 +263,29 @@ class Service:
     def _keep_disk_facts(self, facts: DiskFacts) -> None:
         self._state.disk = facts
 
-    def _checkpoint_config(self) -> CheckpointConfig:
-        return self._config.checkpoints
-
     def _log_figures(self) -> None:
         _logger.info("%s", banner.figures_line(self._state, self._config.log_figures_every_s))
+
+    def _look_at_memory(self, alert: MemoryAlert, saver: Saver | None) -> None:
+        """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""
+        used = used_bytes(self._state.process_ids)
+        if alert.crosses(used):
+            limit = format_bytes(self._config.memory_alert_bytes)
+            _logger.error(
+                "the server takes %s, more than memory.alert_bytes = %s%s. Nothing refuses inserts: lower max_size of "
+                "its tables, or give it more memory",
+                format_bytes(used),
+                limit,
+                "; a checkpoint is written" if saver is not None else "",
+            )
+            if saver is not None:
+                saver.request()
+        self._state.memory_is_high = alert.is_above
 
     def _end(self, process: ReverbProcess, port: int, saver: Saver | None) -> int:
         """Take no more work, write a last checkpoint and stop; return the exit code."""
         assert self._state.monitor is not None  # noqa: S101  # the server runs
         self._state.phase = "draining"
-        if self._memory_limit is not None:
-            self._memory_limit.close()
         self._resume(process)
         if saver is not None:
             self._jobs.run("connect", saver.connect)
@@ -325,23 +312,6 @@ class Service:
             while process.is_stopped() and time.monotonic() < until:
                 self._pause.wait(_PAUSE_S)
             process.resume()
-
-    def _take_new_configuration(self) -> None:
-        """Read the configuration again, and take what a running service can."""
-        if self._reload is None:
-            return
-        wanted = self._reload()
-        if self._state.phase == "failed":
-            self._config = wanted
-            self._retry.set()
-            _logger.info("SIGHUP: the configuration is read again, and the start is tried once more")
-            return
-        self._config, taken, refused = reloaded(self._config, wanted)
-        self._state.checkpoint_every_s = self._config.checkpoints.every_s
-        log_setup.set_level(self._config.log_level)
-        _logger.info("SIGHUP: %s", "; ".join(taken) or "nothing to change")
-        for line in refused:
-            _logger.warning("SIGHUP: %s", line)
 
 
 def _exit_code(error: Exception) -> int:

@@ -149,7 +149,6 @@ def _start_with(
         restore.path if restore else None,
         folder.fitted if folder and needs_copy else None,
         config.bind,
-        config.memory_max_total_bytes,
     )
     try:
         port, left_out = process.start(request, _progress(state, restore))

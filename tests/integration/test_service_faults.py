@@ -267,8 +267,8 @@ def test_three_starts_that_fail_alike_are_followed_by_none_but_by_a_service_that
         assert server.status()["phase"] == "failed"
         shutil.rmtree(tmp_path / "checkpoints" / "kept")
         shutil.copytree(before / "kept", tmp_path / "checkpoints" / "kept")  # somebody restores the files
-        server.process.send_signal(signal.SIGHUP)
-        server.wait_ready()
+        assert server.end() == 3
+    with service(tmp_path, text) as server:
         assert sizes(server.address) == {"replay": 5}
         assert server.end() == 0
     for name in kept(tmp_path):
@@ -399,28 +399,12 @@ def test_older_checkpoints_make_room_for_the_last_one(small_disk: Path) -> None:
 # Signals, deaths and saves that take long.
 
 
-def test_sighup_takes_what_it_can_and_says_what_it_cannot(tmp_path: Path) -> None:
-    text = configuration(tmp_path)
-    with service(tmp_path, text) as server:
+def test_sighup_stops_the_server_with_its_last_checkpoint(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path)) as server:
         insert(server.address, 1)
-        changed = text.replace("keep = 2", "keep = 1").replace("figures", 'level = "debug"\nfigures')
-        changed = changed.replace("max_size = 1000", "max_size = 1000\nmin_size = 7")
-        (tmp_path / "server.toml").write_text(changed)
-        server.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "log_level: info -> debug" in server.log(), "the new level is taken")
-        eventually(lambda: "rate_limiter stays MinSize(min_size=1), not MinSize(min_size=7)" in server.log(), "a no")
-        assert "Reverb cannot change a table while it serves" in server.log()
-        save(server, tmp_path)
-        save(server, tmp_path)
-        eventually(lambda: len(kept(tmp_path)) == 1, "one is kept now")
-        (tmp_path / "server.toml").write_text("[")
-        server.process.send_signal(signal.SIGHUP)
-        eventually(lambda: "reload failed" in server.log(), "a file that cannot be read is told")
-        insert(server.address, 2)
-        assert server.end() == 0
-    (tmp_path / "server.toml").write_text(text)
-    with service(tmp_path, text) as server:
-        assert sizes(server.address) == {"replay": 2}
+        assert server.end(signal.SIGHUP) == 0  # as when its terminal is closed
+    with service(tmp_path, configuration(tmp_path)) as server:
+        assert sizes(server.address) == {"replay": 1}
 
 
 def test_want_of_descriptors_ends_nothing(tmp_path: Path) -> None:
@@ -630,38 +614,23 @@ def _runs(process: int) -> bool:
 # Copies to a second place.
 
 
-def test_hook_copies_each_checkpoint_also_the_last_one(tmp_path: Path) -> None:
+def test_sidecar_of_the_manual_copies_each_checkpoint(tmp_path: Path) -> None:
+    manual = (Path(__file__).parents[2] / "docs/server.md").read_text()
+    (script,) = re.findall(r"```sh\n(.*?)```", manual, re.DOTALL)
     second = tmp_path / "second"
     second.mkdir()
-    text = configuration(tmp_path, f'hook = "cp -a -t {second}"', keep=1)
+    script = script.replace("/data/checkpoints", str(tmp_path / "checkpoints")).replace("/mnt/second", str(second))
+    text = configuration(tmp_path, keep=1)
+    copies = []
     with service(tmp_path, text) as server:
-        insert(server.address, 1)
-        first = save(server, tmp_path)
-        eventually((second / first / "DONE").exists, "the copy is there")
-        insert(server.address, 2)
-        assert server.end() == 0
-    copies = sorted(path.name for path in second.iterdir())
-    assert copies == [first, *kept(tmp_path)]
+        for number in range(3):
+            insert(server.address, number)
+            copies.append(save(server, tmp_path))
+            for _ in range(2):  # the second time there is nothing to copy
+                subprocess.run(["/bin/sh", "-euc", script], check=True, timeout=60)
+    assert sorted(path.name for path in second.iterdir()) == copies
     verified = run_command("checkpoints", "verify", *(str(second / name) for name in copies))
     assert verified.returncode == 0
-    assert "1 items" in verified.stdout
-    assert "2 items" in verified.stdout
-
-
-@pytest.mark.parametrize(
-    ("hook", "why"),
-    [
-        ("no-such-command", "cannot be started"),
-        ("sh -c 'echo no disk there; exit 3'", "ended with code 3"),
-        ("sh -c 'sleep 1000'", "took more than 0.5 s"),
-    ],
-)
-def test_hook_that_fails_is_told_and_costs_nothing(tmp_path: Path, hook: str, why: str) -> None:
-    text = configuration(tmp_path, f'hook = "{hook}"\nhook_timeout_s = 0.5')
-    with service(tmp_path, text) as server:
-        insert(server.address, 1)
-        save(server, tmp_path)
-        eventually(lambda: why in server.log(), "the failure is logged")
-        eventually(lambda: server.status()["job_failures"].get("hook") == 1, "and counted")
-        assert 'reverb_job_failures_total{job="hook"} 1.0' in server.get("/metrics")[1]
-        assert server.end() == 0
+    assert [line.split(": ")[1].split(" in ")[0] for line in verified.stdout.splitlines()] == [
+        f"sound, {count} items" for count in (1, 2, 3)
+    ]

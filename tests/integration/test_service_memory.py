@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -60,35 +61,60 @@ def test_full_table_takes_about_what_was_estimated(tmp_path: Path, seed: int) ->
     assert 0.8 * taken <= said + STREAMS_BYTES <= 1.8 * taken
 
 
-def test_inserts_are_refused_with_the_reason_above_the_limit_and_accepted_below_it(tmp_path: Path) -> None:
+def test_crossing_the_limit_writes_a_checkpoint_and_fires_the_alert_and_refuses_nobody(tmp_path: Path) -> None:
     limit = 700 << 20
-    text = f'[memory]\nmax_total_bytes = {limit}\n[tables.q]\nrate_limiter = "queue"\nmax_size = 100000'
-    # Other options than the writer's, so that the two do not share a connection: learners are other processes.
-    with service(tmp_path, text) as server, rw.Client(server.address, timeout_s=60, use_proxy=True) as learner:
-        assert learner.server_info()["q"].current_size == 0  # it is connected
-        with pytest.raises(rw.ReverbWriterError, match=r"RESOURCE_EXHAUSTED: inserts are refused: the Reverb process"):
-            _fill(server.address)
-        eventually(lambda: server.get("/readyz")[1].startswith("serving, inserts are refused: "), "it is told")
-        with (
-            rw.Client(server.address, timeout_s=60) as late,
-            pytest.raises(rw.ReverbWriterError, match="Lower max_size"),
-        ):
-            late.insert(np.zeros(3), {"q": 1.0})
-        assert psutil.Process(server.child()).memory_info().rss > 0.9 * limit  # and not long before the limit
-        assert "\nreverb_inserts_refused 1.0\n" in server.get("/metrics")[1]
-        assert "ERROR   inserts are refused: the Reverb process takes" in server.log()
-        held = learner.server_info()["q"].current_size  # over the connection that it had
-        assert held > 10
-        assert len(list(learner.sample("q", held))) == held
-        eventually(lambda: "inserts are accepted again" in server.log(), "memory is below the limit")
-        with rw.Client(server.address, timeout_s=60) as late:
-            late.insert(np.zeros(3), {"q": 1.0})
+    text = f"""
+        [memory]
+        alert_bytes = {limit}
+        [checkpoints]
+        directory = "{tmp_path / "checkpoints"}"
+        every_s = 0
+        [tables.q]
+        rate_limiter = "queue"
+        max_size = 100000
+    """
+    with service(tmp_path, text) as server:
+        assert "\nreverb_memory_alert 0.0\n" in server.get("/metrics")[1]
+        with rw.Client(server.address, timeout_s=60) as writer:
+            held = _fill_until(writer, lambda: "\nreverb_memory_alert 1.0\n" in server.get("/metrics")[1])
+        eventually(lambda: server.status()["checkpoints"]["kept"] == 1, "a checkpoint is written")
+        assert "ERROR   the server takes" in server.log()
+        assert "more than memory.alert_bytes = 700.0 MiB; a checkpoint is written." in server.log()
         assert server.get("/readyz") == (200, "serving\n")
+        with rw.Client(server.address, timeout_s=60) as late:  # who comes above the limit is served, too
+            late.insert(np.zeros(3), {"q": 1.0})
+            assert len(list(late.sample("q", held + 1))) == held + 1
+            late.insert(np.zeros(3), {"q": 1.0})
+            late.reset("q")
+            assert late.server_info()["q"].current_size == 0
+        assert server.status()["checkpoints"]["kept"] == 1  # one for a crossing, however long it lasts
+        assert server.status()["job_failures"] == {}
         assert server.end() == 0
 
 
-def _fill(address: str) -> None:
-    noise = np.random.default_rng(0).random((1, 500_000))  # 4 MB
-    with rw.Client(address, timeout_s=60) as writer:
-        while True:
-            writer.insert(noise, {"q": 1.0})
+@pytest.mark.parametrize(
+    ("now_bytes", "crosses"),
+    [
+        ([90, 100, 101, 102], [False, False, True, False]),
+        ([101, 86, 101], [True, False, False]),  # it swings about the limit: once
+        ([101, 85, 101, 85, 86], [True, False, True, False, False]),
+        ([101, 0, 300], [True, False, True]),
+    ],
+)
+def test_limit_is_crossed_again_when_memory_has_fallen_to_85_percent_of_it(
+    now_bytes: list[int], crosses: list[bool]
+) -> None:
+    from reverb_writer_server.observability.memory import MemoryAlert
+
+    alert = MemoryAlert(100)
+    assert [alert.crosses(now) for now in now_bytes] == crosses
+
+
+def _fill_until(writer: rw.Client, is_enough: Callable[[], bool]) -> int:
+    """Insert items of 4 MB; return how many."""
+    noise = np.random.default_rng(0).random((1, 500_000))
+    count = 0
+    while not is_enough():
+        writer.insert(noise, {"q": 1.0})
+        count += 1
+    return count

@@ -230,7 +230,6 @@ def test_page_tells_of_damaged_checkpoints_and_of_jobs_that_fail(browser: Any, t
         [checkpoints]
         directory = "{tmp_path / "checkpoints"}"
         every_s = 0
-        hook = "false"
         [tables.replay]
     """
     for _ in range(2):
@@ -240,12 +239,14 @@ def test_page_tells_of_damaged_checkpoints_and_of_jobs_that_fail(browser: Any, t
     tables = bytearray((newest / "tables.tfrecord").read_bytes())
     tables[20] ^= 0xFF
     (newest / "tables.tfrecord").write_bytes(tables)
-    with service(tmp_path, text) as server, rw.Client(server.address) as client:
+    with service(tmp_path, text) as server:
         page = browser.new_page()
         page.goto(f"http://127.0.0.1:{server.http_port}/")
         _shows(page, "#faults", f"Checkpoint {newest.name} is damaged. The log says why.")
-        client.checkpoint()
-        _shows(page, "#faults", "Job hook has failed once. The log says why.")
+        empty = tmp_path / "checkpoints/incoming/2026-01-01T00:00:00+00:00"
+        empty.mkdir()
+        (empty / "DONE").touch()
+        _shows(page, "#faults", "Job keep has failed once. The log says why.")
         page.close()
 
 

@@ -47,10 +47,8 @@ CLIENT = [
 SERVER = [
     "cli",
     "service",
-    "reload",
     "starting",
     "saving",
-    "hook",
     "jobs",
     "checks",
     "certs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import zlib
@@ -145,11 +146,12 @@ def test_checkpoint_that_is_read_is_not_deleted(tmp_path: Path) -> None:
     with CheckpointFolder(tmp_path / "own", keep=1) as folder:
         written(folder.incoming, "a", at=1)
         (first,) = adopted(folder)
-        folder.in_use = first
+        copying = os.open(tmp_path / "own" / "kept" / first, os.O_RDONLY)
+        fcntl.flock(copying, fcntl.LOCK_SH)  # as `flock --shared` does
         written(folder.incoming, "b", at=2)
         (second,) = adopted(folder)
         assert names(folder.directory) == [second, first]
-        folder.in_use = None
+        os.close(copying)
         assert folder.prune(1) == 1
         assert names(folder.directory) == [second]
 

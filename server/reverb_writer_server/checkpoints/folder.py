@@ -15,6 +15,7 @@ refused: Reverb deletes what it does not know.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -108,7 +109,6 @@ class CheckpointFolder:
         owner: the mark of the folder.
         starts: how often a server has started on the folder, this time included.
         damaged: names of checkpoints that could not be restored, though they look complete.
-        in_use: the name of a checkpoint that something reads, which is not deleted meanwhile.
     """
 
     def __init__(self, directory: Path, keep: int) -> None:
@@ -126,7 +126,6 @@ class CheckpointFolder:
         self.fitted = directory / _KEPT / _FITTED
         self.keep = keep
         self.damaged: set[str] = set()
-        self.in_use: str | None = None
         self._kept = directory / _KEPT
         with contextlib.ExitStack() as undo:
             try:
@@ -184,19 +183,21 @@ class CheckpointFolder:
         return adopted
 
     def prune(self, keep: int) -> int:
-        """Delete what is older than the newest `keep` sound checkpoints; return how many were deleted."""
+        """Delete what is older than the newest `keep` sound checkpoints; return how many were deleted.
+
+        One that another program reads under a lock of its folder, as `flock --shared` takes it, stays until it is free.
+        """
         found = _kept_in(self.directory)
         sound = [one for one in found if self._is_sound(one)]
         if len(sound) < keep:
             return 0
         pruned = 0
         for old in found[found.index(sound[keep - 1]) + 1 :]:
-            if old.name != self.in_use:
-                partial = self._kept / f"{_PARTIAL}{old.name}"
-                with contextlib.suppress(FileNotFoundError):
-                    old.path.rename(partial)  # a kill leaves no half of a checkpoint under its name
-                    _remove(partial)
-                    pruned += 1
+            partial = self._kept / f"{_PARTIAL}{old.name}"
+            with contextlib.suppress(FileNotFoundError, BlockingIOError), _locked(old.path):
+                old.path.rename(partial)  # a kill leaves no half of a checkpoint under its name
+                _remove(partial)
+                pruned += 1
         return pruned
 
     def free_bytes(self) -> int:
@@ -304,6 +305,21 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
     except OSError as error:
         _logger.warning("%s: cannot be deleted (%s)", path, error)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder within the block.
+
+    Raises:
+        BlockingIOError: another program has it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _unusable(directory: Path, error: OSError) -> CheckpointError:

@@ -27,7 +27,7 @@ _SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
 _LIMITERS = ("min_size", "ratio", "queue", "stack")
 _MAX_COUNT = 2**31 - 1
 _PORT = count(0, 65535)
-_CHECKPOINT_KEYS = ("every_s", "keep", "on_exit", "restore", "on_mismatch", "on_damage", "hook", "hook_timeout_s")
+_CHECKPOINT_KEYS = ("every_s", "keep", "on_exit", "restore", "on_mismatch", "on_damage")
 _Values: TypeAlias = Callable[[str], Any]
 
 
@@ -95,19 +95,13 @@ KEYS: Mapping[str, Key] = {
         "older",
         "what to do if the newest checkpoint is damaged: restore the next older sound one, or stop",
     ),
-    "checkpoints.hook": Key(
-        text("a command"),
-        "",
-        "command that is run after each checkpoint, with its folder as last argument; such as one that copies it",
-    ),
-    "checkpoints.hook_timeout_s": Key(quantity("seconds"), 3600.0, "time after which this command is ended"),
     "memory.on_excess": Key(
         choice("warn", "refuse"), "warn", "what to do if the tables may need more memory than the machine has"
     ),
-    "memory.max_total_bytes": Key(
+    "memory.alert_bytes": Key(
         count(0, 2**62),
         0,
-        "resident memory of the Reverb process from which on inserts are refused, with the reason; 0 for no limit",
+        "resident memory of the server above which it writes a checkpoint and an alert fires; 0 for none",
     ),
     "log.format": Key(choice("text", "json"), "text", "format of the log"),
     "log.level": Key(
@@ -192,8 +186,6 @@ class CheckpointConfig:
     restore: str
     on_mismatch: str
     on_damage: str
-    hook: str
-    hook_timeout_s: float
 
 
 @dataclass(frozen=True)
@@ -211,7 +203,7 @@ class ServerConfig:
     gateway_certificate: Path | None
     checkpoints: CheckpointConfig
     memory_on_excess: str
-    memory_max_total_bytes: int
+    memory_alert_bytes: int
     log_format: str
     log_level: str
     log_figures_every_s: float
@@ -279,7 +271,7 @@ def load(
             *(value(f"checkpoints.{name}") for name in _CHECKPOINT_KEYS),
         ),
         memory_on_excess=value("memory.on_excess"),
-        memory_max_total_bytes=value("memory.max_total_bytes"),
+        memory_alert_bytes=value("memory.alert_bytes"),
         log_format=value("log.format"),
         log_level=value("log.level"),
         log_figures_every_s=value("log.figures_every_s"),

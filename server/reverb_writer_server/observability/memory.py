@@ -32,6 +32,7 @@ _PAYLOAD = 1.15
 _SAVED_ITEM_BYTES = 600  # while a checkpoint is written, items are copied, and chunks are not
 _SAVED_SLICE_BYTES = 85
 _CGROUP = Path("/sys/fs/cgroup")
+_REARM_SHARE = 0.85  # of the limit of an alert, below which it may be crossed again
 _NO_LIMIT = 2**60  # cgroup v1 writes a number near 2**63
 
 
@@ -54,6 +55,24 @@ class Estimate:
     total_bytes: int | None = None
     total_bytes_without_overlap: int | None = None
     save_bytes: int | None = None
+
+
+class MemoryAlert:
+    """Tells when memory crosses a limit: once, until it has fallen well below the limit.
+
+    Attributes:
+        is_above: whether the limit was crossed, and memory has not fallen below 85 % of it since.
+    """
+
+    def __init__(self, alert_bytes: int) -> None:
+        """Begin below the limit."""
+        self._alert_bytes, self.is_above = alert_bytes, False
+
+    def crosses(self, now_bytes: int) -> bool:
+        """Return whether memory has crossed the limit, now that it is `now_bytes`."""
+        was_above = self.is_above
+        self.is_above = now_bytes > self._alert_bytes * (_REARM_SHARE if was_above else 1)
+        return self.is_above and not was_above
 
 
 class _PerItem(NamedTuple):

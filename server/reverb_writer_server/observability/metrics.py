@@ -84,7 +84,7 @@ class _Collector(Collector):
         yield InfoMetricFamily("reverb_build", "versions of the packages that run", versions())
         yield GaugeMetricFamily("reverb_ready", "whether clients can use the server", float(state.ready()[0]))
         yield GaugeMetricFamily(
-            "reverb_inserts_refused", "whether memory is above memory.max_total_bytes", float(bool(state.refusing))
+            "reverb_memory_alert", "whether memory is above memory.alert_bytes", float(state.memory_is_high)
         )
         yield CounterMetricFamily("reverb_starts", "starts of a server with this checkpoint folder", state.starts)
         yield GaugeMetricFamily("reverb_start_time_seconds", "start of this server, Unix time", state.started_at)
@@ -112,7 +112,7 @@ class _Collector(Collector):
             len(self._state.damaged),
         )
         failed = CounterMetricFamily("reverb_job_failures", "failures of what the service does", labels=["job"])
-        for job in ("checkpoint", "keep", "hook", "figures", "reload"):
+        for job in ("checkpoint", "keep", "figures", "memory"):
             failed.add_metric([job], self._state.failures[job])
         yield failed
         if self._state.checkpoint_every_s:

@@ -61,7 +61,7 @@ class ServiceState:
         damaged: names of the checkpoints that could not be restored.
         failures: how often each job has failed.
         reverb_pid: id of the Reverb process; None before it runs.
-        refusing: why inserts are refused; "" if they are not.
+        memory_is_high: whether memory is above memory.alert_bytes, or has not yet fallen well below it.
         max_silence_s: seconds without an answer of Reverb after which the service is not alive; 0 for no limit.
     """
 
@@ -83,7 +83,7 @@ class ServiceState:
         self.reverb_pid: int | None = None
         self.estimates: dict[str, int | None] = {}
         self.max_silence_s = 0.0
-        self.refusing = ""
+        self.memory_is_high = False
         self._loop_ran_at = time.monotonic()
 
     @property
@@ -120,12 +120,7 @@ class ServiceState:
         if self.phase != "serving" or self.monitor is None:
             return False, f"{self.phase} {self.detail}".strip()
         fault = self.monitor.fault()
-        serving = f"serving, inserts are refused: {self.refusing}" if self.refusing else "serving"
-        return fault is None, fault or serving
-
-    def refuse(self, reason: str) -> None:
-        """Take note that inserts are refused for a reason, or with "" that they are accepted again."""
-        self.refusing = reason
+        return fault is None, fault or "serving"
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state as JSON values."""
@@ -135,7 +130,6 @@ class ServiceState:
             "phase": self.phase,
             "ready": ready,
             "reason": reason,
-            "refusing": self.refusing,
             "age_s": self.monitor.age_s() if self.monitor else None,
             "detail": self.detail,
             "address": self.address,
@@ -144,6 +138,7 @@ class ServiceState:
             "memory": {
                 "used_bytes": used_bytes(self.process_ids),
                 "available_bytes": available_bytes(),
+                "is_high": self.memory_is_high,
                 "estimated_bytes": sum(size or 0 for size in self.estimates.values())
                 if all(size is not None for size in self.estimates.values())
                 else None,

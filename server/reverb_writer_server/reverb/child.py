@@ -21,7 +21,6 @@ from reverb_writer.errors import ReverbWriterError
 from reverb_writer.tables import TableConfig
 from reverb_writer_server.parent_death import end_with
 from reverb_writer_server.reverb.draining import Drain
-from reverb_writer_server.reverb.writer_guard import WriterGuard
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class StartRequest:
         fitted: where to write a copy of the checkpoint with the rules of `tables`, which is restored in its place; None
             to restore it as it is.
         bind: the address to accept connections on, as `ReplayServer` takes it.
-        max_bytes: resident memory of this process from which on writers are disconnected; 0 for no limit.
     """
 
     tables: tuple[TableConfig, ...]
@@ -45,7 +43,6 @@ class StartRequest:
     restore: Path | None
     fitted: Path | None
     bind: str
-    max_bytes: int = 0
 
 
 def main(connection: Connection) -> None:
@@ -63,8 +60,6 @@ def main(connection: Connection) -> None:
             return
         servers.enter_context(server)
         drain = Drain(server.port)
-        if request.max_bytes:
-            WriterGuard(server.port, request.max_bytes)
         connection.send((None, (server.port, left_out)))
         while True:
             verb, keep = connection.recv()
