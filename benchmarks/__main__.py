@@ -20,6 +20,7 @@ from benchmarks.footprint import footprint
 from benchmarks.gateway import gateway
 from benchmarks.in_flight import in_flight
 from benchmarks.local_server import local_server
+from benchmarks.one_process import one_process
 from benchmarks.read import (
     learner_processes,
     read_ahead,
@@ -58,6 +59,7 @@ BENCHMARKS: dict[str, Callable[[Effort], Table]] = {
         shards,
         failover,
         local_server,
+        one_process,
         call_times,
         footprint,
         endurance,

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.store import Store
+from reverb_writer.local.stored_items import encode_responses
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 from reverb_writer.tables import TableConfig
@@ -36,7 +37,8 @@ class Inserter:
     """An insert stream whose items all are of one chunk that it keeps."""
 
     def __init__(self, store: Store) -> None:
-        self.incoming = Incoming(store)
+        self._confirmed: list[int] = []
+        self.incoming = Incoming(store, self._confirmed.extend)
         self._has_chunk = False
 
     def insert(self, keys: Iterable[int], priorities: Iterable[float] = (), table: str = "replay") -> None:
@@ -49,9 +51,8 @@ class Inserter:
 
     def confirmed(self) -> list[int]:
         """Return the keys confirmed since the last call."""
-        keys: list[int] = []
-        while not self.incoming._confirmed.empty():
-            keys += self.incoming._confirmed.get() or []
+        keys = [*self._confirmed]
+        self._confirmed.clear()
         return keys
 
 
@@ -66,7 +67,7 @@ def draw(store: Store, num_samples: int, table: str = "replay") -> list[tuple[in
             store.table(table).withdraw(request)
         if not request.samples:
             break
-        for sample in request.samples:
-            entry = messages.SampleStreamResponse.SampleEntry.FromString(sample.info)
-            drawn.append((entry.info.item.key, entry.info.probability, entry.info.table_size))
+        for response in encode_responses(request.samples):
+            entries = messages.SampleStreamResponse.FromString(response).entries
+            drawn += [(entry.info.item.key, entry.info.probability, entry.info.table_size) for entry in entries]
     return drawn

@@ -8,21 +8,25 @@ the others      one request, one response
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 
+from reverb_writer.local.calls import asked_for, unary_calls
 from reverb_writer.local.incoming import Incoming
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
-from reverb_writer.local.stored_items import encode_responses
+from reverb_writer.local.stored_items import Draws, encode_responses
 from reverb_writer.local.table import SampleRequest
 from reverb_writer.protocol import messages
 
 _MAX_TIMEOUT_S = threading.TIMEOUT_MAX / 2
+
+# By these words dm-reverb's samplers tell the end of the data from a fault.
+_TIMED_OUT = "Rate Limiter: Timeout exceeded before the right to insert was acquired."
 
 
 class Service(grpc.GenericRpcHandler):
@@ -36,10 +40,7 @@ class Service(grpc.GenericRpcHandler):
             messages.INSERT_STREAM: stream(self._insert),
             messages.SAMPLE_STREAM: stream(self._sample),
             messages.INITIALIZE_CONNECTION: stream(_initialize_connection),
-            messages.SERVER_INFO: unary(_unary(messages.ServerInfoRequest, self._info)),
-            messages.MUTATE_PRIORITIES: unary(_unary(messages.MutatePrioritiesRequest, self._mutate)),
-            messages.RESET: unary(_unary(messages.ResetRequest, self._reset)),
-            messages.CHECKPOINT: unary(_unary(messages.CheckpointRequest, _checkpoint)),
+            **{method: unary(_unary(call)) for method, call in unary_calls(store).items()},
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
@@ -47,112 +48,139 @@ class Service(grpc.GenericRpcHandler):
         return self._methods.get(details.method)
 
     def _insert(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        incoming = Incoming(self._store)
-        refusals: list[Refusal] = []
-
-        def read() -> None:
-            try:
-                with contextlib.suppress(grpc.RpcError):  # the client has gone
-                    for message in requests:
-                        incoming.feed(message)
-                incoming.finish()
-            except Refusal as refusal:
-                refusals.append(refusal)
-                incoming.end()
-            except Exception:
-                incoming.end()
-                raise
-
-        if not context.add_callback(incoming.end):
-            incoming.end()
+        call = _InsertCall(self._store)
+        if not context.add_callback(call.end):
+            call.end()
             return
-        threading.Thread(target=read, name="reverb-writer-local-insert", daemon=True).start()
+        reader = threading.Thread(target=call.read, args=(requests,), name="reverb-writer-local-insert", daemon=True)
+        reader.start()
         try:
-            while keys := incoming.take_confirmed():
+            while keys := call.take_confirmed():
                 yield messages.InsertStreamResponse(keys=keys).SerializeToString()
         finally:
-            incoming.end()
-        if refusals:
-            _abort(context, refusals[0])
+            call.end()
+        if call.refusal is not None:
+            _abort(context, call.refusal)
 
     def _sample(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         gone = False
-        waiting: SampleRequest | None = None
+        ready = threading.Event()
 
         def stop() -> None:
             nonlocal gone
             gone = True
-            if waiting is not None:
-                waiting.ready.set()
+            ready.set()
 
         if not context.add_callback(stop):
             return
         try:
             for message in requests:
-                table, num_samples, timeout_s = _asked_for(message)
+                table, num_samples, timeout_s = asked_for(message)
                 while num_samples and not gone:
-                    waiting = SampleRequest(num_samples)
-                    if gone:  # before there was one to wake
+                    ready.clear()
+                    if gone:  # before the event was cleared
                         return
-                    samples = self._store.sample(table, waiting, timeout_s)
+                    samples = self._wait_for_samples(table, num_samples, timeout_s, ready)
                     num_samples -= len(samples)
                     yield from encode_responses(samples)
         except Refusal as refusal:
             _abort(context, refusal)
 
-    def _info(self, _: Any) -> Any:
-        return self._store.info()
+    def _wait_for_samples(self, table: str, num_samples: int, timeout_s: float | None, ready: threading.Event) -> Draws:
+        """Return the samples that there are, one at least; none if `ready` is set in vain.
 
-    def _mutate(self, request: Any) -> Any:
-        self._store.mutate(request)
-        return messages.MutatePrioritiesResponse()
+        Raises:
+            Refusal: there is no such table, or no sample comes within `timeout_s` seconds.
+        """
+        request = SampleRequest(num_samples, ready.set)
+        self._store.request(table, request)
+        try:
+            if not ready.wait(None if timeout_s is None else min(timeout_s, _MAX_TIMEOUT_S)):
+                raise Refusal(Status.DEADLINE_EXCEEDED, _TIMED_OUT)
+        finally:
+            if not request.samples:
+                self._store.withdraw(table, request)
+        return request.samples
 
-    def _reset(self, request: Any) -> Any:
-        self._store.reset(request.table)
-        return messages.ResetResponse()
+
+class _InsertCall:
+    """An insert stream, read in one thread and answered in another.
+
+    Attributes:
+        refusal: what has ended it; None if nothing has.
+    """
+
+    def __init__(self, store: Store) -> None:
+        """Begin with nothing kept."""
+        self.refusal: Refusal | None = None
+        self._confirmed: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
+        self._lock = store.lock
+        self._incoming = Incoming(store, self._confirm)
+        self._room = threading.Event()
+        self._half_closed = False
+
+    def read(self, requests: Iterator[bytes]) -> None:
+        """Carry out all requests; wait while too many items of earlier ones wait for a rate limiter."""
+        try:
+            with contextlib.suppress(grpc.RpcError):  # the client has gone
+                for message in requests:
+                    self._room.clear()
+                    if not self._incoming.has_room:
+                        self._room.wait()
+                    self._incoming.feed(message)
+            with self._lock:
+                self._half_closed = True
+                if not self._incoming.num_waiting:
+                    self._confirmed.put(None)
+        except Refusal as refusal:
+            self.refusal = refusal
+            self.end()
+        except Exception:
+            self.end()
+            raise
+
+    def take_confirmed(self) -> list[int]:
+        """Wait for items that are in their tables now and return the keys of all of them; none at the end."""
+        keys: list[int] = []
+        while not keys or not self._confirmed.empty():
+            more = self._confirmed.get()
+            if more is None:
+                self._confirmed.put(None)  # for the next call
+                break
+            keys += more
+        return keys
+
+    def end(self) -> None:
+        """Give up what waits. Idempotent."""
+        self._incoming.end()
+        self._room.set()
+        self._confirmed.put(None)
+
+    def _confirm(self, keys: list[int]) -> None:
+        self._confirmed.put(keys)
+        if self._incoming.has_room:
+            self._room.set()
+        if self._half_closed and not self._incoming.num_waiting:
+            self._confirmed.put(None)
 
 
-def _unary(kind: Any, carry_out: Callable[[Any], Any]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-    """Return a handler of one request of a kind."""
+def _unary(call: Callable[[bytes], bytes]) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    """Return a handler of a call."""
 
     def handle(message: bytes, context: grpc.ServicerContext) -> bytes:
         try:
-            encoded: bytes = carry_out(_parse(kind, message)).SerializeToString()
+            return call(message)
         except Refusal as refusal:
             _abort(context, refusal)
-        return encoded
+            raise  # never reached: `abort` raises
 
     return handle
-
-
-def _parse(kind: Any, message: bytes) -> Any:
-    try:
-        return kind.FromString(message)
-    except DecodeError as error:
-        text = f"{len(message)} bytes that are no {kind.DESCRIPTOR.name} ({error})."
-        raise Refusal(Status.INVALID_ARGUMENT, text) from None
-
-
-def _asked_for(message: bytes) -> tuple[str, int, float | None]:
-    """Return table, number of samples, and time-out, of a SampleStreamRequest."""
-    request = _parse(messages.SampleStreamRequest, message)
-    if request.num_samples < 1:
-        raise Refusal(Status.INVALID_ARGUMENT, f"`num_samples` must be >= 1, got {request.num_samples}.")
-    milliseconds = request.rate_limiter_timeout.milliseconds if request.HasField("rate_limiter_timeout") else -1
-    return request.table, request.num_samples, None if milliseconds < 0 else min(milliseconds / 1000, _MAX_TIMEOUT_S)
 
 
 def _initialize_connection(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
     """Tell that no table is to be found in the client's memory, so that it comes over the network."""
     for _request in requests:
         yield messages.InitializeConnectionResponse().SerializeToString()
-
-
-def _checkpoint(_: Any) -> Any:
-    text = (
-        "a local server makes no checkpoints. Call its `save(folder)` in its own process, or use reverb-writer-server."
-    )
-    raise Refusal(Status.FAILED_PRECONDITION, text)
 
 
 def _abort(context: grpc.ServicerContext, refusal: Refusal) -> Any:

@@ -7,9 +7,7 @@ Source: Reverb 0.14 (`reverb_service_impl.cc`, InsertStream).
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -20,32 +18,40 @@ from reverb_writer.local.item_size import check_item_size
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.store import Store
 from reverb_writer.local.stored_items import Item
+from reverb_writer.local.table import Table
 from reverb_writer.protocol import messages, trajectory_parsing
 
-_MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is read
+_MAX_WAITING = 1_000  # items of a stream that wait for a rate limiter before no more of it is fed
 
 
 class Incoming:
-    """One insert stream, read in one thread and answered in another."""
+    """One insert stream. Thread-safe; nothing here waits."""
 
-    def __init__(self, store: Store) -> None:
-        """Begin with nothing kept."""
-        self._confirmed: queue.SimpleQueue[list[int] | None] = queue.SimpleQueue()
-        self._store = store
+    def __init__(self, store: Store, confirm: Callable[[list[int]], object]) -> None:
+        """Begin with nothing kept.
+
+        Args:
+            store: what the items go to.
+            confirm: gets the keys of items that are in their tables now, many at once. It is called by whichever thread
+                has let them in, which has the lock of the store, and must not wait.
+        """
+        self._store, self._confirm = store, confirm
         self._kept: dict[int, Chunk] = {}
-        self._num_waiting = 0
-        self._room = threading.Event()
-        self._room.set()
-        self._ended = self._half_closed = False
+        self.num_waiting = 0
+        self._ended = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more requests are to be fed: not while too many items of earlier ones wait for a rate limiter."""
+        return self._ended or self.num_waiting < _MAX_WAITING
 
     def feed(self, message: bytes) -> None:
-        """Carry out an InsertStreamRequest; wait while too many items of earlier ones wait for a rate limiter.
+        """Carry out an InsertStreamRequest.
 
         Raises:
             Refusal: the request is damaged, names a table or chunks that are not there, or exceeds the memory; or an
                 item exceeds `max_item_bytes`.
         """
-        self._room.wait()
         try:
             request = messages.StoredRequest.FromString(message)
             chunks = [read_chunk(data) for data in request.chunks]
@@ -62,28 +68,12 @@ class Incoming:
                     self._kept[chunk.key] = self._store.chunks.add(chunk)
             if items:
                 self._check_kept(request.keep_chunk_keys)
-                confirmed = self._insert([self._item(*item) for item in items])
+                made = [self._item(*item) for item in items]
+                self._store.chunks.take(sum([item.num_bytes for item in made]))
+                tables = self._insert(made)
                 self._keep(request.keep_chunk_keys)
-                if confirmed:
-                    self._confirmed.put(confirmed)
-
-    def take_confirmed(self) -> list[int]:
-        """Wait for items that are in their tables now and return the keys of all of them; none at the end."""
-        keys: list[int] = []
-        while not keys or not self._confirmed.empty():
-            more = self._confirmed.get()
-            if more is None:
-                self._confirmed.put(None)  # for the next call
-                break
-            keys += more
-        return keys
-
-    def finish(self) -> None:
-        """Say that nothing more comes; `take_confirmed` returns none when what waits is in its tables."""
-        with self._store.lock:
-            self._half_closed = True
-            if not self._num_waiting:
-                self._confirmed.put(None)
+                for table in tables:
+                    table.advance()
 
     def end(self) -> None:
         """Give up what waits, and keep nothing. Idempotent."""
@@ -91,12 +81,10 @@ class Incoming:
             if not self._ended:
                 self._ended = True
                 for table in self._store.tables.values():
-                    table.withdraw_inserts(self._confirm)
+                    table.withdraw_inserts(self._confirm_waiting)
                     table.advance()
                 self._store.chunks.release(self._kept.values())
                 self._kept.clear()
-        self._room.set()
-        self._confirmed.put(None)
 
     def _item(self, read: Any, keys: dict[int, int]) -> Item:
         """Return an item for its table; refuse one that could not be in it."""
@@ -116,24 +104,19 @@ class Incoming:
             check_item_size(read, self._kept, self._store.max_item_bytes)
         return Item(read.key, read.table, read.priority, chunks, read.flat_trajectory)
 
-    def _insert(self, items: Sequence[Item]) -> list[int]:
-        """Put items into their tables, or where they wait; return the keys of those that do not."""
-        self._store.chunks.take(sum([item.num_bytes for item in items]))
+    def _insert(self, items: Sequence[Item]) -> list[Table]:
+        """Put items into their tables, or where they wait; return the tables."""
         confirmed = []
-        tables = set()
+        tables = {}
         for item in items:
             self._store.chunks.acquire(item.chunks)
-            table = self._store.tables[item.table]
-            tables.add(item.table)
-            if table.insert(item, self._confirm):
+            table = tables[item.table] = self._store.tables[item.table]
+            if table.insert(item, self._confirm_waiting):
                 confirmed.append(item.key)
-            else:
-                self._num_waiting += 1
-        if self._num_waiting >= _MAX_WAITING:
-            self._room.clear()
-        for name in tables:
-            self._store.tables[name].advance()
-        return confirmed
+        self.num_waiting += len(items) - len(confirmed)
+        if confirmed:
+            self._confirm(confirmed)
+        return [*tables.values()]
 
     def _keep(self, keys: Sequence[int]) -> None:
         """Forget all kept chunks but these."""
@@ -146,14 +129,10 @@ class Incoming:
                 text = f"`keep_chunk_keys` names chunk {key}, which this stream has not sent, or has not kept."
                 raise Refusal(Status.INVALID_ARGUMENT, text)
 
-    def _confirm(self, key: int) -> None:
-        """Tell that an item that has waited is in its table. The caller holds the lock."""
-        self._num_waiting -= 1
-        if self._num_waiting < _MAX_WAITING:
-            self._room.set()
-        self._confirmed.put([key])
-        if self._half_closed and not self._num_waiting:
-            self._confirmed.put(None)
+    def _confirm_waiting(self, keys: list[int]) -> None:
+        """Tell that items that have waited are in their table. The caller holds the lock."""
+        self.num_waiting -= len(keys)
+        self._confirm(keys)
 
 
 def read_chunk(data: bytes) -> Chunk:

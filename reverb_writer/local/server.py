@@ -12,15 +12,17 @@ from typing import Any
 import grpc
 
 from reverb_writer.arguments import integer
+from reverb_writer.background import in_background, may_be_interrupted
 from reverb_writer.errors import ServerUnavailableError
 from reverb_writer.local import saved_tables
 from reverb_writer.local.daemon_threads import DaemonThreads
+from reverb_writer.local.endpoint import LocalEndpoint
 from reverb_writer.local.grpc_service import Service
 from reverb_writer.local.machine_memory import machine_bytes
 from reverb_writer.local.store import Store
 from reverb_writer.progress import progress
 from reverb_writer.tables import TableConfig, check_tables
-from reverb_writer.transport import process_hooks
+from reverb_writer.transport import endpoints, process_hooks
 
 _HOST = "127.0.0.1"
 _SHARE = 4  # of the machine's memory, by default
@@ -130,7 +132,9 @@ class LocalServer:
         self._closed = threading.Event()
         self._server.start()
         # It also ends without `close`: at garbage collection, or when the interpreter ends.
-        self._stop = weakref.finalize(self, _stop, self._server, self._threads, os.getpid())
+        endpoint = LocalEndpoint(store)
+        endpoints.register(self.address, endpoint)
+        self._stop = weakref.finalize(self, _stop, self._server, self._threads, self.address, endpoint, os.getpid())
 
     @property
     def num_bytes(self) -> int:
@@ -188,7 +192,13 @@ def _bind(server: Any, port: int) -> int:
     return bound
 
 
-def _stop(server: Any, threads: DaemonThreads, process: int) -> None:
-    if os.getpid() == process:
-        server.stop(None).wait(_STOP_S)
-        threads.shutdown()
+def _stop(server: Any, threads: DaemonThreads, address: str, endpoint: LocalEndpoint, process: int) -> None:
+    if os.getpid() != process:
+        return
+    endpoints.forget(address, endpoint)
+    # In another thread: this one may be in the middle of a function of the server, if it is the garbage collector's.
+    ended = in_background(endpoint.close)
+    server.stop(None).wait(_STOP_S)
+    threads.shutdown()
+    if may_be_interrupted():
+        ended.wait(_STOP_S)

@@ -17,14 +17,10 @@ import tree
 from reverb_writer.errors import SpecError
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
-from reverb_writer.local.stored_items import Sample
 from reverb_writer.local.table import SampleRequest, Table
 from reverb_writer.protocol import messages, signatures
 from reverb_writer.protocol.signatures import ArraySpec
 from reverb_writer.tables import Prioritized, Selector, TableConfig
-
-# By these words dm-reverb's samplers tell the end of the data from a fault.
-_TIMED_OUT = "Rate Limiter: Timeout exceeded before the right to insert was acquired."
 
 
 class Store:
@@ -61,25 +57,23 @@ class Store:
             raise Refusal(Status.NOT_FOUND, f"Priority table {name} was not found; there are {there}.")
         return self.tables[name]
 
-    def sample(self, table: str, request: SampleRequest, timeout_s: float | None) -> list[Sample]:
-        """Wait for samples, and return those that there are, one at least; none if `request.ready` is set in vain.
+    def request(self, table: str, request: SampleRequest) -> None:
+        """Ask for samples; `request.ready` is called when there are some, maybe before this returns.
 
         Raises:
-            Refusal: there is no such table, or no sample comes within `timeout_s` seconds.
+            Refusal: there is no such table.
         """
         with self.lock:
-            queue = self.table(table)
-            queue.request(request)
-            queue.advance()
-        try:
-            if not request.ready.wait(timeout_s):
-                raise Refusal(Status.DEADLINE_EXCEEDED, _TIMED_OUT)
-        finally:
-            if not request.samples:
-                with self.lock:
-                    queue.withdraw(request)
-                    queue.advance()
-        return request.samples
+            asked = self.table(table)
+            asked.request(request)
+            asked.advance()
+
+    def withdraw(self, table: str, request: SampleRequest) -> None:
+        """Take a request back that has no samples."""
+        with self.lock:
+            asked = self.tables[table]
+            asked.withdraw(request)
+            asked.advance()
 
     def mutate(self, request: Any) -> None:
         """Carry out a MutatePrioritiesRequest.
@@ -94,8 +88,7 @@ class Store:
 
     def sizes(self) -> dict[str, int]:
         """Return how many items each table holds."""
-        with self.lock:
-            return {name: len(table) for name, table in self.tables.items()}
+        return {name: len(table) for name, table in self.tables.items()}
 
     def reset(self, name: str) -> None:
         """Empty a table.

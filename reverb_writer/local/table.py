@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -23,12 +22,15 @@ import numpy as np
 from reverb_writer.local.chunk_store import ChunkStore
 from reverb_writer.local.refusals import Refusal, Status
 from reverb_writer.local.selectors import make_chooser
-from reverb_writer.local.stored_items import Item, Sample
+from reverb_writer.local.stored_items import Draws, Item
 from reverb_writer.protocol.messages import Timestamp
 from reverb_writer.tables import TableConfig
 
 _DRAW_BYTES = 1 << 20  # of samples that are drawn at once: what a response holds
 _MAX_DRAWS = 256
+
+Confirm = Callable[[list[int]], object]
+"""Gets the keys of items that have waited and are in the table now."""
 
 
 class SampleRequest:
@@ -37,16 +39,15 @@ class SampleRequest:
     Attributes:
         num_missing: samples asked for and not drawn yet.
         samples: that were drawn.
-        has_waited: whether the rate limiter made it wait.
-        ready: is set when there are samples, or when it is in vain.
+        ready: called once there are samples, by whichever thread's change has let them out, which has the lock of the
+            store; must not wait.
     """
 
-    def __init__(self, num_samples: int) -> None:
+    def __init__(self, num_samples: int, ready: Callable[[], object] = lambda: None) -> None:
         """Ask for so many."""
         self.num_missing = num_samples
-        self.samples: list[Sample] = []
-        self.has_waited = False
-        self.ready = threading.Event()
+        self.samples = Draws()
+        self.ready = ready
 
 
 class Table:
@@ -67,8 +68,10 @@ class Table:
         self._state, self._since = "sleeping", time.monotonic()
         self._balance = config.rate_limiter.balance
         self._chunks, self._rng = chunks, rng
-        self._inserts: collections.deque[tuple[Item, Callable[[int], None]]] = collections.deque()
+        self._inserts: collections.deque[tuple[Item, Confirm]] = collections.deque()
         self._requests: collections.deque[SampleRequest] = collections.deque()
+        self._is_advancing = False
+        self._entry_bytes = float(_DRAW_BYTES)  # of a sample, about
         self._clear()
 
     def _clear(self) -> None:
@@ -110,12 +113,12 @@ class Table:
             text = f"table `{self.config.name}`: the priority of item {key} {reason}, got {priority:g}."
             raise Refusal(Status.INVALID_ARGUMENT, text)
 
-    def insert(self, item: Item, confirm: Callable[[int], None]) -> bool:
+    def insert(self, item: Item, confirm: Confirm) -> bool:
         """Take an item, which has a reference to each of its chunks; call `advance` after one or many.
 
         Args:
             item: with a priority that `check_priority` lets pass.
-            confirm: is called with its key by a later `advance`, if it has to wait.
+            confirm: gets its key from a later `advance`, if it has to wait.
 
         Returns:
             Whether it is in the table now.
@@ -135,7 +138,7 @@ class Table:
         if request in self._requests:
             self._requests.remove(request)
 
-    def withdraw_inserts(self, confirm: Callable[[int], None]) -> None:
+    def withdraw_inserts(self, confirm: Confirm) -> None:
         """Give up the items that wait for `confirm`."""
         given_up = [item for item, whose in self._inserts if whose == confirm]
         self._inserts = collections.deque(pair for pair in self._inserts if pair[1] != confirm)
@@ -164,23 +167,38 @@ class Table:
         self._clear()
 
     def advance(self) -> None:
-        """Let in and out what the rate limiter allows."""
-        moves = True
-        while moves:
-            moves = False
-            while self._inserts and self._may_insert(self._inserts[0][0]):
-                item, confirm = self._inserts.popleft()
-                self._insert(item)
-                confirm(item.key)
-                moves = True
-            while self._requests and self._serve(self._requests[0]):
-                request = self._requests.popleft()
-                request.ready.set()
-                moves = True
+        """Let in and out what the rate limiter allows.
+
+        Who is told so may insert and request more at once: the outer of two calls does that, too.
+        """
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._advance():
+                pass
+        finally:
+            self._is_advancing = False
         if self._requests:
             for request in self._requests:
-                request.has_waited = True
+                request.samples.rate_limited = True
         self.measure()
+
+    def _advance(self) -> bool:
+        """Let in and out what may be now, and tell it; return whether that was something."""
+        confirmed: dict[Confirm, list[int]] = {}
+        moves = False
+        while self._inserts and self._may_insert(self._inserts[0][0]):
+            item, confirm = self._inserts.popleft()
+            self._insert(item)
+            confirmed.setdefault(confirm, []).append(item.key)
+            moves = True
+        while self._requests and self._serve(self._requests[0]):
+            self._requests.popleft().ready()
+            moves = True
+        for confirm, keys in confirmed.items():
+            confirm(keys)
+        return moves
 
     def measure(self) -> None:
         """Bring `worker_time_s` up to date."""
@@ -256,32 +274,38 @@ class Table:
 
     def _serve(self, request: SampleRequest) -> bool:
         """Draw as many samples as a request lacks, a response holds and the limiter allows; return whether any."""
-        num_bytes = 0
-        while request.num_missing and num_bytes < _DRAW_BYTES and len(request.samples) < _MAX_DRAWS:
-            size = len(self._rows)
-            allowed = self._balance.num_samples_allowed(size, self.diff)
+        num_bytes, samples = 0, request.samples
+        while request.num_missing and num_bytes < _DRAW_BYTES and len(samples) < _MAX_DRAWS:
+            allowed = self._balance.num_samples_allowed(len(self._rows), self.diff)
             if not allowed:
                 break
-            wanted = min(request.num_missing, _MAX_DRAWS - len(request.samples), allowed)
+            wanted = min(request.num_missing, _MAX_DRAWS - len(samples), allowed)
             if self.config.max_times_sampled:
-                num_draws = 1
+                num_draws: int = 1
             else:  # as many as may fit, as far as one knows
-                mean = num_bytes // len(request.samples) if request.samples else 0
-                num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - num_bytes) / mean))) if mean else 1
-            for row, probability in zip(*self._sampler.draw(num_draws), strict=True):
-                num_bytes += self._sample(row, probability, size, request)
-        return bool(request.samples)
+                num_draws = int(min(wanted, math.ceil((_DRAW_BYTES - num_bytes) / self._entry_bytes)))
+            num_drawn_bytes = self._draw(num_draws, samples)
+            self._entry_bytes = max(num_drawn_bytes / num_draws, 1.0)
+            request.num_missing -= num_draws
+            num_bytes += num_drawn_bytes
+        return len(samples) > 0
 
-    def _sample(self, row: int, probability: float, size: int, request: SampleRequest) -> int:
-        item = self._items[row]
-        if item is None:
-            raise AssertionError(f"row {row} of table `{self.config.name}` has no item.")
-        item.times_sampled += 1
-        self.num_unique_samples += item.times_sampled == 1
-        self.num_samples += 1
-        sample = Sample(item, probability, size, rate_limited=request.has_waited)
-        request.samples.append(sample)
-        request.num_missing -= 1
-        if item.times_sampled == self.config.max_times_sampled:
-            self._delete(row)
-        return sample.num_bytes
+    def _draw(self, num_draws: int, samples: Draws) -> int:
+        """Draw so many samples; return how many bytes they take."""
+        size = len(self._rows)
+        rows, probabilities = self._sampler.draw(num_draws)
+        items, times, num_bytes = [], [], 0
+        for row in rows:
+            item = self._items[row]
+            if item is None:
+                raise AssertionError(f"row {row} of table `{self.config.name}` has no item.")
+            item.times_sampled += 1
+            items.append(item)
+            times.append(item.times_sampled)
+            num_bytes += item.entry_bytes
+        self.num_unique_samples += times.count(1)
+        self.num_samples += num_draws
+        samples.add(items, times, probabilities, size)
+        if times[0] == self.config.max_times_sampled:  # then there is one
+            self._delete(rows[0])
+        return num_bytes

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 from reverb_writer.errors import ReverbWriterError, ServerUnavailableError
 from reverb_writer.transport.channel import Channel
-from reverb_writer.transport.pipe import Event, Pipe
+from reverb_writer.transport.local_pipe import open_pipe
+from reverb_writer.transport.pipe import Event
 
 _MAX_UNREAD_BYTES = 16 << 20  # the rest stays at the server, but for one message
 
@@ -19,14 +20,14 @@ class ByteStream:
     """
 
     def __init__(self, channel: Channel, method: str, changed: Callable[[], object] = lambda: None) -> None:
-        """Open the stream. `changed` is called in the loop's thread whenever something has come; it must not wait."""
+        """Open the stream. `changed` is called in any thread whenever something has come; it must not wait."""
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._changed = changed
         self._num_put = self._num_got = 0  # bytes; each is changed by one thread
         self._is_paused = False
         self._error: ReverbWriterError | None = None  # what has ended it, once a read or `cancel` has met it
         self._address = channel.address
-        self._pipe = Pipe(channel, method, self._put)
+        self._pipe = open_pipe(channel, method, self._put)
 
     def send(self, message: bytes) -> None:
         """Send a message; never waits."""

@@ -17,18 +17,21 @@ import random
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
 from reverb_writer.arguments import check_address
 from reverb_writer.errors import ClosedError, ReplayTimeoutError, ReverbWriterError, ServerUnavailableError, SpecError
 from reverb_writer.protocol.messages import SERVER_INFO
-from reverb_writer.transport import loop, process_hooks
+from reverb_writer.transport import endpoints, loop, process_hooks
 from reverb_writer.transport.grpc_errors import NO_ANSWER, is_listening, is_refusal, is_silence, translate_error
 from reverb_writer.transport.pending_call import Outcome, PendingCall
 from reverb_writer.transport.tls import TLS, credentials_of
 from reverb_writer.transport.wire import OPTIONS, PERMANENT, Wire, WireClosedError
+
+if TYPE_CHECKING:
+    from reverb_writer.transport.local_pipe import LocalPipe
 
 _TOKEN = re.compile(r"[!-~]+")
 _PAUSE_S = 0.1
@@ -48,6 +51,7 @@ class Channel:
     Attributes:
         address: of the server; `redirect` changes it.
         last_response_at: `time.monotonic()` when a response came last; at first, when it was made.
+        local_pipes: its streams to a server of this process.
     """
 
     def __init__(
@@ -93,6 +97,8 @@ class Channel:
                 self._options["grpc.ssl_target_name_override"] = tls.server_name
             self._dial = functools.partial(grpc.aio.secure_channel, credentials=credentials_of(tls))
             self._advice = "the certificates; the server may ask for one of the client, too"
+        self._is_plain = not tls
+        self.local_pipes: set[LocalPipe] = set()
         self._pid = os.getpid()
         self._connect_errors: list[tuple[str, float]] = []
         self._closed = False
@@ -116,6 +122,11 @@ class Channel:
         """Whether this process is a forked child of the one that made the channel."""
         return self._pid != os.getpid()
 
+    @property
+    def endpoint(self) -> endpoints.Endpoint | None:
+        """The server of the address, if it is in this process; such a server has no TLS."""
+        return endpoints.find(self.address) if self._is_plain else None
+
     def redirect(self, address: str) -> None:
         """Connect to the server at its new address; streams end as if the connection were lost, calls are made again.
 
@@ -125,14 +136,14 @@ class Channel:
         check_address(address)
         self.check_usable()
         self.address = address
-        if loop.has_begun():
+        if loop.has_begun() or self.local_pipes:
             loop.submit(self._give_up, f"the server has moved to {address}")
 
     def close(self) -> None:
         """Close the connection; calls under way end with an error. Idempotent; does nothing in a forked child."""
         if not self.is_forked:
             self._closed = True
-            if loop.has_begun():
+            if loop.has_begun() or self.local_pipes:
                 done: queue.SimpleQueue[None] = queue.SimpleQueue()
                 with contextlib.suppress(ClosedError, queue.Empty):  # the interpreter ends, or the machine is busy
                     loop.submit(lambda: loop.spawn(self._close(done)))
@@ -196,7 +207,7 @@ class Channel:
 
         async def work(_: PendingCall) -> bytes:
             try:
-                return await self._ask(self._connect(), method, request, timeout_s)
+                return await self._ask(method, request, timeout_s)
             except WireClosedError as error:
                 if self._closed:
                     raise self._closed_error() from error
@@ -246,20 +257,27 @@ class Channel:
         self._num_given_up += 1
         if wire is not None:
             wire.close(fault)
+        for pipe in [*self.local_pipes]:
+            pipe.lose(fault)
 
     async def _close(self, done: queue.SimpleQueue[None]) -> None:
-        wire, self._wire = self._wire, None
+        wire = self._wire
+        self._give_up("the client was closed")
         if wire is not None:
-            wire.close("the client was closed")
             await wire.closed()
         done.put(None)
 
     def _closed_error(self) -> ClosedError:
         return ClosedError(f"the client of {self.address} was closed during a call.")
 
-    async def _ask(self, wire: Wire, method: str, request: bytes, timeout_s: float) -> bytes:
+    async def _ask(self, method: str, request: bytes, timeout_s: float) -> bytes:
+        self.check_usable()
+        endpoint = self.endpoint
         try:
-            reply = await wire.ask(method, request, timeout_s)
+            if endpoint is None:
+                reply = await self._connect().ask(method, request, timeout_s)
+            else:
+                reply = endpoint.call(method, request)
         except grpc.RpcError as error:
             if error.code() not in NO_ANSWER:
                 self.note_response()
@@ -273,7 +291,7 @@ class Channel:
         while True:
             left_s = max(deadline - time.monotonic(), 0.0)
             try:
-                return await self._ask(self._connect(), method, request, left_s)
+                return await self._ask(method, request, left_s)
             except WireClosedError as error:
                 if self._closed or loop.is_ending():
                     raise self._closed_error() from error

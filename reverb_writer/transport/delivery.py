@@ -28,6 +28,7 @@ from reverb_writer.tables.table_info import ServerInfo, check_tables_exist
 from reverb_writer.transport.channel import Channel, backoff_s
 from reverb_writer.transport.connection_loss import ConnectionLoss
 from reverb_writer.transport.in_flight import InFlight, InsertRequest
+from reverb_writer.transport.local_pipe import LocalPipe, open_pipe
 from reverb_writer.transport.pipe import Event, Pipe
 from reverb_writer.transport.server_info import start_server_info
 
@@ -70,7 +71,7 @@ class Delivery:
         self.heard_at = time.monotonic()
         self._counts: collections.Counter[str] = collections.Counter()
         self._post, self._max_sent_items, self._is_checked = post, max_sent_items, is_checked
-        self._pipe: Pipe | None = None
+        self._pipe: Pipe | LocalPipe | None = None
         self._attempt = 0  # of a question or a pipe; answers to an earlier one are ignored
         self._is_connecting = self._is_closed = self._is_orphaned = False
         self._retry_at, self._failures = 0.0, 0
@@ -112,7 +113,7 @@ class Delivery:
             self._connect()
         return math.inf
 
-    def _send(self, pipe: Pipe) -> float:
+    def _send(self, pipe: Pipe | LocalPipe) -> float:
         """Send what is queued, and see whether the server is silent; return as `proceed`."""
         while self.flight.has_queued and self.flight.sent_items < self._max_sent_items:
             pipe.send(self.flight.take_message(_MESSAGE_BYTES))
@@ -182,7 +183,7 @@ class Delivery:
         self._attempt += 1
         deliver = self._posting(functools.partial(self._on_event, self._attempt))
         try:
-            self._pipe = Pipe(self.channel, messages.INSERT_STREAM, deliver)
+            self._pipe = open_pipe(self.channel, messages.INSERT_STREAM, deliver)
         except ClosedError as error:
             self._lost(error, str(error))
             return

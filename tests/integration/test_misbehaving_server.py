@@ -19,6 +19,7 @@ from reverb_writer.protocol import messages, responses
 from reverb_writer.transport import loop
 from reverb_writer.transport.byte_stream import ByteStream
 from reverb_writer.transport.channel import Channel
+from reverb_writer.transport.pipe import Pipe
 from reverb_writer.transport.sample_stream import SampleStream
 from reverb_writer.transport.server_info import request_server_info
 
@@ -147,6 +148,7 @@ def test_stream_that_has_ended_is_freed_without_the_collector(server: Misbehavin
             alive = weakref.ref(stream)
             if is_open:
                 pipe = stream._pipe
+                assert isinstance(pipe, Pipe)
                 assert eventually(lambda: pipe._call is not None)
             stream.cancel()
             del stream

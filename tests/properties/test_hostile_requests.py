@@ -60,7 +60,7 @@ def test_damaged_insert_requests_are_refused_and_the_next_is_answered() -> None:
     store = store_of(rw.TableConfig("replay", 100, rw.Prioritized(1.0), "min_heap"), max_bytes=MAX_BYTES)
     num_refused = 0
     for _ in range(NUM_REQUESTS):
-        incoming = Incoming(store)
+        incoming = Incoming(store, lambda _: None)
         try:
             incoming.feed(damaged(INSERT, rng))
         except Refusal:
