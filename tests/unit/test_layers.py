@@ -14,6 +14,7 @@ CLIENT = [
     "ray",
     "testing",
     "tf_agents",
+    "sb3",
     "instinct_rl",
     "local",
     "rollouts",
