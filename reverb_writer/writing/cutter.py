@@ -49,6 +49,7 @@ class Cutter:
         self.taken = self.num_items = self.num_unencoded = self.unsent_bytes = self.num_steps = self.num_episodes = 0
         self.dropped: collections.Counter[str] = collections.Counter()
         self.has_ended = False
+        self._num_ended_items = 0  # of ended episodes
         self._ended: list[Ready] = []
         count = 1 if num_envs is None else num_envs
         self._episodes = [new_episode() for _ in range(count)]
@@ -81,6 +82,7 @@ class Cutter:
             self._apply(self._ring.marks.pop(start + offset))
         self._take_steps(self.taken, written)
         self.taken = written
+        self._tally()
 
     def _take_steps(self, start: int, stop: int) -> None:
         if start == stop:
@@ -109,15 +111,15 @@ class Cutter:
                 self._first[env] = rows[sealed]
 
     def _count(self, env: Any, num_new: Any) -> None:
-        """Count further steps of an environment, or of all, and the windows that they complete."""
-        before = self._kinds.num_items(self._steps[env])
+        """Count further steps of an environment, or of all."""
         self._steps[env] += num_new
         self._open[env] += num_new
-        self._complete(int(np.sum(self._kinds.num_items(self._steps[env]) - before)))
 
-    def _complete(self, num_items: int) -> None:
-        self.num_items += num_items
-        self.num_unencoded += num_items
+    def _tally(self) -> None:
+        """Count the items that are complete by now."""
+        num_items = self._num_ended_items + int(self._kinds.num_items(self._steps).sum())
+        self.num_unencoded += num_items - self.num_items
+        self.num_items = num_items
 
     def _open_rows(self, env_ids: _Integers) -> list[tuple[int, _Integers]]:
         """Return the rows of some environments that are in no chunk, each in the order of its steps."""
@@ -212,6 +214,7 @@ class Cutter:
         """End the episode of an environment here, if one is under way."""
         if self._steps[env] or self._episodes[env].num_skipped:
             self._end(env, self._rows(env), align, discard)
+            self._tally()
 
     def _skip(self, env: int, *, last: bool) -> None:
         """Leave a step out, and with it all of its episode, which is too long."""
@@ -232,7 +235,7 @@ class Cutter:
             num_real = min(size, len(rows))
             self._seal(env, rows[:num_real], size - num_real)
             rows = rows[num_real:]
-        self._complete(end.num_items - self._kinds.num_items(num_steps))
+        self._num_ended_items += end.num_items
         encoded = int(self._encoded[env])
         num_items = end.num_items - self._kinds.num_items(encoded)
         if num_items or any(chunk.held for chunk in episode.chunks):
@@ -249,16 +252,16 @@ class Cutter:
         self._steps[env] = self._open[env] = self._encoded[env] = 0
         self._capacity[env] = episode.capacity
 
-    def drop(self, env: int, reason: str) -> int:
-        """Give up the episode under way of an environment, with its windows that are not encoded; return the items."""
+    def drop(self, env: int, reason: str) -> None:
+        """Give up the episode under way of an environment, with its windows that are not encoded."""
         encoded, num_steps = int(self._encoded[env]), int(self._steps[env])
-        num_items = int(self._kinds.num_items(num_steps) - self._kinds.num_items(encoded))
-        self.num_unencoded -= num_items
+        num_items = self._kinds.num_items(num_steps)
+        self._num_ended_items += num_items
+        self.num_unencoded -= num_items - self._kinds.num_items(encoded)
         dropped = {reason: (num_steps - max(encoded, 0)) * len(self._kinds.targets)}
         self.dropped.update(dropped)
         self._on_dropped(dropped)
         self._begin(env)
-        return num_items
 
     def leave(self, destinations: Sequence[Destination]) -> None:
         """Have the last windows of ended episodes, if they are not encoded, go to other destinations than these."""

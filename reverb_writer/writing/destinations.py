@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,11 +18,50 @@ from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.targets import rank_shards
 from reverb_writer.transport.delivery import Delivery
-from reverb_writer.writing.item_limit import ItemLimit
 
 _LOG = logging.getLogger(__package__)
 
+_LEAST_ITEMS, _LEAST_CALLS, _MOST_ITEMS = 400, 32, 16_384  # that may be unconfirmed at a server
+_AHEAD_S, _EPOCH_S = 0.1, 0.05
 _LONGEST_PAUSE_S = 1.0  # between two checks, while items are under way: the target may have changed
+
+
+def least_items(items_per_call: float) -> int:
+    """Return the default: what 32 calls complete in the long run, 400 or more.
+
+    A split DQN learns with up to 2,000 items and not with 16,384; see docs/decisions/in-flight.md.
+
+    >>> least_items(1), least_items(64)
+    (400, 2048)
+    """
+    return max(_LEAST_ITEMS, math.ceil(_LEAST_CALLS * items_per_call))
+
+
+class ItemLimit:
+    """A fixed number of items; or one that is larger while the server confirms more in a tenth of a second.
+
+    An actor that does nothing but write would stand still half of the time with 400 items. One that a rate limiter
+    holds up gets few confirmations, so its limit is the smallest one again a tenth of a second later. Not thread-safe.
+
+    Attributes:
+        items: the limit now.
+    """
+
+    def __init__(self, least: int, *, is_fixed: bool) -> None:
+        """Take the number, which `is_fixed`, or the smallest number otherwise."""
+        self.items = self._least = least
+        self._is_fixed = is_fixed
+        self._since = time.monotonic()
+        self._before = 0  # items confirmed until then
+
+    def update(self, acknowledged: int) -> None:
+        """Follow the number of items confirmed so far."""
+        now = time.monotonic()
+        if self._is_fixed or now - self._since < _EPOCH_S:
+            return
+        rate = (acknowledged - self._before) / (now - self._since)
+        self.items = max(self._least, min(int(_AHEAD_S * rate), _MOST_ITEMS))
+        self._since, self._before = now, acknowledged
 
 
 class Destination:
@@ -90,6 +130,11 @@ class Destinations:
     def counts(self) -> collections.Counter[str]:
         """Return the counters of all deliveries, also of those to servers that are not in use any more."""
         return sum((destination.delivery.counts() for destination in self), self._past)
+
+    @property
+    def num_acknowledged(self) -> int:
+        """Items confirmed so far."""
+        return self._past["acknowledged_items"] + sum(each.delivery.flight.acknowledged for each in self)
 
     @property
     def num_pending(self) -> int:

@@ -19,54 +19,31 @@ from reverb_writer.writing.window_targets import WindowTarget
 
 
 class ItemSizes:
-    """The sizes of the windows of some kinds.
+    """Counts the bytes of the steps of one environment's episode. Not thread-safe: the observer's caller uses it.
 
-    Immutable; safe to share between threads.
+    Attributes:
+        counts_steps: whether each step must be checked.
     """
 
-    def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limit: int | None) -> None:
-        """Check what is known before the first step against the limit in bytes; None for no limit.
+    def __init__(self, layout: StepLayout, targets: Sequence[WindowTarget], limit: int) -> None:
+        """Check what is known before the first step against the limit in bytes.
 
         Raises:
             StructureError: a window is larger; names its largest leaf.
         """
         self._paths, self._limit = layout.paths, limit
-        self._watched: list[int | None] = []  # lengths of the windows whose steps must be counted
-        has_strings = np.dtype(object) in layout.dtypes
-        self._step_bytes = [
+        self._step_bytes = [  # of each leaf, 0 where they must be counted
             0 if dtype == np.dtype(object) else dtype.itemsize * math.prod(shape)
             for dtype, shape in zip(layout.dtypes, layout.shapes, strict=True)
         ]
-        if limit is None:
-            return
-        for length in {target.spec.sequence_length for target in targets}:
+        lengths = {target.spec.sequence_length for target in targets}
+        for length in lengths:
             _check(limit, length or 1, self._paths, [(length or 1) * size for size in self._step_bytes])
-            if length is None or has_strings:
-                self._watched.append(length)
-
-    def watch(self) -> EpisodeSizes | None:
-        """Return what counts the steps of one writer; None if nothing need be counted."""
-        if self._limit is None or not self._watched:
-            return None
-        return EpisodeSizes(self._paths, self._step_bytes, self._watched, self._limit)
-
-
-class EpisodeSizes:
-    """Counts the bytes of the steps of one writer's episode. Not thread-safe: the observer's caller uses it."""
-
-    def __init__(
-        self, paths: Sequence[str], step_bytes: Sequence[int], lengths: Sequence[int | None], limit: int
-    ) -> None:
-        """Begin with an empty episode.
-
-        Args:
-            paths: of the leaves.
-            step_bytes: of each leaf, 0 where they must be counted.
-            lengths: steps of the kinds of windows; None for the whole episode.
-            limit: of an item, in bytes.
-        """
-        self._paths, self._step_bytes, self._lengths, self._limit = paths, step_bytes, lengths, limit
-        longest = max((length or 0) for length in lengths)
+        has_strings = np.dtype(object) in layout.dtypes
+        # Steps of the windows whose steps must be counted; None for the whole episode.
+        self._lengths = [length for length in lengths if length is None or has_strings]
+        self.counts_steps = bool(self._lengths)
+        longest = max((length or 0 for length in self._lengths), default=0)
         # The bytes of each column up to a step, of the steps that a window of fixed length may begin at.
         self._totals: collections.deque[tuple[int, list[int]]] = collections.deque(maxlen=longest + 2)
 

@@ -215,15 +215,13 @@ class ObserverLife:
         if structure is None:
             structure = StepStructure(example, batch_size=self._num_envs, is_spec=is_spec)
         layout = StepLayout(structure, mask=self._mask)
-        sizes = session.sizes(layout)
-        watched = [sizes.watch() for _ in self._all_envs]
+        sizes = session.sizes(layout, len(self._all_envs))
         log = functools.partial(_log_dropped, self._logged, self._targets)
         sender = session.new_sender(layout, self._num_envs, log, spans_episodes=self._spans_episodes)
         # A program that forgets `close` must not hang, neither at garbage collection nor when the interpreter ends.
         self._finalizer = weakref.finalize(self, _forget, sender, session)
         self._finalizer.atexit = False
-        self._sizes = None if watched[0] is None else [each for each in watched if each is not None]
-        self._flatten, self._ends_episode = structure.flatten, structure.ends_episode
+        self._sizes, self._flatten, self._ends_episode = sizes, structure.flatten, structure.ends_episode
         self._is_marked = self._is_marked or structure.marks_ends
         self._num_before = self._past.stats.steps
         self._structure, self._woken_for, self._sender = structure, -1, sender

@@ -193,7 +193,7 @@ class Outbox:
     @property
     def num_acknowledged(self) -> int:
         """Items confirmed so far."""
-        return self.destinations.counts()["acknowledged_items"]
+        return self.destinations.num_acknowledged
 
     def close(self) -> int:
         """Give up what is left; return how many items that is."""

@@ -203,13 +203,12 @@ class Sender:
             self._encode()
             if self._outbox.is_half:
                 self._send_now()
-        self._outbox.proceed()
         self._grant()
         self._answer_waits()
         self._watch_ring()
 
     def _pause_s(self) -> float | None:
-        """Return how long there is nothing to do, unless something comes; None for as long as nothing comes."""
+        """Send what is queued, and return how long there is nothing else to do; None for as long as nothing comes."""
         times = [self._due_at - time.monotonic(), self._outbox.proceed(), *(wait.left_s() for wait in self._waits)]
         if not self._is_idle:
             times.append(min(self._max_delay_s, _LOOK_S) / 2)

@@ -18,8 +18,7 @@ from reverb_writer.tables.table_info import check_tables_exist
 from reverb_writer.transport.delivery import Delivery
 from reverb_writer.writing.chunk_encoder import ChunkEncoder, chunk_grid
 from reverb_writer.writing.cutter import Cutter
-from reverb_writer.writing.destinations import Destinations
-from reverb_writer.writing.item_limit import ItemLimit, least_items
+from reverb_writer.writing.destinations import Destinations, ItemLimit, least_items
 from reverb_writer.writing.item_sizes import ItemSizes
 from reverb_writer.writing.open_episode import OpenEpisode
 from reverb_writer.writing.outbox import Outbox
@@ -30,7 +29,7 @@ from reverb_writer.writing.step_layout import StepLayout
 from reverb_writer.writing.stream_options import StreamOptions
 from reverb_writer.writing.window_items import check_dtypes
 from reverb_writer.writing.window_kinds import WindowKinds
-from reverb_writer.writing.window_targets import WindowTarget, chunk_length_of
+from reverb_writer.writing.window_targets import WindowTarget, chunk_length_for
 
 
 class Session:
@@ -75,8 +74,11 @@ class Session:
         if self._owns_client:
             self.client.close()
 
-    def sizes(self, layout: StepLayout) -> ItemSizes:
-        """Check the columns against what Reverb and the tables accept. Asks no server.
+    def sizes(self, layout: StepLayout, num_envs: int) -> list[ItemSizes] | None:
+        """Check the columns against what Reverb and the tables accept; return what checks each step. Asks no server.
+
+        Returns:
+            One for each environment; None if steps need no check.
 
         Raises:
             StructureError: names the leaf, what it should be, and the table if its signature says so; or a window
@@ -86,7 +88,11 @@ class Session:
         for table, signature in self._signatures.items():
             if signature is not None:
                 check_signature(table, signature, layout.paths, layout.dtypes, layout.shapes)
-        return ItemSizes(layout, self.targets, self._options.max_item_bytes)
+        limit = self._options.max_item_bytes
+        if limit is None:
+            return None
+        sizes = [ItemSizes(layout, self.targets, limit) for _ in range(num_envs)]
+        return sizes if sizes[0].counts_steps else None
 
     def new_sender(
         self,
@@ -99,7 +105,7 @@ class Session:
         """Make what writes steps of this layout; `on_dropped` hears in its thread of steps that are in no window."""
         options, structure = self._options, layout.structure
         bytes_per_step = step_bytes(layout.dtypes, layout.shapes)
-        length = chunk_length_of(self.targets, options.chunk_length, bytes_per_step)
+        length = options.chunk_length or chunk_length_for([target.spec for target in self.targets], bytes_per_step)
         size = ring_rows(bytes_per_step, num_envs or 1, length, options.max_in_flight_bytes)
         length = min(length, max(size // (2 * (num_envs or 1)), 1))
         ring = StepRing(structure.dtypes, structure.shapes, num_envs, size, spans_episodes=spans_episodes)

@@ -46,6 +46,21 @@ class WindowKinds:
         self.tables = frozenset(itertools.chain.from_iterable(target.tables for target in targets))
         self.items_per_step = sum(len(target.tables) / target.spec.stride_length for target in targets)
         self.longest = max((target.spec.sequence_length or NEVER) for target in targets)
+        # Bounds of the items that rows complete, whichever episodes end: at once in each environment, besides that for
+        # each row, and in any single row; and whether the end of an episode may complete several of a kind at once.
+        self._at_once, self._per_row, self._most_per_row, self._has_tail = 0, 0.0, 0, False
+        for target in targets:
+            length, stride, num_tables = target.spec.sequence_length, target.spec.stride_length, len(target.tables)
+            mode = target.spec.end_of_episode
+            self._most_per_row += num_tables
+            if length is not None and (mode is EndOfEpisode.DROP or spans_episodes):
+                self._at_once += num_tables
+                self._per_row += num_tables / min(stride, length)
+            else:
+                self._per_row += num_tables
+                if length is not None and mode is EndOfEpisode.TILE:
+                    self._at_once += num_tables * (-(-(length - 1) // stride))
+                    self._has_tail = True
 
     def with_priority(self, priority: Any) -> WindowKinds:
         """Return the same kinds with another priority."""
@@ -103,29 +118,9 @@ class WindowKinds:
         """
         if num_items <= 0:
             return 0
-        at_once, per_row, most_per_row = 0, 0.0, 0
-        for target in self.targets:
-            length, stride, num_tables = target.spec.sequence_length, target.spec.stride_length, len(target.tables)
-            mode = target.spec.end_of_episode
-            most_per_row += num_tables
-            if length is not None and (mode is EndOfEpisode.DROP or self.spans_episodes):
-                at_once += num_tables * num_envs
-                per_row += num_tables / min(stride, length)
-            else:
-                per_row += num_tables
-                if length is not None and mode is EndOfEpisode.TILE:
-                    at_once += num_tables * num_envs * (-(-(length - 1) // stride))
-        by_rate = 1 + int((num_items - 1 - at_once) // per_row)
-        by_row = 1 + (num_items - 1) // most_per_row if not self._has_tail else 1
+        by_rate = 1 + int((num_items - 1 - self._at_once * num_envs) // self._per_row)
+        by_row = 1 if self._has_tail else 1 + (num_items - 1) // self._most_per_row
         return max(by_rate, by_row, 1)
-
-    @property
-    def _has_tail(self) -> bool:
-        """Whether the end of an episode may complete several windows of a kind at once."""
-        return not self.spans_episodes and any(
-            target.spec.sequence_length is not None and target.spec.end_of_episode is EndOfEpisode.TILE
-            for target in self.targets
-        )
 
     def episode_end(self, n: int, *, align: bool = False, discard: str | None = None) -> EpisodeEnd:
         """Return what the end of an episode of `n` steps adds.

@@ -105,14 +105,3 @@ def chunk_length_for(specs: Sequence[WindowSpec], step_bytes: float = math.inf) 
     grid = math.gcd(*lengths, *(stride for _, stride in finite))
     length = grid if grid * 4 >= max(lengths) else min(lengths)
     return min(2 * length if length * step_bytes < _TINY_CHUNK_BYTES else length, MAX_CHUNK_LENGTH)
-
-
-def chunk_length_of(targets: Sequence[WindowTarget], chunk_length: int | None, step_bytes: float) -> int:
-    """Return the chunk length that was asked for, or what suits the targets' windows if that is None."""
-    if not targets or not all(target.tables for target in targets):
-        raise SpecError(f"`targets` must be at least one kind of window, each with a table, got {targets!r}.")
-    if chunk_length is None:
-        return chunk_length_for([target.spec for target in targets], step_bytes)
-    if not 1 <= chunk_length <= MAX_CHUNK_LENGTH:
-        raise SpecError(f"`chunk_length` must be in 1..{MAX_CHUNK_LENGTH}, got {chunk_length}.")
-    return chunk_length
