@@ -51,6 +51,7 @@ class Delivery:
         fault: the kind and text of the error with which the server has refused last, until it no longer does; or None.
         loss: why there is no connection; None while there is one, or none was needed yet.
         heard_at: `time.monotonic()` of the server's last word.
+        has_asked: whether a question was asked since the wait began.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Delivery:
         self._state_id: int | None = None
         self._first_answer: ServerInfo | None = None
         self._last_answer: ServerInfo | None = None
-        self._num_asked, self._refusal = 0, ""
+        self.has_asked, self._refusal = False, ""
 
     # --------------------------------------------------------------------------------------------------- what to send
 
@@ -226,11 +227,11 @@ class Delivery:
     def begin_questions(self) -> None:
         """Forget earlier answers: a wait has begun."""
         self._first_answer = self._last_answer = None
-        self._num_asked, self._refusal = 0, ""
+        self.has_asked, self._refusal = False, ""
 
     def ask(self) -> None:
         """Ask the server for the state of its tables; the answer counts when it has come."""
-        self._num_asked += 1
+        self.has_asked = True
         self._question(_QUESTION_TIMEOUT_S, self._on_reply)
 
     def _on_reply(self, reply: ServerInfo | Exception) -> None:
@@ -240,11 +241,6 @@ class Delivery:
             self._last_answer = reply
         elif not isinstance(reply, ReplayTimeoutError | ConnectionError):
             self._refusal = str(reply)
-
-    @property
-    def has_asked(self) -> bool:
-        """Whether a question was asked since the wait began."""
-        return self._num_asked > 0
 
     def limiter_text(self) -> str | None:
         """Say which rate limiter blocks, by the newest answer, and what would end that; None if none is known to."""
