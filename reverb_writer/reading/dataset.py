@@ -209,12 +209,7 @@ class Dataset(Views):
             self._stats.samples += len(found.info)
             self._stats.wait_s += now - called_at
             self._stats.last_age_s = now - found.info.received_at
-            found = self._completed(found)
         return found
-
-    def _completed(self, batch: Batch) -> Batch:
-        """Return a batch with what is only known when it is handed out."""
-        return batch
 
     def _too_late(self, wait: Wait, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
         num_foreign = self._prefetcher.stats().foreign_items
@@ -289,8 +284,9 @@ class Dataset(Views):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
         args, kwargs = self._arguments
-        given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
-        return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
+        given = inspect.signature(type(self)).bind(*args, **kwargs)
+        given.arguments["client"] = _picklable(given.arguments["client"])
+        return functools.partial(type(self), *given.args, **given.kwargs), ()
 
     def __repr__(self) -> str:
         stats = self.stats()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
@@ -12,6 +12,21 @@ from reverb_writer.errors import SpecError
 
 MAX_CACHE_BYTES = 256 << 20
 """Default memory limit of decoded chunks."""
+
+
+class ReadKeywords(TypedDict, total=False):
+    """The fields of `ReadOptions` as keyword arguments of a dataset."""
+
+    max_in_flight_batches: int
+    timeout_s: float | None
+    connect_timeout_s: float | None
+    single_pass: bool
+    max_samples: int | None
+    skip_unsafe: bool
+    reuse_buffers: bool
+    max_cache_bytes: int
+    max_sample_bytes: int
+    transform: Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
