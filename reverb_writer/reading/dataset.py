@@ -18,7 +18,7 @@ from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.opening import open_table
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
@@ -48,6 +48,7 @@ class Dataset(Views):
 
     table: str
     timeout_s: float
+    gives_lists = False  # whether data are lists of samples, by `collate="list"`
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -69,6 +70,11 @@ class Dataset(Views):
         `pool_size` samples are made to batches together, by what `make_maker` returns. It must not refer to the
         dataset, which could not be garbage then: the thread has it.
         """
+        if not isinstance(table, str):
+            raise SpecError(
+                f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
+                "MixedDataset."
+            )
         self.table, self._options, self._pool_size = table, options, pool_size
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s

@@ -85,18 +85,3 @@ class ReadOptions:
     def has_end(self) -> bool:
         """Whether samples come to an end by themselves."""
         return self.single_pass or self.max_samples is not None
-
-
-def check_choice(name: str, choice: object, choices: tuple[str, ...]) -> None:
-    """Check that an argument is one of some words."""
-    if choice not in choices:
-        raise SpecError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
-
-
-def check_table(table: object) -> None:
-    """Check that an argument is the name of a table."""
-    if not isinstance(table, str):
-        raise SpecError(
-            f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
-            "MixedDataset."
-        )

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from reverb_writer.arguments import integer
 from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
+from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as collated
 from reverb_writer.reading.dataset import Dataset
-from reverb_writer.reading.read_options import ReadKeywords, ReadOptions, check_choice, check_table
+from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,10 +72,10 @@ class ReplayDataset(Dataset):
             ServerUnavailableError: a server does not answer within the time-out.
         """
         read_options = ReadOptions(**options)
-        check_table(table)
-        check_choice("collate", collate, ("error", "pad", "list", "flat"))
+        if collate not in ("error", "pad", "list", "flat"):
+            raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', 'flat', got {collate!r}.")
         batch_size = integer("batch_size", batch_size, minimum=1)
-        self.batch_size = batch_size
+        self.batch_size, self.gives_lists = batch_size, collate == "list"
         self._open(client, table, batch_size, read_options, lambda structure: WholeSamples(structure, collate))
 
 

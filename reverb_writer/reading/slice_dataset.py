@@ -18,7 +18,7 @@ import numpy as np
 from reverb_writer.arguments import integer
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.dataset import Dataset
-from reverb_writer.reading.read_options import ReadKeywords, ReadOptions, check_table
+from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.reading.slice_maker import SliceOptions, SlicesOfPools
 from reverb_writer.slices import By, Short, SliceSampler
 
@@ -97,7 +97,6 @@ class SliceDataset(Dataset):
         if row_priority_fn is not None and sampler.by is not By.ROW:
             raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
         rng = np.random.default_rng(None if seed is None else integer("seed", seed, minimum=0))
-        check_table(table)
         slices_per_item = integer("slices_per_item", slices_per_item, minimum=1)
         if slices_per_item > 1 and not replacement:
             raise SpecError(

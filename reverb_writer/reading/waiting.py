@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from reverb_writer.client import on_shards
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.mixer import Source
 from reverb_writer.transport.server_probe import ServerProbe
 
@@ -55,12 +53,3 @@ class Wait:
             return loss.explain(channel, time.monotonic() - since)
         probe = self._probes.get(source) or ServerProbe(channel, 0.0)
         return probe.explain_samples(self._table, stream.info)
-
-
-@contextlib.contextmanager
-def unchained() -> Iterator[None]:
-    """Raise a time-out of the block without gRPC's errors as its cause: its message names the cause."""
-    try:
-        yield
-    except (ReplayTimeoutError, ServerUnavailableError) as error:
-        raise error from None

@@ -483,6 +483,21 @@ def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server
     assert weights == pytest.approx({1.0: 1.0, 3.0: 1 / 3, 5.0: 1.0})
 
 
+def test_steps_that_are_lists_are_mixed_leaf_by_leaf(replay_server: StartServer) -> None:
+    """Not as the lists of samples that `collate="list"` gives."""
+    server = replay_server(rw.TableConfig("a"), rw.TableConfig("b"))
+    for table, number in (("a", 1), ("b", 2)):
+        with rw.TrajectoryObserver(server.address, table, 1) as observer:
+            observer([np.int64(number), np.float32(10 * number)], end_of_episode=True)
+    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 2) for table in "ab"]) as dataset:
+        assert [leaf.tolist() for leaf in next(dataset).data] == [[[1], [1], [2], [2]], [[10], [10], [20], [20]]]
+    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 1, collate="list") for table in "ab"]) as dataset:
+        assert [[leaf.tolist() for leaf in sample] for sample in next(dataset).data] == [[[1], [10]], [[2], [20]]]
+    one, other = rw.ReplayDataset(server.address, "a", 1), rw.ReplayDataset(server.address, "b", 1, collate="list")
+    with one, other, pytest.raises(rw.SpecError, match="`collate='list'` must be that of all datasets"):
+        rw.MixedDataset([one, other])
+
+
 def test_mixture_refuses_what_does_not_match(two: str) -> None:
     write(two, "rated", [1], length=3)
     with (
