@@ -222,8 +222,8 @@ class BatchAssembler:
             )
         if cache is None or ranges is None:
             ranges = self._load(self._caches.get((layout, spec)), layout, spec, slices_of, chunks)
-            if self._structure and not self._structure.settle(spec):  # another thread has read the first item meanwhile
-                return None
+            if self._structure:
+                self._structure.settle(spec)
             cache = self._caches[layout, spec]
         self._make_current(cache)
         cache.add_item(key, slices_of, ranges)

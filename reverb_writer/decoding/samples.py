@@ -75,10 +75,6 @@ class BatchInfo:
         received_at: `time.monotonic()` when the first of the samples arrived.
         server: address of the server that they come from; "" if they come from several.
         mask: [B, T] bool, True for rows that are real; with `collate="pad"` only, else None.
-        policy_versions: [B] int64, version of the weights that acted in each sample's oldest row, 0 where it is not
-            known; with `policy` only, else None.
-        policy_ages: [B] int64, how many versions ago those weights were the learner's, -1 where it is not known;
-            likewise.
         members: [B] int64, number of the dataset that each sample is from; of a `MixedDataset`, else None.
     """
 
@@ -91,8 +87,6 @@ class BatchInfo:
     received_at: float
     server: str = ""
     mask: npt.NDArray[np.bool_] | None = None
-    policy_versions: npt.NDArray[np.int64] | None = None
-    policy_ages: npt.NDArray[np.int64] | None = None
     members: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from reverb_writer.background import Flag, in_background, may_be_interrupted
 from reverb_writer.client.client import Client, as_client
 from reverb_writer.client.same_process import send_due
 from reverb_writer.decoding.table_structure import TableStructure
-from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError
+from reverb_writer.errors import IncompleteError, ReplayTimeoutError, ServerUnavailableError, SpecError
 from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.opening import open_table
 from reverb_writer.reading.prefetcher import BatchMaker, Prefetcher
@@ -48,6 +48,7 @@ class Dataset(Views):
 
     table: str
     timeout_s: float
+    gives_lists = False  # whether data are lists of samples, by `collate="list"`
     _arguments: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -69,6 +70,11 @@ class Dataset(Views):
         `pool_size` samples are made to batches together, by what `make_maker` returns. It must not refer to the
         dataset, which could not be garbage then: the thread has it.
         """
+        if not isinstance(table, str):
+            raise SpecError(
+                f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
+                "MixedDataset."
+            )
         self.table, self._options, self._pool_size = table, options, pool_size
         self._client, self._owns_client = as_client(client, options.timeout_s)
         self.timeout_s = self._client.timeout_s if options.timeout_s is None else options.timeout_s
@@ -209,12 +215,7 @@ class Dataset(Views):
             self._stats.samples += len(found.info)
             self._stats.wait_s += now - called_at
             self._stats.last_age_s = now - found.info.received_at
-            found = self._completed(found)
         return found
-
-    def _completed(self, batch: Batch) -> Batch:
-        """Return a batch with what is only known when it is handed out."""
-        return batch
 
     def _too_late(self, wait: Wait, timeout_s: float) -> ReplayTimeoutError | ServerUnavailableError:
         num_foreign = self._prefetcher.stats().foreign_items
@@ -289,8 +290,9 @@ class Dataset(Views):
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how to open a dataset like this one in another process; samples fetched by this one stay here."""
         args, kwargs = self._arguments
-        given = inspect.signature(type(self)).bind(*args, **kwargs).arguments
-        return functools.partial(type(self), **{**given, "client": _picklable(given["client"])}), ()
+        given = inspect.signature(type(self)).bind(*args, **kwargs)
+        given.arguments["client"] = _picklable(given.arguments["client"])
+        return functools.partial(type(self), *given.args, **given.kwargs), ()
 
     def __repr__(self) -> str:
         stats = self.stats()

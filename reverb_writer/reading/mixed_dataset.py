@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import tree
 
 from reverb_writer.arguments import check_timeout, check_wait
 from reverb_writer.deadline import LEAST_S
 from reverb_writer.decoding.samples import BatchInfo
-from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.errors import SpecError
 from reverb_writer.leaves import host_array
-from reverb_writer.nests import named_leaves
 from reverb_writer.reading.batches import Batch, transformed
 from reverb_writer.reading.dataset import Dataset
 from reverb_writer.reading.priority_updates import checked_updates
@@ -63,6 +61,8 @@ class MixedDataset(Views):
                 raise SpecError(f"`datasets` must be ReplayDatasets or SliceDatasets, got {type(dataset).__name__}.")
             if dataset.reuses_buffers:
                 raise SpecError("`reuse_buffers` must be False for a dataset that is mixed: its samples are held back.")
+            if dataset.gives_lists != datasets[0].gives_lists:
+                raise SpecError("`collate='list'` must be that of all datasets that are mixed, or of none.")
         self.datasets = tuple(datasets)
         self._transform = transform
         self._held: dict[int, Batch] = {}  # of datasets, by number: of a batch that others did not complete
@@ -108,8 +108,7 @@ class MixedDataset(Views):
         """Return the batches that are held as one."""
         numbers, self._held, held = sorted(self._held), {}, self._held
         batches = [held[number] for number in numbers]
-        _check_alike(batches)
-        batch = Batch.concatenate(batches, numbers) if batches[0].markers is not None else _concatenated(batches)
+        batch = Batch.concatenate(batches, numbers, are_lists=self.datasets[0].gives_lists)
         members = np.repeat(numbers, [len(one.info) for one in batches])
         batch = dataclasses.replace(batch, info=dataclasses.replace(batch.info, members=members))
         return batch if self._transform is None else transformed(batch, self._transform)
@@ -158,33 +157,3 @@ class MixedDataset(Views):
 
 def _remade(datasets: Sequence[Dataset], transform: Any) -> MixedDataset:
     return MixedDataset(datasets, transform=transform)
-
-
-def _check_alike(batches: Sequence[Batch]) -> None:
-    """Check that batches have one structure, dtypes and shapes, but for the number of samples."""
-    kinds = {(isinstance(batch.data, list), batch.markers is None, batch.next is None) for batch in batches}
-    if len(kinds) > 1:
-        raise StructureError("mixed datasets differ: they need one `collate`, or one kind of slices.")
-    if isinstance(batches[0].data, list):
-        return
-    first, first_leaves = named_leaves(batches[0].data, "a batch")
-    for batch in batches:
-        paths, leaves = named_leaves(batch.data, "a batch")
-        for path, other, leaf, like in zip(
-            (*paths, ""), (*first, ""), (*leaves, None), (*first_leaves, None), strict=False
-        ):
-            if path != other or (leaf is not None and (leaf.dtype, leaf.shape[1:]) != (like.dtype, like.shape[1:])):
-                got = "" if leaf is None else f" {leaf.dtype} {list(leaf.shape)}"
-                expected = "" if like is None else f" {like.dtype} {list(like.shape)}"
-                raise StructureError(
-                    f"mixed datasets differ: leaf `{path}`{got}, expected `{other}`{expected} as in the first, but for "
-                    "the number of samples. Have them alike, by `transform` for example."
-                )
-
-
-def _concatenated(batches: Sequence[Batch]) -> Batch:
-    """Return batches of samples as one."""
-    info = BatchInfo.concatenate([batch.info for batch in batches])
-    if isinstance(batches[0].data, list):  # of `collate="list"`: a nest for each sample
-        return Batch([sample for batch in batches for sample in batch.data], info)
-    return Batch(tree.map_structure(lambda *leaves: np.concatenate(leaves), *(batch.data for batch in batches)), info)

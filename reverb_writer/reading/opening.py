@@ -10,10 +10,10 @@ from reverb_writer.client.client import Client
 from reverb_writer.client.on_shards import answering, logged, on_all
 from reverb_writer.client.server_calls import Server
 from reverb_writer.client.weights import EXACT
+from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.by_mass import ByMass
 from reverb_writer.reading.mixer import InTurns, Mixer, check_single_pass
 from reverb_writer.reading.read_options import ReadOptions
-from reverb_writer.reading.waiting import unchained
 from reverb_writer.tables.table_info import ServerInfo, TableInfo, check_tables_exist
 
 _LOG = logging.getLogger(__package__)
@@ -60,11 +60,14 @@ def _request_infos(client: Client, table: str, timeout_s: float, *, needs_all: b
     """
     present = client.in_state("up", "draining")
     addresses = ", ".join(shard.address for shard in present)
-    with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"), unchained():
-        if needs_all:
-            infos = dict(zip(present, on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True))
-        else:
-            infos = answering(present, timeout_s)
+    with logged(lambda: f"table `{table}`: waiting for the server at {addresses}"):
+        try:
+            if needs_all:
+                infos = dict(zip(present, on_all(present, lambda shard: shard.request_info(timeout_s)), strict=True))
+            else:
+                infos = answering(present, timeout_s)
+        except (ReplayTimeoutError, ServerUnavailableError) as error:
+            raise error from None  # without gRPC's error: the message names the cause
     for shard in present:
         if shard in infos:
             check_tables_exist([table], infos[shard], shard.address)

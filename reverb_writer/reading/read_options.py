@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 from reverb_writer.arguments import check_timeout, integer
 from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
@@ -12,6 +12,21 @@ from reverb_writer.errors import SpecError
 
 MAX_CACHE_BYTES = 256 << 20
 """Default memory limit of decoded chunks."""
+
+
+class ReadKeywords(TypedDict, total=False):
+    """The fields of `ReadOptions` as keyword arguments of a dataset."""
+
+    max_in_flight_batches: int
+    timeout_s: float | None
+    connect_timeout_s: float | None
+    single_pass: bool
+    max_samples: int | None
+    skip_unsafe: bool
+    reuse_buffers: bool
+    max_cache_bytes: int
+    max_sample_bytes: int
+    transform: Callable[[Any], Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +85,3 @@ class ReadOptions:
     def has_end(self) -> bool:
         """Whether samples come to an end by themselves."""
         return self.single_pass or self.max_samples is not None
-
-
-def check_choice(name: str, choice: object, choices: tuple[str, ...]) -> None:
-    """Check that an argument is one of some words."""
-    if choice not in choices:
-        raise SpecError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {choice!r}.")
-
-
-def check_table(table: object) -> None:
-    """Check that an argument is the name of a table."""
-    if not isinstance(table, str):
-        raise SpecError(
-            f"`table` must be the name of one table, got {table!r}. For several make a dataset of each, and a "
-            "MixedDataset."
-        )

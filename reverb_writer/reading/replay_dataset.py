@@ -10,21 +10,20 @@ Source: TF-Agents 0.19, `ReverbReplayBuffer.as_dataset`; Reverb 0.14, `Trajector
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from reverb_writer.arguments import integer
-from reverb_writer.client.variables import Variables
-from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
+from reverb_writer.decoding.batch_assembler import BatchAssembler
 from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError
 from reverb_writer.reading.batches import Batch, Collate
 from reverb_writer.reading.batches import collate as collated
 from reverb_writer.reading.dataset import Dataset
-from reverb_writer.reading.policy_age import ages_of, versions_of
-from reverb_writer.reading.read_options import MAX_CACHE_BYTES, ReadOptions, check_choice, check_table
-from reverb_writer.reading.stats import DatasetStats
+from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class ReplayDataset(Dataset):
@@ -45,28 +44,16 @@ class ReplayDataset(Dataset):
                 dataset.update_priorities(batch, errors)
     """
 
-    def __init__(  # noqa: D417  # `ReadOptions` documents the others
+    def __init__(
         self,
         client: Any,
         table: str,
         batch_size: int,
         *,
-        max_in_flight_batches: int = 2,
-        timeout_s: float | None = None,
-        connect_timeout_s: float | None = None,
         collate: Collate = "error",
-        single_pass: bool = False,
-        max_samples: int | None = None,
-        skip_unsafe: bool = False,
-        reuse_buffers: bool = False,
-        max_cache_bytes: int = MAX_CACHE_BYTES,
-        max_sample_bytes: int = MAX_SAMPLE_BYTES,
-        transform: Callable[[Batch], Batch] | None = None,
-        policy: Any = None,
+        **options: Unpack[ReadKeywords],
     ) -> None:
         """Find the table; the first `next` begins to fetch.
-
-        `ReadOptions` documents the keywords that are not listed here.
 
         Args:
             client: a `Client`, an address or several, a `Target` or its source, or a `reverb.Client`. Several servers
@@ -77,52 +64,19 @@ class ReplayDataset(Dataset):
             collate: how samples that differ in length become a batch. "error" raises; "pad" fills up with zeros to the
                 longest, with `info.mask`; "list" gives a list of B nests [T_i, ...]; "flat" gives leaves
                 [T_0 + T_1 + ..., ...], and `info.lengths` tells each T_i.
-            policy: the learner's `Variables`, or a function that returns the number of its newest version: the info of
-                a batch then has `policy_ages`, from the leaf `policy_version` of the steps. None for no ages.
+            **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`.
 
         Raises:
             SpecError: an argument can never work.
             StructureError: there is no such table; names those that exist.
             ServerUnavailableError: a server does not answer within the time-out.
         """
-        options = ReadOptions(
-            max_in_flight_batches=max_in_flight_batches,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            single_pass=single_pass,
-            max_samples=max_samples,
-            skip_unsafe=skip_unsafe,
-            reuse_buffers=reuse_buffers,
-            max_cache_bytes=max_cache_bytes,
-            max_sample_bytes=max_sample_bytes,
-            transform=transform,
-        )
-        check_table(table)
-        check_choice("collate", collate, ("error", "pad", "list", "flat"))
+        read_options = ReadOptions(**options)
+        if collate not in ("error", "pad", "list", "flat"):
+            raise SpecError(f"`collate` must be one of 'error', 'pad', 'list', 'flat', got {collate!r}.")
         batch_size = integer("batch_size", batch_size, minimum=1)
-        self.batch_size = batch_size
-        self._current_version = None if policy is None else _version_of(policy)
-        self._policy_ages = 0.0, 0  # of the last batch: mean, maximum
-
-        def make_maker(structure: TableStructure) -> WholeSamples:
-            return WholeSamples(structure, collate, has_policy=policy is not None)
-
-        self._open(client, table, batch_size, options, make_maker)
-
-    def _completed(self, batch: Batch) -> Batch:
-        """Return a batch with the age of its policies."""
-        if self._current_version is None or batch.info.policy_versions is None:
-            return batch
-        ages = ages_of(batch.info.policy_versions, self._current_version())
-        if (known := ages[ages >= 0]).size:
-            self._policy_ages = float(known.mean()), int(known.max())
-        return dataclasses.replace(batch, info=dataclasses.replace(batch.info, policy_ages=ages))
-
-    def stats(self) -> DatasetStats:
-        """Return the counters so far."""
-        stats = super().stats()
-        stats.mean_policy_age, stats.max_policy_age = self._policy_ages
-        return stats
+        self.batch_size, self.gives_lists = batch_size, collate == "list"
+        self._open(client, table, batch_size, read_options, lambda structure: WholeSamples(structure, collate))
 
 
 class WholeSamples:
@@ -130,26 +84,14 @@ class WholeSamples:
 
     calls_user = False
 
-    def __init__(self, structure: TableStructure, collate: Collate, *, has_policy: bool) -> None:
+    def __init__(self, structure: TableStructure, collate: Collate) -> None:
         """Set how; see `ReplayDataset`."""
-        self._structure, self._collate, self._has_policy = structure, collate, has_policy
+        self._structure, self._collate = structure, collate
 
     def make(self, assembler: BatchAssembler, server: str) -> Iterator[tuple[Batch | None, bool]]:
         """Yield one batch; see `BatchMaker`."""
         columns, info = assembler.take()
-        pack = self._structure.pack
-        if self._has_policy:
-            info = dataclasses.replace(info, policy_versions=versions_of(columns, pack))
-        yield collated(columns, info, pack, self._collate, server), True
+        yield collated(columns, info, self._structure.pack, self._collate, server), True
 
     def rest(self) -> None:
         """Return nothing: each batch has all samples."""
-
-
-def _version_of(policy: Any) -> Callable[[], int]:
-    """Return a function that returns the number of the learner's newest version."""
-    if isinstance(policy, Variables):
-        return lambda: policy.version
-    if not callable(policy):
-        raise SpecError(f"`policy` must be a Variables or a function, got {type(policy).__name__}.")
-    return policy  # type: ignore[no-any-return]  # what it returns is checked by its use

@@ -11,19 +11,19 @@ Source: TorchRL, `SliceSampler` and its relatives; docs/compatibility.md lists t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES
-from reverb_writer.decoding.table_structure import TableStructure
 from reverb_writer.errors import SpecError
-from reverb_writer.reading.batches import Batch
 from reverb_writer.reading.dataset import Dataset
-from reverb_writer.reading.read_options import MAX_CACHE_BYTES, ReadOptions, check_table
+from reverb_writer.reading.read_options import ReadKeywords, ReadOptions
 from reverb_writer.reading.slice_maker import SliceOptions, SlicesOfPools
 from reverb_writer.slices import By, Short, SliceSampler
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class SliceDataset(Dataset):
@@ -42,7 +42,7 @@ class SliceDataset(Dataset):
 
     _num_open_sizes = 1
 
-    def __init__(  # noqa: D417  # `ReadOptions` documents the others
+    def __init__(
         self,
         client: Any,
         table: str,
@@ -59,21 +59,9 @@ class SliceDataset(Dataset):
         slices_per_item: int = 1,
         with_next: bool = False,
         seed: int | None = None,
-        max_in_flight_batches: int = 2,
-        timeout_s: float | None = None,
-        connect_timeout_s: float | None = None,
-        single_pass: bool = False,
-        max_samples: int | None = None,
-        skip_unsafe: bool = False,
-        reuse_buffers: bool = False,
-        max_cache_bytes: int = MAX_CACHE_BYTES,
-        max_sample_bytes: int = MAX_SAMPLE_BYTES,
-        transform: Callable[[Batch], Batch] | None = None,
+        **options: Unpack[ReadKeywords],
     ) -> None:
         """Find the table; the first `next` begins to fetch.
-
-        `ReadOptions` documents the keywords that are not listed here. A batch that is fetched ahead is a pool, and
-        `max_samples` counts items.
 
         Args:
             client: a `Client`, an address or several, a `Target` or its source, or a `reverb.Client`. Several servers
@@ -98,27 +86,17 @@ class SliceDataset(Dataset):
                 cheaper; batches that follow each other have slices of the same items then. `replacement` must be True.
             with_next: give `batch.next`, the row that follows each slice, to bootstrap where a slice was cut.
             seed: to draw the same slices in each run; None for others.
+            **options: limits, time-outs and the end of the reading: the fields of `ReadOptions`. A batch that is
+                fetched ahead is a pool here, and `max_samples` counts items.
 
         Raises:
             SpecError: an argument can never work. Other errors are those of `ReplayDataset`.
         """
-        options = ReadOptions(
-            max_in_flight_batches=max_in_flight_batches,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
-            single_pass=single_pass,
-            max_samples=max_samples,
-            skip_unsafe=skip_unsafe,
-            reuse_buffers=reuse_buffers,
-            max_cache_bytes=max_cache_bytes,
-            max_sample_bytes=max_sample_bytes,
-            transform=transform,
-        )
+        read_options = ReadOptions(**options)
         sampler = SliceSampler(num_slices, slice_len, by=by, short=short, span=span)
         if row_priority_fn is not None and sampler.by is not By.ROW:
             raise SpecError("`row_priority_fn` is for slices that are drawn by row. Pass `by='row'`.")
         rng = np.random.default_rng(None if seed is None else integer("seed", seed, minimum=0))
-        check_table(table)
         slices_per_item = integer("slices_per_item", slices_per_item, minimum=1)
         if slices_per_item > 1 and not replacement:
             raise SpecError(
@@ -128,8 +106,4 @@ class SliceDataset(Dataset):
         pool_size = num_slices if pool_size is None else integer("pool_size", pool_size, minimum=1)
         self.num_slices = num_slices
         how = SliceOptions(sampler, slices_per_item, replacement, row_priority_fn, emit_init, with_next)
-
-        def make_maker(structure: TableStructure) -> SlicesOfPools:
-            return SlicesOfPools(structure, how, rng)
-
-        self._open(client, table, pool_size, options, make_maker)
+        self._open(client, table, pool_size, read_options, lambda structure: SlicesOfPools(structure, how, rng))

@@ -11,8 +11,6 @@ _GAUGES = {
     "in_flight_samples",
     "last_age_s",
     "left_out_servers",
-    "max_policy_age",
-    "mean_policy_age",
     "ready_samples",
 }
 """Numbers that are not summed up since the start."""
@@ -79,8 +77,6 @@ class DatasetStats(FetchStats):
         priority_updates: priorities sent to the server; to all, if it is not known which one has the item.
         failed_priority_updates: priorities that a server which should get them did not take.
         gone_priority_updates: priorities of items whose server is gone, or all are; they were not sent.
-        mean_policy_age: mean of `info.policy_ages` of the last batch where they are known; 0 without `policy`.
-        max_policy_age: the largest of them.
     """
 
     batches: int = 0
@@ -90,8 +86,6 @@ class DatasetStats(FetchStats):
     priority_updates: int = 0
     failed_priority_updates: int = 0
     gone_priority_updates: int = 0
-    mean_policy_age: float = 0.0
-    max_policy_age: int = 0
 
     def metrics(self, **labels: str) -> str:
         """Return the counters in Prometheus's text format, one metric `reverb_writer_dataset_*` each.
@@ -99,8 +93,8 @@ class DatasetStats(FetchStats):
         Args:
             **labels: of every metric, such as `table="replay"`.
 
-        >>> print(DatasetStats(mean_policy_age=2.5).metrics(table="replay").splitlines()[-3])
-        reverb_writer_dataset_mean_policy_age{table="replay"} 2.5
+        >>> print(DatasetStats(gone_priority_updates=2).metrics(table="replay").splitlines()[-1])
+        reverb_writer_dataset_gone_priority_updates_total{table="replay"} 2
         """
         escaped = {
             name: text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n") for name, text in labels.items()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from reverb_writer.client import on_shards
-from reverb_writer.errors import ReplayTimeoutError, ServerUnavailableError
 from reverb_writer.reading.mixer import Source
 
 _LOG = logging.getLogger(__package__)
@@ -41,12 +39,3 @@ class Wait:
         """Say what keeps samples from coming, for each server that has not ended."""
         streams = [source.stream for source in self._sources()]
         return " ".join(stream.explain(self._began_at) for stream in streams if not stream.is_done)
-
-
-@contextlib.contextmanager
-def unchained() -> Iterator[None]:
-    """Raise a time-out of the block without gRPC's errors as its cause: its message names the cause."""
-    try:
-        yield
-    except (ReplayTimeoutError, ServerUnavailableError) as error:
-        raise error from None

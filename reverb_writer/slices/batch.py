@@ -20,7 +20,6 @@ import tree
 from reverb_writer.errors import StructureError
 from reverb_writer.nests import join_paths, named_leaves, shapes_text
 from reverb_writer.slices.slice_markers import SliceMarkers
-from reverb_writer.slices.trajectory_layout import row_specs
 from reverb_writer.transitions.step_flags import split_mask
 
 Array = npt.NDArray[Any]
@@ -81,28 +80,31 @@ class Batch:
         )
 
     @classmethod
-    def concatenate(cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None) -> Batch:
-        """Lay batches of slices end to end.
+    def concatenate(
+        cls, batches: Sequence[Batch], numbers: Sequence[int] | None = None, *, are_lists: bool = False
+    ) -> Batch:
+        """Return batches as one: samples one after the other, slices laid end to end.
 
         Args:
             batches: from one storage or table, or from several, their members; at least one.
             numbers: of the member that each batch is from, for `markers.members`; None for no members.
+            are_lists: whether their data are lists of samples, as `collate="list"` makes them.
 
         Raises:
-            StructureError: their steps differ in structure, dtypes or shapes.
+            StructureError: they differ in structure, dtypes or shapes, but for the number of samples; names the leaf.
         """
-        specs = [row_specs(batch.data) for batch in batches]
-        if any(spec != specs[0] for spec in specs):
-            raise StructureError(f"members must have steps of one structure, got {specs}.")
+        if not are_lists:
+            _check_alike(batches)
+        first = batches[0]
 
         def joined(nests: Sequence[Any]) -> Any:
             return None if nests[0] is None else tree.map_structure(lambda *leaves: np.concatenate(leaves), *nests)
 
-        infos = [batch.info for batch in batches]
+        data, markers = [batch.data for batch in batches], [batch.markers for batch in batches]
         return Batch(
-            joined([batch.data for batch in batches]),
-            None if infos[0] is None else type(infos[0]).concatenate(infos),
-            SliceMarkers.concatenate([batch.markers for batch in batches], numbers),
+            [sample for samples in data for sample in samples] if are_lists else joined(data),
+            None if first.info is None else type(first.info).concatenate([batch.info for batch in batches]),
+            None if first.markers is None else SliceMarkers.concatenate(markers, numbers),
             joined([batch.next for batch in batches]),
         )
 
@@ -114,6 +116,25 @@ class Batch:
         """Return the arrays of `info`, [B], and of `markers`, [N], by name."""
         named = {**vars(self.info), **({} if self.markers is None else vars(self.markers))}
         return {name: value for name, value in named.items() if isinstance(value, np.ndarray)}
+
+
+def _check_alike(batches: Sequence[Batch]) -> None:
+    """Check that batches have one structure, dtypes and shapes, but for the number of samples."""
+    if len({(batch.markers is None, batch.next is None) for batch in batches}) > 1:
+        raise StructureError("batches differ: members need one kind of slices.")
+    first, first_leaves = named_leaves(batches[0].data, "a batch")
+    for batch in batches:
+        paths, leaves = named_leaves(batch.data, "a batch")
+        for path, other, leaf, like in zip(
+            (*paths, ""), (*first, ""), (*leaves, None), (*first_leaves, None), strict=False
+        ):
+            if path != other or (leaf is not None and (leaf.dtype, leaf.shape[1:]) != (like.dtype, like.shape[1:])):
+                got = "" if leaf is None else f" {leaf.dtype} {list(leaf.shape)}"
+                expected = "" if like is None else f" {like.dtype} {list(like.shape)}"
+                raise StructureError(
+                    f"members must have steps of one structure: leaf `{path}`{got}, expected `{other}`{expected} as "
+                    "in the first, but for the number of samples. Have them alike, by `transform` for example."
+                )
 
 
 def _pinned(tensor: Any) -> Any:

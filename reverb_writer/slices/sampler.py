@@ -177,33 +177,6 @@ class SliceSampler:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    @classmethod
-    def from_batch_size(
-        cls, batch_size: int, *, num_slices: int | None = None, slice_len: int | None = None, **options: Any
-    ) -> SliceSampler:
-        """Return a sampler of batches of this many rows, from one of the two numbers, as TorchRL does.
-
-        Args:
-            batch_size: rows in a batch; fewer are possible unless `short` is SKIP or PAD.
-            num_slices: slices in it, or None.
-            slice_len: rows in a slice, or None.
-            options: as those of `SliceSampler`.
-
-        Raises:
-            SpecError: none or both are given, or `batch_size` is not a multiple of the number.
-
-        >>> SliceSampler.from_batch_size(256, slice_len=32).num_slices
-        8
-        """
-        if (num_slices is None) == (slice_len is None):
-            raise SpecError(f"pass either `num_slices` or `slice_len`, got {num_slices!r} and {slice_len!r}.")
-        name, value = ("num_slices", num_slices) if slice_len is None else ("slice_len", slice_len)
-        value = integer(name, value, minimum=1)
-        other, rest = divmod(integer("batch_size", batch_size, minimum=1), value)
-        if rest or not other:
-            raise SpecError(f"`batch_size` must be a multiple of `{name}`, got {batch_size} and {value}.")
-        return cls(*((value, other) if slice_len is None else (other, value)), **options)
-
     def sample(self, trajectories: Trajectories, rng: np.random.Generator, priorities: Any = None) -> Slices:
         """Draw `num_slices` slices, with replacement.
 

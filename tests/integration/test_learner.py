@@ -354,65 +354,29 @@ def test_time_out_of_connecting_must_be_one(place: Place, wrong: Any) -> None:
 # The age of policies.
 
 
-def test_info_stats_and_metrics_have_the_age_of_the_policy(replay_server: StartServer) -> None:
+def test_steps_carry_the_version_of_the_policy(replay_server: StartServer) -> None:
     server = replay_server(fifo("replay"), rw.TableConfig("weights", 1))
     with rw.Variables(server.address, "weights") as learner, rw.Variables(server.address, "weights") as actor:
-        with rw.TrajectoryObserver(server.address, "replay", 3, 3) as observer:
-            versions = []
+        with rw.TrajectoryObserver(server.address, "replay", 1) as observer:
             for _ in range(2):
-                versions.append(learner.publish({"w": np.zeros(3)}))
+                learner.publish({"w": np.zeros(3)})
                 actor.latest()
-                assert actor.version == versions[-1]
-                for t in range(3):  # as `record` does: the last step of an episode has no action, and zeros
-                    extras = {"policy_version": np.int64(actor.version if t < 2 else 0)}
-                    observer({"n": np.int64(t), "extras": extras}, end_of_episode=t == 2)
-            observer({"n": np.int64(0), "extras": {"policy_version": np.int64(0)}})  # of a policy that is not known
-            observer({"n": np.int64(0), "extras": {"policy_version": np.int64(0)}})
-            observer({"n": np.int64(0), "extras": {"policy_version": np.int64(0)}}, end_of_episode=True)
+                observer({"policy_version": np.int64(actor.version)}, end_of_episode=True)
         for _ in range(3):
             learner.publish({"w": np.zeros(3)})
-        with rw.ReplayDataset(server.address, "replay", 3, policy=learner) as dataset:
-            info = next(dataset).info
-            assert info.policy_versions is not None
-            assert info.policy_ages is not None
-            assert info.policy_versions.tolist() == [*versions, 0]
-            assert info.policy_ages.tolist() == [4, 3, -1]
-            stats = dataset.stats()
-            assert (stats.mean_policy_age, stats.max_policy_age) == (3.5, 4)
-            lines = stats.metrics(table="replay").splitlines()
-    assert 'reverb_writer_dataset_mean_policy_age{table="replay"} 3.5' in lines
-    assert 'reverb_writer_dataset_max_policy_age{table="replay"} 4' in lines
-    assert 'reverb_writer_dataset_samples_total{table="replay"} 3' in lines
-    assert "# TYPE reverb_writer_dataset_samples_total counter" in lines
+        with rw.ReplayDataset(server.address, "replay", 2) as dataset:
+            ages = learner.version - next(dataset).data["policy_version"]
+    assert ages.tolist() == [[4], [3]]
 
 
-def test_age_is_counted_when_a_batch_is_handed_out_also_with_a_transform(place: Place) -> None:
-    with rw.TrajectoryObserver(place.client, "a", 1) as observer:
-        for _ in range(4):
-            observer({"policy_version": np.int64(10)}, end_of_episode=True)
-    current = [10]
-    with rw.ReplayDataset(
-        place.client, "a", 2, policy=lambda: current[0], transform=lambda batch: batch, single_pass=True
-    ) as dataset:
-        iter(dataset)  # begins to fetch
-        assert eventually(lambda: dataset.stats().ready_samples == 4)
-        ages = []
-        for batch in dataset:
-            assert batch.info.policy_ages is not None
-            ages += batch.info.policy_ages.tolist()
-            current[0] += 5
-    assert ages == [0, 0, 5, 5]
-
-
-def test_age_of_steps_without_a_version_is_refused(place: Place) -> None:
+def test_counters_are_metrics_of_prometheus(place: Place) -> None:
     write(place.client, "a", [1])
-    with (
-        rw.ReplayDataset(place.client, "a", 1, policy=lambda: 1) as dataset,
-        pytest.raises(rw.StructureError, match=r"needs one leaf named `policy_version` in the steps .* which has `n`"),
-    ):
+    with rw.ReplayDataset(place.client, "a", 1) as dataset:
         next(dataset)
-    with pytest.raises(rw.SpecError, match="`policy` must be a Variables or a function, got int"):
-        rw.ReplayDataset(place.client, "a", 1, policy=3)
+        lines = dataset.stats().metrics(table="replay").splitlines()
+    assert 'reverb_writer_dataset_samples_total{table="replay"} 1' in lines
+    assert "# TYPE reverb_writer_dataset_samples_total counter" in lines
+    assert "# TYPE reverb_writer_dataset_last_age_s gauge" in lines
 
 
 # Mixtures.
@@ -517,6 +481,21 @@ def test_importance_weights_of_a_mixture_are_those_of_each_dataset(replay_server
     weights = dict(zip(batch.data[0][:, 0].tolist(), batch.info.importance_weights(1.0).tolist(), strict=True))
     # Probabilities 1/4 and 3/4 of two items: weights 2 and 2/3, over the larger of them; and 1 of the only item.
     assert weights == pytest.approx({1.0: 1.0, 3.0: 1 / 3, 5.0: 1.0})
+
+
+def test_steps_that_are_lists_are_mixed_leaf_by_leaf(replay_server: StartServer) -> None:
+    """Not as the lists of samples that `collate="list"` gives."""
+    server = replay_server(rw.TableConfig("a"), rw.TableConfig("b"))
+    for table, number in (("a", 1), ("b", 2)):
+        with rw.TrajectoryObserver(server.address, table, 1) as observer:
+            observer([np.int64(number), np.float32(10 * number)], end_of_episode=True)
+    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 2) for table in "ab"]) as dataset:
+        assert [leaf.tolist() for leaf in next(dataset).data] == [[[1], [1], [2], [2]], [[10], [10], [20], [20]]]
+    with rw.MixedDataset([rw.ReplayDataset(server.address, table, 1, collate="list") for table in "ab"]) as dataset:
+        assert [[leaf.tolist() for leaf in sample] for sample in next(dataset).data] == [[[1], [10]], [[2], [20]]]
+    one, other = rw.ReplayDataset(server.address, "a", 1), rw.ReplayDataset(server.address, "b", 1, collate="list")
+    with one, other, pytest.raises(rw.SpecError, match="`collate='list'` must be that of all datasets"):
+        rw.MixedDataset([one, other])
 
 
 def test_mixture_refuses_what_does_not_match(two: str) -> None:

@@ -194,11 +194,6 @@ def test_a_pass_without_short_trajectories_has_fewer() -> None:
     assert [sorted(slices.trajectories.tolist()) for slices in passes] == [[0, 1]]
 
 
-def test_batch_size_is_divided_into_slices() -> None:
-    assert SliceSampler.from_batch_size(256, slice_len=32, short="pad") == SliceSampler(8, 32, short="pad")
-    assert SliceSampler.from_batch_size(256, num_slices=32) == SliceSampler(32, 8)
-
-
 # Markers of batches.
 
 
@@ -303,20 +298,6 @@ def test_member_of_weight_zero_is_never_drawn_from() -> None:
 def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         SliceSampler(**{"num_slices": 2, "slice_len": 5, **arguments})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "pass either `num_slices` or `slice_len`, got None and None"),
-        ({"num_slices": 2, "slice_len": 5}, "got 2 and 5"),
-        ({"slice_len": 7}, "`batch_size` must be a multiple of `slice_len`, got 256 and 7"),
-        ({"num_slices": 512}, "`batch_size` must be a multiple of `num_slices`, got 256 and 512"),
-    ],
-)
-def test_batch_sizes_that_cannot_be_divided_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SpecError, match=message):
-        SliceSampler.from_batch_size(256, **arguments)
 
 
 def test_nothing_long_enough_is_said_with_numbers() -> None:
