@@ -158,8 +158,8 @@ class EpisodeData:
         expected = {key: sizes["observations"] if key in ("observations", "infos") else steps for key in sizes}
         if sizes != expected:
             raise StructureError(f"T steps need T + 1 observations and infos, and T of everything else, got {sizes}.")
-        item = self.rewards.rows.single_leaf
-        if self.rewards.rows.size and (item is None or item.ndim != 1):
+        form = self.rewards.rows.form
+        if form is not None and not form.is_number:
             raise StructureError("rewards must be numbers.")
 
     def get_observations(self, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
@@ -230,8 +230,7 @@ class EpisodeData:
 
     def get_return(self) -> float:
         """Return the sum of the rewards, undiscounted, without those of the look-back."""
-        rewards = self.rewards.rows.single_leaf
-        return 0.0 if rewards is None else float(rewards[self.rewards.lookback : self.rewards.rows.size].sum())
+        return float(sum(leaf.sum() for leaf in self.rewards.rows.arrays(slice(self.rewards.lookback, None))))
 
     def env_steps(self) -> int:
         """Return the number of steps, without the look-back."""
