@@ -7,7 +7,6 @@ rows              rows of one form, as lists or arrays
 row_form          structure, dtypes and shapes of rows
 indexing          which rows an index or a slice means
 filling           rows outside the data, filled with a value
-space_structure   the leaves of a Gymnasium space
 episode_steps     the steps that observers write of an episode, and back
 episode_batch     the episodes of environments that step together, in each autoreset mode
 """

@@ -15,8 +15,8 @@ from reverb_writer.episodes.episode_data import EpisodeData
 from reverb_writer.episodes.lookback_buffer import BROKEN_STATE, InfiniteLookbackBuffer
 from reverb_writer.episodes.row_form import Block
 from reverb_writer.episodes.rows import Rows
-from reverb_writer.episodes.space_structure import check
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
+from reverb_writer.spaces import check
 from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50
@@ -115,12 +115,12 @@ class Episode(EpisodeData):
             IncompleteError: there was no reset.
             StructureError: a structure or shape differs from the first step, or a value is not in its space.
         """
-        self.take(self.checked_step(observation, action, reward, extra_model_outputs), infos, terminated, truncated)
+        self._take(self._checked_step(observation, action, reward, extra_model_outputs), infos, terminated, truncated)
 
-    def checked_step(
+    def _checked_step(
         self, observation: Any, action: Any, reward: Any, extra_model_outputs: Mapping[str, Any] | None = None
     ) -> CheckedStep:
-        """Return a step as the argument of `take`; arguments and errors as for `add_env_step`. Nothing changes."""
+        """Return a step as the argument of `_take`; arguments and errors as for `add_env_step`. Nothing changes."""
         if self.is_terminated or self.is_truncated or self.rewards.finalized:
             self._check_open()
         if not len(self.observations.rows):
@@ -148,8 +148,8 @@ class Episode(EpisodeData):
             blocks.append(buffer.rows.checked(extras[key], key))
         return CheckedStep(columns, blocks, buffers)
 
-    def take(self, step: CheckedStep, infos: Any, terminated: bool, truncated: bool) -> None:
-        """Add a step that `checked_step` has returned since the last call; this cannot fail."""
+    def _take(self, step: CheckedStep, infos: Any, terminated: bool, truncated: bool) -> None:
+        """Add a step that `_checked_step` has returned since the last call; this cannot fail."""
         for rows, block in zip(step.columns, step.blocks, strict=True):
             rows.put(block)
         self.infos.rows.columns[0].append({} if infos is None else infos)

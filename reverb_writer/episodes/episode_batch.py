@@ -28,8 +28,8 @@ import tree
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes.episode import CheckedStep, Episode
-from reverb_writer.episodes.space_structure import parts_of
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.spaces import parts_of
 
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # the second one until Gymnasium 1.0
 
@@ -227,10 +227,10 @@ class EpisodeBatch:
                 observation, info = self._observation(observations, env_id), env_infos(infos, env_id)
             action = _part(actions, env_id, self._spaces["action_space"])
             extras = _part(dict(extra_model_outputs or {}), env_id, None)
-            step = episode.checked_step(observation, action, rewards[env_id], extras)
+            step = episode._checked_step(observation, action, rewards[env_id], extras)  # noqa: SLF001  # all or none
             checked.append((episode, step, info, env_id))
         for episode, step, info, env_id in checked:
-            episode.take(step, info, terminateds[env_id], truncateds[env_id])
+            episode._take(step, info, terminateds[env_id], truncateds[env_id])  # noqa: SLF001
         for env_id, episode in started.items():
             self.episodes[env_id] = episode
         return [episode for episode, *_ in checked if episode.is_done]

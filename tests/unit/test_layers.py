@@ -26,6 +26,7 @@ CLIENT = [
     "decoding",
     "environments",
     "episodes",
+    "spaces",
     "protocol",
     "returns",
     "slices",
