@@ -1,7 +1,7 @@
 """`Episode` and RLlib's `SingleAgentEpisode` in turn: a step, and the getters.
 
-RLlib is timed where it is installed: `make rllib`. It has two modes, lists while an episode is ongoing and arrays after
-`finalize()`; ours has arrays from the start.
+RLlib is timed where it is installed: `make rllib`. It takes steps in two modes, lists while an episode is ongoing and
+arrays after `finalize()`; ours takes steps in lists only.
 """
 
 from __future__ import annotations

@@ -34,8 +34,6 @@ class _Leaf(NamedTuple):
     name: str
     dtype: np.dtype[Any] | None = None
     shape: tuple[int, ...] = ()
-    kinds: frozenset[type[Any]] = frozenset()  # types of Python numbers that are accepted if they are within the limits
-    limits: tuple[float, float] = (0, 0)  # the least and the greatest number that the dtype holds
 
 
 class Timescale:
@@ -72,9 +70,9 @@ class Timescale:
         rows = (self.capacity,) if declared and not self.single else ()
         self.columns = [None if dtype is None else np.zeros(rows + shape, dtype) for dtype, shape in specs]
         self._leaves = [
-            _leaf(self._where(path), column, column.shape[0 if self.single else 1 :])
-            if column is not None
-            else _Leaf(self._where(path))
+            _Leaf(self._where(path))
+            if column is None
+            else _Leaf(self._where(path), column.dtype, column.shape[0 if self.single else 1 :])
             for path, column in zip(self._paths, self.columns, strict=True)
         ]
         self._expected = [(leaf.dtype, leaf.shape) for leaf in self._leaves]
@@ -97,12 +95,7 @@ class Timescale:
         except AttributeError:  # Python numbers
             exact = False
         if not exact:
-            leaves = [
-                value
-                if type(value) in leaf.kinds and leaf.limits[0] <= value <= leaf.limits[1]
-                else self._convert(leaf, value)
-                for leaf, value in zip(self._leaves, leaves, strict=True)
-            ]
+            leaves = list(map(self._convert, self._leaves, leaves))
         at = ... if self.single else count
         for column, value in zip(self.columns, leaves, strict=True):
             if column is not None:
@@ -180,13 +173,3 @@ def _spec(leaf: Any, where: str) -> tuple[np.dtype[Any] | None, tuple[int, ...]]
     if dtype.kind in _NO_NUMBERS or dtype.names:
         raise StructureError(f"{where}: {dtype} is not a number. Encode it as one, or write it with an observer.")
     return dtype, tuple(leaf.shape)
-
-
-def _leaf(name: str, column: Array, shape: tuple[int, ...]) -> _Leaf:
-    dtype = column.dtype
-    if dtype.kind in "fc":
-        limits = float(np.finfo(dtype).min), float(np.finfo(dtype).max)
-        return _Leaf(name, dtype, shape, frozenset({bool, int, float}), limits)
-    if dtype.kind in "iu":
-        return _Leaf(name, dtype, shape, frozenset({bool, int}), (np.iinfo(dtype).min, np.iinfo(dtype).max))
-    return _Leaf(name, dtype, shape, frozenset({bool}) if dtype.kind == "b" else frozenset(), (0, 1))

@@ -1,13 +1,12 @@
 """Episodes in an actor's memory, before they are written to a table.
 
-episode           `Episode`: add steps; everything else it delegates
+episode           `Episode`: add steps, cut, slice and concatenate
 episode_data      the columns of an episode, and their getters and setters
 lookback_buffer   one column, with its look-back
-growing_columns   rows in arrays that grow by doubling
+rows              rows of one form, as lists or arrays
+row_form          structure, dtypes and shapes of rows
 indexing          which rows an index or a slice means
 filling           rows outside the data, filled with a value
-space_structure   the leaves of a Gymnasium space
-cut_and_concat    cut, concatenate and slice episodes
 episode_steps     the steps that observers write of an episode, and back
 episode_batch     the episodes of environments that step together, in each autoreset mode
 """

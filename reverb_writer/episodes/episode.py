@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.episodes import cut_and_concat, episode_steps
+from reverb_writer.episodes import episode_steps
 from reverb_writer.episodes.episode_data import EpisodeData
-from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer, broken_state
-from reverb_writer.episodes.space_structure import check
+from reverb_writer.episodes.lookback_buffer import BROKEN_STATE, InfiniteLookbackBuffer
+from reverb_writer.episodes.row_form import Block
+from reverb_writer.episodes.rows import Rows
 from reverb_writer.errors import ClosedError, FormatError, IncompleteError, SpecError, StructureError, UnknownKeyError
+from reverb_writer.spaces import check
 from reverb_writer.windows import WindowSpec
 
 _CHECK_EVERY = 50
@@ -26,12 +28,19 @@ _COLUMNS = ("observations", "infos", "actions", "rewards")
 _OBJECTS = ("temporary_timestep_data", "custom_data")
 
 
+class CheckedStep(NamedTuple):
+    """A step that fits an episode."""
+
+    columns: list[Rows]
+    blocks: list[Block]  # what each column gets
+    extra_model_outputs: dict[str, InfiniteLookbackBuffer]  # those of the episode once it has the step
+
+
 class Episode(EpisodeData):
     """An episode of one agent, or a chunk of one: T steps, T + 1 observations and infos, and a look-back before them.
 
-    The getters of an ongoing episode return lists; after `finalize()`, arrays. Data is stored in arrays from the start,
-    so the time of a step does not grow with the episode. Arguments are copied, except infos, which are any objects;
-    results are owned by the caller. A call that raises has changed nothing. Not thread-safe.
+    The getters of an ongoing episode return lists; after `finalize()`, arrays. Arguments are copied, except infos,
+    which are any objects; results are owned by the caller. A call that raises has changed nothing. Not thread-safe.
 
     Source: RLlib 2.35 `SingleAgentEpisode`; docs/compatibility.md lists the differences.
 
@@ -106,69 +115,48 @@ class Episode(EpisodeData):
             IncompleteError: there was no reset.
             StructureError: a structure or shape differs from the first step, or a value is not in its space.
         """
+        self._take(self._checked_step(observation, action, reward, extra_model_outputs), infos, terminated, truncated)
+
+    def _checked_step(
+        self, observation: Any, action: Any, reward: Any, extra_model_outputs: Mapping[str, Any] | None = None
+    ) -> CheckedStep:
+        """Return a step as the argument of `_take`; arguments and errors as for `add_env_step`. Nothing changes."""
         if self.is_terminated or self.is_truncated or self.rewards.finalized:
             self._check_open()
-        observations, actions, rewards = self.observations.rows, self.actions.rows, self.rewards.rows
-        if not observations.size:
+        if not len(self.observations.rows):
             raise IncompleteError("a step needs a reset before it. Call `add_env_reset` first.")
         if (self.t - self.t_started) % _CHECK_EVERY == 0:
             check(self.observations.space, observation, "observation")
             check(self.actions.space, action, "action")
-        extras = extra_model_outputs or {}
-        if not (
-            observations.stage(observation)
-            and actions.stage(action)
-            and rewards.stage(reward)
-            and (not (extras or self.extra_model_outputs) or self._stage_extras(extras))
-        ):
-            self._stage_slowly(observation, action, reward, extras)
-        self.infos.append({} if infos is None else infos)
-        # Nothing can fail from here on: make the staged rows count.
-        observations.size += 1
-        actions.size += 1
-        rewards.size += 1
-        if self.extra_model_outputs:
-            for buffer in self.extra_model_outputs.values():
-                buffer.rows.size += 1
-        self.t += 1
-        if terminated:
-            self.is_terminated = True
-        if truncated:
-            self.is_truncated = True
-        self._last_step_time = time.perf_counter()
-
-    def forget_last_step(self) -> None:
-        """Remove the step that the last call added."""
-        for buffer in (self.observations, self.infos, self.actions, self.rewards, *self.extra_model_outputs.values()):
-            buffer.rows.size -= 1
-        self.t -= 1
-        self.is_terminated = self.is_truncated = False
-        if not len(self):  # the next first step decides the names of model outputs
-            self.extra_model_outputs = {
-                key: buffer for key, buffer in self.extra_model_outputs.items() if buffer.len_incl_lookback()
-            }
-
-    def _stage_extras(self, extras: Mapping[str, Any]) -> bool:
-        buffers = self.extra_model_outputs
-        return extras.keys() == buffers.keys() and all(buffers[key].rows.stage(extras[key]) for key in buffers)
-
-    def _stage_slowly(self, observation: Any, action: Any, reward: Any, extras: Mapping[str, Any]) -> None:
-        """Check all parts of a step, then stage them: for a first step, one with other dtypes, or an invalid one."""
-        buffers = dict(self.extra_model_outputs)
-        if not len(self):
-            buffers.update({key: InfiniteLookbackBuffer() for key in extras if key not in buffers})
-        if extras.keys() != buffers.keys():
-            raise StructureError(
-                f"`extra_model_outputs` must have the names of the first step, {sorted(buffers)}, got {sorted(extras)}."
-            )
-        if np.ndim(reward) or np.asarray(reward).dtype.kind not in "biuf":
+        extras, buffers = extra_model_outputs or {}, self.extra_model_outputs
+        if (extras or buffers) and extras.keys() != buffers.keys():
+            if not len(self):
+                buffers = {**{key: InfiniteLookbackBuffer() for key in extras}, **buffers}
+            if extras.keys() != buffers.keys():
+                names = f"{sorted(buffers)}, got {sorted(extras)}"
+                raise StructureError(f"`extra_model_outputs` must have the names of the first step, {names}.")
+        columns = [self.observations.rows, self.actions.rows, self.rewards.rows]
+        blocks = [
+            columns[0].checked(observation, "observation"),
+            columns[1].checked(action, "action"),
+            columns[2].checked(reward, "reward"),
+        ]
+        if not blocks[2].form.is_number:
             raise StructureError(f"`reward` must be a number, got {reward!r}.")
-        parts = [(self.observations, observation, "observation"), (self.actions, action, "action")]
-        parts += [(self.rewards, reward, "reward"), *((buffers[key], extras[key], key) for key in buffers)]
-        blocks = [buffer.checked(item, what) for buffer, item, what in parts]
-        for (buffer, _, _), block in zip(parts, blocks, strict=True):
-            buffer.rows.put(block)
-        self.extra_model_outputs = buffers
+        for key, buffer in buffers.items():
+            columns.append(buffer.rows)
+            blocks.append(buffer.rows.checked(extras[key], key))
+        return CheckedStep(columns, blocks, buffers)
+
+    def _take(self, step: CheckedStep, infos: Any, terminated: bool, truncated: bool) -> None:
+        """Add a step that `_checked_step` has returned since the last call; this cannot fail."""
+        for rows, block in zip(step.columns, step.blocks, strict=True):
+            rows.put(block)
+        self.infos.rows.columns[0].append({} if infos is None else infos)
+        self.extra_model_outputs = step.extra_model_outputs
+        self.t += 1
+        self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
+        self._last_step_time = time.perf_counter()
 
     def _check_open(self) -> None:
         if self.is_done:
@@ -198,7 +186,41 @@ class Episode(EpisodeData):
             StructureError: steps differ in structure.
         """
         self._check_open()
-        cut_and_concat.concat(self, other)
+        other.validate()
+        for name, own, following in (("id_", self.id_, other.id_), ("t_started", self.t, other.t_started)):
+            if own != following:
+                raise SpecError(f"the next chunk must have `{name}` {own!r}, got {following!r}.")
+        last, first = self.observations.len_incl_lookback() - 1, other.observations.lookback
+        if not (
+            len(self.observations)
+            and len(other.observations)
+            and self.observations.part(np.array([last]), 0).rows == other.observations.part(np.array([first]), 0).rows
+        ):
+            raise SpecError("the next chunk must start with the last observation of this one.")
+        if len(other):
+            extras = dict(self.extra_model_outputs)
+            if not len(self):
+                extras = {**{key: InfiniteLookbackBuffer() for key in other.extra_model_outputs}, **extras}
+            if extras.keys() != other.extra_model_outputs.keys():
+                names = f"{sorted(extras)}, got {sorted(other.extra_model_outputs)}"
+                raise StructureError(f"the next chunk must have the same extra model outputs, {names}.")
+            pairs = [(self.actions, other.actions), (self.rewards, other.rewards)]
+            pairs += [(buffer, other.extra_model_outputs[key]) for key, buffer in extras.items()]
+            blocks = [
+                (own.rows, own.rows.fitting(following.rows.block_from(following.lookback + skip), "chunk"))
+                for own, following, skip in (
+                    (self.observations, other.observations, 1),
+                    *((*pair, 0) for pair in pairs),
+                )
+            ]
+            for rows, block in blocks:
+                rows.put(block)
+            self.extra_model_outputs = extras
+        self.infos.pop()
+        self.infos.extend(other.infos.get())
+        self.custom_data.update(other.custom_data)
+        self.t = other.t
+        self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
 
     def cut(self, len_lookback_buffer: int = 0) -> Episode:
         """Return the chunk that follows: no steps yet, starting where this one is now.
@@ -212,7 +234,14 @@ class Episode(EpisodeData):
         """
         if self.is_done:
             raise ClosedError("the episode is over: no chunk can follow. Start a new `Episode`.")
-        return cut_and_concat.cut(self, integer("len_lookback_buffer", len_lookback_buffer, minimum=0))
+        lookback = integer("len_lookback_buffer", len_lookback_buffer, minimum=0)
+        total, last = self.rewards.len_incl_lookback(), self.observations.len_incl_lookback() - 1
+        steps = np.arange(max(0, total - lookback), total)
+        successor = self._part(
+            np.append(steps, last) if last >= 0 else steps, steps, len(steps), self.t, finalized=False
+        )
+        successor.start_timer()
+        return successor
 
     def slice(self, slice_: slice) -> Episode:
         """Return the steps of `slice_` as an episode, as `episode[a:b]` does.
@@ -223,7 +252,41 @@ class Episode(EpisodeData):
         Raises:
             SpecError: the step is not positive.
         """
-        return cut_and_concat.cut_out(self, slice_)
+        if slice_.step is not None and slice_.step < 1:
+            raise SpecError(f"the step of an episode's slice must be >= 1, got {slice_.step}.")
+        start, stop, step = slice_.indices(len(self))
+        num_lookback = self.rewards.lookback
+        steps = np.arange(start, stop, step) + num_lookback
+        if start <= stop and len(self.observations):
+            lookback = np.arange(start, start + num_lookback)
+            # A part of T steps has T + 1 observations.
+            observations = np.concatenate([lookback, steps, [stop + num_lookback]])
+            part = self._part(observations, np.concatenate([lookback, steps]), num_lookback, self.t_started + start)
+        else:  # it ends before it starts: it has no observation either
+            part = self._part(steps, steps, 0, self.t_started + start)
+        if stop == len(self):
+            part.is_terminated, part.is_truncated = self.is_terminated, self.is_truncated
+        return part
+
+    def _part(
+        self, observations: Any, others: Any, lookback: int, t_started: int, *, finalized: bool | None = None
+    ) -> Episode:
+        """Return an episode of some of the rows; their numbers include the look-back.
+
+        The first `lookback` of these rows are the look-back of the new episode, which is `finalized` as this one if
+        that is None.
+        """
+        part = Episode(t_started=t_started, **{name: getattr(self, name) for name in _IDS})
+        part.observations = self.observations.part(observations, lookback, finalized=finalized)
+        part.infos = self.infos.part(observations, lookback)
+        part.actions = self.actions.part(others, lookback, finalized=finalized)
+        part.rewards = self.rewards.part(others, lookback, finalized=finalized)
+        part.extra_model_outputs = {
+            key: buffer.part(others, lookback, finalized=finalized) for key, buffer in self.extra_model_outputs.items()
+        }
+        part.t = t_started + len(part.rewards)
+        part.custom_data = copy.deepcopy(self.custom_data)
+        return part
 
     def __getitem__(self, item: Any) -> Episode:
         """Return `slice(item)`.
@@ -283,7 +346,7 @@ class Episode(EpisodeData):
             FormatError: this is not a state of an episode.
         """
         episode, load = Episode(), InfiniteLookbackBuffer.from_state
-        with broken_state("an episode"):
+        try:
             vars(episode).update({name: state[name] for name in _PLAIN})
             vars(episode).update({name: load(state[name]) for name in _COLUMNS})
             episode.extra_model_outputs = {key: load(column) for key, column in state["extra_model_outputs"].items()}
@@ -292,6 +355,8 @@ class Episode(EpisodeData):
             if len(episode) != len(episode.rewards):
                 raise FormatError(f"{len(episode)} steps by `t`, and {len(episode.rewards)} rewards.")
             episode.validate()
+        except BROKEN_STATE as error:
+            raise FormatError(f"this is not a state of an episode: {type(error).__name__}: {error}") from error
         return episode
 
     def steps(self) -> dict[str, Any]:

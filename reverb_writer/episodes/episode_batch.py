@@ -27,9 +27,9 @@ import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
-from reverb_writer.episodes.episode import Episode
-from reverb_writer.episodes.space_structure import parts_of
+from reverb_writer.episodes.episode import CheckedStep, Episode
 from reverb_writer.errors import SpecError, StructureError
+from reverb_writer.spaces import parts_of
 
 _FINAL_OBSERVATIONS = ("final_obs", "final_observation")  # the second one until Gymnasium 1.0
 
@@ -214,36 +214,26 @@ class EpisodeBatch:
         """
         terminateds, truncateds = self._flags("terminateds", terminateds), self._flags("truncateds", truncateds)
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        added: list[Episode] = []
+        checked: list[tuple[Episode, CheckedStep, Any, int]] = []
         started: dict[int, Episode] = {}
-        try:
-            for env_id, episode in enumerate(self.episodes):
-                if episode.is_done and self.autoreset_mode is AutoresetMode.NEXT_STEP:
-                    started[env_id] = self._started(observations, infos, env_id)
-                    continue
-                over = bool(terminateds[env_id] or truncateds[env_id])
-                if over and same_step:
-                    observation, info = final_observation(infos, env_id), final_infos(infos, env_id)
-                    started[env_id] = self._started(observations, infos, env_id)
-                else:
-                    observation, info = self._observation(observations, env_id), env_infos(infos, env_id)
-                episode.add_env_step(
-                    observation,
-                    _part(actions, env_id, self._spaces["action_space"]),
-                    rewards[env_id],
-                    info,
-                    terminated=terminateds[env_id],
-                    truncated=truncateds[env_id],
-                    extra_model_outputs=_part(dict(extra_model_outputs or {}), env_id, None),
-                )
-                added.append(episode)
-        except Exception:
-            for episode in added:
-                episode.forget_last_step()
-            raise
+        for env_id, episode in enumerate(self.episodes):
+            if episode.is_done and self.autoreset_mode is AutoresetMode.NEXT_STEP:
+                started[env_id] = self._started(observations, infos, env_id)
+                continue
+            if same_step and (terminateds[env_id] or truncateds[env_id]):
+                observation, info = final_observation(infos, env_id), final_infos(infos, env_id)
+                started[env_id] = self._started(observations, infos, env_id)
+            else:
+                observation, info = self._observation(observations, env_id), env_infos(infos, env_id)
+            action = _part(actions, env_id, self._spaces["action_space"])
+            extras = _part(dict(extra_model_outputs or {}), env_id, None)
+            step = episode._checked_step(observation, action, rewards[env_id], extras)  # noqa: SLF001  # all or none
+            checked.append((episode, step, info, env_id))
+        for episode, step, info, env_id in checked:
+            episode._take(step, info, terminateds[env_id], truncateds[env_id])  # noqa: SLF001
         for env_id, episode in started.items():
             self.episodes[env_id] = episode
-        return [episode for episode in added if episode.is_done]
+        return [episode for episode, *_ in checked if episode.is_done]
 
     def cut(self, len_lookback_buffer: int = 0) -> list[Episode]:
         """Return the ongoing episodes that have steps, as chunks; later steps go into the chunks that follow them.

@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from reverb_writer.arguments import integer
-from reverb_writer.episodes.indexing import GetKeywords, Indices, SetKeywords
+from reverb_writer.episodes.indexing import Indices
 from reverb_writer.episodes.lookback_buffer import InfiniteLookbackBuffer
 from reverb_writer.errors import StructureError, UnknownKeyError
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class EpisodeData:
@@ -158,52 +155,99 @@ class EpisodeData:
         expected = {key: sizes["observations"] if key in ("observations", "infos") else steps for key in sizes}
         if sizes != expected:
             raise StructureError(f"T steps need T + 1 observations and infos, and T of everything else, got {sizes}.")
-        item = self.rewards.rows.single_leaf
-        if self.rewards.rows.size and (item is None or item.ndim != 1):
+        form = self.rewards.rows.form
+        if form is not None and not form.is_number:
             raise StructureError("rewards must be numbers.")
 
-    def get_observations(self, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
+    def get_observations(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
         """Return one observation, or several; see `InfiniteLookbackBuffer.get`.
 
         >>> EpisodeData(observations=[4, 5, 6, 7, 8, 9], actions=[0] * 5, rewards=[0] * 5,
         ...             len_lookback_buffer=3).get_observations(slice(-2, 1), neg_index_as_lookback=True)
         [5, 6, 7]
         """
-        return self.observations.get(indices, **how)
+        return self.observations.get(
+            indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
+        )
 
-    def get_infos(self, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
+    def get_infos(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+    ) -> Any:
         """Return one info, or a list of several, by `indices`: the objects that were given, not copies."""
-        return self.infos.get(indices, **how)
+        return self.infos.get(indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill)
 
-    def get_actions(self, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
+    def get_actions(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
         """Return one action, or several; see `InfiniteLookbackBuffer.get`."""
-        return self.actions.get(indices, **how)
+        return self.actions.get(
+            indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
+        )
 
-    def get_rewards(self, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
+    def get_rewards(
+        self,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
         """Return one reward, or several; see `InfiniteLookbackBuffer.get`."""
-        return self.rewards.get(indices, **how)
+        return self.rewards.get(
+            indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
+        )
 
-    def get_extra_model_outputs(self, key: str, indices: Indices = None, **how: Unpack[GetKeywords]) -> Any:
+    def get_extra_model_outputs(
+        self,
+        key: str,
+        indices: Indices = None,
+        *,
+        neg_index_as_lookback: bool = False,
+        fill: Any = None,
+        one_hot_discrete: bool = False,
+    ) -> Any:
         """Return one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.get`.
 
         Raises:
             UnknownKeyError: there is no such name.
         """
-        return self._extra(key).get(indices, **how)
+        return self._extra(key).get(
+            indices, neg_index_as_lookback=neg_index_as_lookback, fill=fill, one_hot_discrete=one_hot_discrete
+        )
 
-    def set_observations(self, *, new_data: Any, **which: Unpack[SetKeywords]) -> None:
+    def set_observations(
+        self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
         """Overwrite one observation, or several; see `InfiniteLookbackBuffer.set`."""
-        self.observations.set(new_data, **which)
+        self.observations.set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
-    def set_actions(self, *, new_data: Any, **which: Unpack[SetKeywords]) -> None:
+    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite one action, or several; see `InfiniteLookbackBuffer.set`."""
-        self.actions.set(new_data, **which)
+        self.actions.set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
-    def set_rewards(self, *, new_data: Any, **which: Unpack[SetKeywords]) -> None:
+    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
         """Overwrite one reward, or several; see `InfiniteLookbackBuffer.set`."""
-        self.rewards.set(new_data, **which)
+        self.rewards.set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
 
-    def set_extra_model_outputs(self, *, key: str, new_data: Any, **which: Unpack[SetKeywords]) -> None:
+    def set_extra_model_outputs(
+        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
+    ) -> None:
         """Overwrite one of the extra model outputs of the name `key`, or several; see `InfiniteLookbackBuffer.set`.
 
         A new name without `at_indices` adds a column without look-back.
@@ -212,8 +256,8 @@ class EpisodeData:
             UnknownKeyError: there is no such name, and `at_indices` is given.
             StructureError: the number of items of a new column differs from the number of steps.
         """
-        if key in self.extra_model_outputs or which.get("at_indices") is not None:
-            self._extra(key).set(new_data, **which)
+        if key in self.extra_model_outputs or at_indices is not None:
+            self._extra(key).set(new_data, at_indices=at_indices, neg_index_as_lookback=neg_index_as_lookback)
             return
         buffer = InfiniteLookbackBuffer(new_data)
         if len(buffer) != len(self):
@@ -230,8 +274,7 @@ class EpisodeData:
 
     def get_return(self) -> float:
         """Return the sum of the rewards, undiscounted, without those of the look-back."""
-        rewards = self.rewards.rows.single_leaf
-        return 0.0 if rewards is None else float(rewards[self.rewards.lookback : self.rewards.rows.size].sum())
+        return float(sum(leaf.sum() for leaf in self.rewards.rows.arrays(slice(self.rewards.lookback, None))))
 
     def env_steps(self) -> int:
         """Return the number of steps, without the look-back."""

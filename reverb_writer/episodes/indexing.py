@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -27,21 +27,6 @@ Indices = int | slice | Sequence[int] | None
 
 Span = tuple[int, slice, int, int]
 """What a slice reads, in its order: number of fill values, rows, number of rows, number of fill values after them."""
-
-
-class GetKeywords(TypedDict, total=False):
-    """The keyword arguments of `InfiniteLookbackBuffer.get`, for those who pass them on."""
-
-    neg_index_as_lookback: bool
-    fill: Any
-    one_hot_discrete: bool
-
-
-class SetKeywords(TypedDict, total=False):
-    """The keyword arguments of `InfiniteLookbackBuffer.set`, for those who pass them on."""
-
-    at_indices: Indices
-    neg_index_as_lookback: bool
 
 
 def is_single(index: Any) -> bool:

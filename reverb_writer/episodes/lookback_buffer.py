@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import numpy.typing as npt
 
 from reverb_writer.arguments import integer
 from reverb_writer.episodes import filling
-from reverb_writer.episodes.growing_columns import Block, Columns, as_objects, batched, listed, stacked
 from reverb_writer.episodes.indexing import Indices, is_single, position, span
-from reverb_writer.episodes.space_structure import Parts, check
+from reverb_writer.episodes.row_form import RowForm, listed
+from reverb_writer.episodes.rows import Rows
 from reverb_writer.errors import (
     ClosedError,
     FormatError,
@@ -23,34 +22,27 @@ from reverb_writer.errors import (
     SpecError,
     StructureError,
 )
+from reverb_writer.spaces import Parts, check
 
 Array = npt.NDArray[Any]
 
 _ALL = slice(None)
 
-
-@contextlib.contextmanager
-def broken_state(of: str) -> Iterator[None]:
-    """Raise FormatError for whatever goes wrong because a state is none."""
-    try:
-        yield
-    except FormatError:
-        raise
-    except (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise FormatError(f"this is not a state of {of}: {type(error).__name__}: {error}") from error
+BROKEN_STATE = (ReverbWriterError, AttributeError, LookupError, TypeError, ValueError)
+"""What may be raised because a state is none."""
 
 
 class InfiniteLookbackBuffer:
     """Rows that are appended one by one; the first `lookback` rows are history that is only read.
 
-    Rows are nests without time; their leaves are stored in arrays from the start. Before `finalize()` its getters
-    return lists of rows; after it, arrays [T, ...] or nests of them. Results are owned by the caller. Not thread-safe.
+    Rows are nests without time. Their leaves are copied into lists, of which `finalize()` makes arrays. Before it,
+    getters return lists of rows; after it, arrays [T, ...] or nests of them. Results are owned by the caller. Not
+    thread-safe.
 
     Source: RLlib 2.35 `InfiniteLookbackBuffer`; docs/compatibility.md lists the differences.
 
     Attributes:
         lookback: number of rows that are look-back, >= 0.
-        finalized: whether getters return arrays.
         is_untyped: whether rows are any objects, stored unchanged.
 
     >>> buffer = InfiniteLookbackBuffer([10, 11, 12, 13, 14], lookback=2)
@@ -58,7 +50,7 @@ class InfiniteLookbackBuffer:
     (3, array([ 0,  0, 10, 11, 12, 13, 14,  0,  0]))
     """
 
-    __slots__ = ("_parts", "_space", "finalized", "is_untyped", "lookback", "rows")
+    __slots__ = ("_parts", "_space", "is_untyped", "lookback", "rows")
 
     def __init__(self, data: Any = None, lookback: int = 0, space: Any = None, *, untyped: bool = False) -> None:
         """Start with the first rows.
@@ -73,14 +65,16 @@ class InfiniteLookbackBuffer:
             StructureError: rows differ in structure or shape.
         """
         self.is_untyped = untyped
-        self.finalized = data is not None and not isinstance(data, list) and not untyped
-        self.rows = Columns(untyped=untyped)
+        self.rows = Rows(untyped=untyped, finalized=data is not None and not isinstance(data, list) and not untyped)
         if self.finalized or data:
-            block = self._block(data)
-            self.rows.put(block)
-            self.rows.size = block.num_rows
-        self.lookback = min(integer("lookback", lookback, minimum=0), self.rows.size)
+            self.rows.put(self.rows.block(data))
+        self.lookback = min(integer("lookback", lookback, minimum=0), len(self.rows))
         self.space = space
+
+    @property
+    def finalized(self) -> bool:
+        """Whether getters return arrays."""
+        return self.rows.finalized
 
     @property
     def space(self) -> Any:
@@ -95,38 +89,27 @@ class InfiniteLookbackBuffer:
     @property
     def data(self) -> Any:
         """All rows, the look-back included, as a list or, if finalized, as arrays; copied."""
-        return self._collect(slice(0, self.rows.size), self.rows.size)
+        return self._collect(_ALL)
 
     def to_arrays(self) -> Any:
         """Return all rows but the look-back as a nest with leaves [T, ...], finalized or not."""
-        return self._collect(slice(self.lookback, self.rows.size), len(self), as_list=False)
+        return self._collect(slice(self.lookback, None), as_list=False)
 
     def __len__(self) -> int:
         """Return the number of rows, without the look-back."""
-        return max(self.rows.size - self.lookback, 0)
+        return max(len(self.rows) - self.lookback, 0)
 
     def len_incl_lookback(self) -> int:
         """Return the number of rows, with the look-back."""
-        return self.rows.size
+        return len(self.rows)
 
     def append(self, item: Any) -> None:
-        """Add `item`, a row; amortised O(1), finalized or not.
+        """Add `item`, a row. If the buffer is finalized, all rows are copied.
 
         Raises:
             StructureError: its structure or shapes differ from the first row. Nothing changed.
         """
-        if not self.rows.stage(item):
-            self.rows.put(self.checked(item))
-        self.rows.size += 1
-
-    def checked(self, item: Any, what: str = "item") -> Block:
-        """Return `item`, a row, as the argument of `rows.put`; errors call it `what`.
-
-        Raises:
-            StructureError: its structure or shapes differ from the first row.
-        """
-        block = as_objects([item]) if self.is_untyped else stacked([item], what)
-        return self.rows.check(block, what)
+        self.rows.put(self.rows.checked(item, "item"))
 
     def extend(self, items: Any) -> None:
         """Add rows: `items` is a list of them, or a nest of arrays [T, ...].
@@ -135,26 +118,22 @@ class InfiniteLookbackBuffer:
             StructureError: structure or shapes of one differ from the first row. Nothing changed.
         """
         if not isinstance(items, list) or items:
-            block = self.rows.check(self._block(items), "items")
-            self.rows.put(block)
-            self.rows.size += block.num_rows
+            self.rows.put(self.rows.fitting(self.rows.block(items), "items"))
 
     def concat(self, other: InfiniteLookbackBuffer) -> None:
         """Add the rows of `other`, another buffer, without its look-back."""
-        block = other.rows.block(np.arange(other.lookback, other.rows.size))
-        if block is not None:
-            self.rows.put(self.rows.check(block, "other"))
-            self.rows.size += block.num_rows
+        if other.rows.form is not None:
+            self.rows.put(self.rows.fitting(other.rows.block_from(other.lookback), "other"))
 
-    def part(self, index: Array, lookback: int) -> InfiniteLookbackBuffer:
+    def part(self, index: Array, lookback: int, *, finalized: bool | None = None) -> InfiniteLookbackBuffer:
         """Return a buffer of the rows whose numbers `index` holds, integers [n], counted with the look-back.
 
-        The first `lookback` of these rows are the look-back of the new buffer.
+        The first `lookback` of these rows are the look-back of the new buffer, which is `finalized` as this one if that
+        is None.
         """
         part = InfiniteLookbackBuffer(space=self.space, untyped=self.is_untyped)
-        part.rows = Columns(self.rows.block(index), untyped=self.is_untyped)
+        part.rows = self.rows.part(index, finalized=self.finalized if finalized is None else finalized)
         part.lookback = min(lookback, len(index))
-        part.finalized = self.finalized
         return part
 
     def pop(self, index: int = -1) -> None:
@@ -163,16 +142,15 @@ class InfiniteLookbackBuffer:
         Raises:
             OutOfRangeError: there is no such row.
         """
-        at = position(index, self.rows.size, 0)
-        if not 0 <= at < self.rows.size:
-            raise OutOfRangeError(f"cannot pop row {index} of {self.rows.size}.")
+        at = position(index, len(self.rows), 0)
+        if not 0 <= at < len(self.rows):
+            raise OutOfRangeError(f"cannot pop row {index} of {len(self.rows)}.")
         self.rows.delete(at)
 
     def finalize(self) -> InfiniteLookbackBuffer:
         """Make getters return arrays; return the buffer. Idempotent."""
-        if not self.finalized and not self.is_untyped:
-            self.rows.trim()
-            self.finalized = True
+        if not self.is_untyped:
+            self.rows.finalize()
         return self
 
     def get(
@@ -200,48 +178,28 @@ class InfiniteLookbackBuffer:
             OutOfRangeError: an int, alone or in a list, is outside the data, and there is no `fill`.
             SpecError: `indices` or `fill` is invalid, or there is no space for one-hot vectors.
         """
-        if type(indices) is int and not one_hot_discrete:  # the same as below, for the common case
-            at_row = indices + (self.lookback if indices >= 0 or neg_index_as_lookback else self.rows.size)
-            if 0 <= at_row < self.rows.size:
-                return self.rows.row(at_row, plain=not self.finalized)
+        size = len(self.rows)
         if one_hot_discrete and self._parts is None:
             raise SpecError("one-hot vectors need a space. Give one when constructing.")
         if indices is None or isinstance(indices, slice):
-            return self._get_slice(indices or _ALL, neg_index_as_lookback, fill, one_hot_discrete)
-        if is_single(indices):
-            return self._get_row(indices, neg_index_as_lookback, fill, one_hot_discrete)
-        at = self._positions(indices, neg_index_as_lookback)  # type: ignore[arg-type]  # it is a list
-        if not at or (min(at) >= 0 and max(at) < self.rows.size):
-            return self._collect(np.array(at, np.intp), len(at), one_hot_discrete)
-        inside = np.array([0 <= row < self.rows.size for row in at])
-        self._check_fill(fill, np.asarray(indices)[~inside])
-        return self._filled(fill, len(at), inside, np.array(at)[inside], one_hot_discrete)
-
-    def _get_slice(self, indices: slice, neg_index_as_lookback: bool, fill: Any, one_hot_discrete: bool) -> Any:
-        columns = self.rows
-        before, index, num, after = span(indices, columns.size, self.lookback, neg_index_as_lookback, fill is not None)
-        if not (before or after):
-            return self._collect(index, num, one_hot_discrete)
-        where = slice(before, before + num)
-        if columns.single_leaf is None or one_hot_discrete or self._parts is not None:
-            return self._filled(fill, before + num + after, where, index, one_hot_discrete)
-        # The same as `_filled`, for the common case.
-        leaf = columns.single_leaf[index]
-        leaf = filling.place(leaf, where, fill, filling.holding(fill, leaf.dtype, leaf.shape[1:]), before + num + after)
-        return leaf if self.finalized else listed(leaf)
-
-    def _get_row(self, index: Any, neg_index_as_lookback: bool, fill: Any, one_hot_discrete: bool) -> Any:
-        at = position(index, self.rows.size, self.lookback, neg_index_as_lookback)
-        if 0 <= at < self.rows.size:
-            if not one_hot_discrete:
-                return self.rows.row(at, plain=not self.finalized)
-            return self._collect(np.array([at]), 1, one_hot_discrete=True, as_list=True)[0]
-        self._check_fill(fill, [index])
-        return self._filled(fill, 1, slice(0, 0), slice(0, 0), one_hot_discrete, as_list=True)[0]
-
-    def _positions(self, indices: Sequence[int], neg_index_as_lookback: bool) -> list[int]:
-        total, lookback = self.rows.size, self.lookback
-        return [position(index, total, lookback, neg_index_as_lookback) for index in indices]
+            wanted = indices or _ALL
+            before, index, num, after = span(wanted, size, self.lookback, neg_index_as_lookback, fill is not None)
+            if not (before or after):
+                return self._collect(index, one_hot_discrete)
+            return self._filled(fill, before + num + after, slice(before, before + num), index, one_hot_discrete)
+        single = is_single(indices)
+        several: Any = [indices] if single else indices
+        at = [position(index, size, self.lookback, neg_index_as_lookback) for index in several]
+        beyond = [index for index, row in zip(several, at, strict=True) if not 0 <= row < size]
+        if beyond:
+            self._check_fill(fill, beyond)
+            inside = np.array([0 <= row < size for row in at])
+            found = self._filled(fill, len(at), inside, np.array(at)[inside], one_hot_discrete, as_list=single or None)
+        elif single and not one_hot_discrete:
+            return self.rows.row(at[0])
+        else:
+            found = self._collect(np.array(at, np.intp), one_hot_discrete, as_list=single or None)
+        return found[0] if single else found
 
     def set(
         self,
@@ -264,31 +222,32 @@ class InfiniteLookbackBuffer:
             Nothing changed in any of these cases.
         """
         index: slice | Array
+        size = len(self.rows)
         if at_indices is None or isinstance(at_indices, slice):
-            wanted = slice(None) if at_indices is None else at_indices
-            _, index, num, _ = span(wanted, self.rows.size, self.lookback, neg_index_as_lookback)
+            _, index, num, _ = span(at_indices or _ALL, size, self.lookback, neg_index_as_lookback)
         else:
             several: Any = at_indices
             if is_single(at_indices):
                 several, new_data = [at_indices], [new_data]
-            at = np.array(self._positions(several, neg_index_as_lookback), np.intp)
-            self._check_fill(None, np.asarray(several)[(at < 0) | (at >= self.rows.size)])
-            index, num = at, len(at)
-        block = None if isinstance(new_data, list) and not new_data else self._block(new_data)
-        size = 0 if block is None else block.num_rows
-        if size != num:
-            raise OutOfRangeError(f"cannot set {num} rows to {size} new ones. Pass as many rows as there are indices.")
-        if block is not None and size:
-            self.rows.check(block, "new_data")
+            at = [position(one, size, self.lookback, neg_index_as_lookback) for one in several]
+            self._check_fill(None, [one for one, row in zip(several, at, strict=True) if not 0 <= row < size])
+            index, num = np.array(at, np.intp), len(at)
+        block = None if isinstance(new_data, list) and not new_data else self.rows.block(new_data)
+        num_new = 0 if block is None else len(block.columns[0])
+        if num_new != num:
+            raise OutOfRangeError(
+                f"cannot set {num} rows to {num_new} new ones. Pass as many rows as there are indices."
+            )
+        if block is not None and num:
+            block = self.rows.fitting(block, "new_data")
             if self.finalized and self.space is not None:
-                new = Columns(block)
-                for row in range(size):
-                    check(self.space, new.row(row), "new_data")
+                for row in block.form.items(block.columns):
+                    check(self.space, row, "new_data")
             self.rows.replace(index, block)
 
     def get_state(self) -> dict[str, Any]:
         """Return the rows, a copy, with the look-back and the space; as `Episode.get_state`."""
-        data = None if self.rows.paths is None else self.data
+        data = None if self.rows.form is None else self.data
         return {
             "data": copy.deepcopy(data) if self.is_untyped else data,
             "lookback": self.lookback,
@@ -300,11 +259,12 @@ class InfiniteLookbackBuffer:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> InfiniteLookbackBuffer:
         """Make a buffer of a `state` that `get_state` returned; raises FormatError if it is something else."""
-        with broken_state("a buffer"):
+        try:
             data = copy.deepcopy(state["data"]) if state["untyped"] else state["data"]
             buffer = cls(data, state["lookback"], state["space"], untyped=state["untyped"])
-            buffer.finalized = bool(state["finalized"])
-        return buffer
+            return buffer.finalize() if state["finalized"] else buffer
+        except BROKEN_STATE as error:
+            raise FormatError(f"this is not a state of a buffer: {type(error).__name__}: {error}") from error
 
     def __getitem__(self, indices: Any) -> Any:
         return self.get(indices)
@@ -347,34 +307,24 @@ class InfiniteLookbackBuffer:
     __hash__ = None  # type: ignore[assignment]  # it is mutable
 
     def __repr__(self) -> str:
-        data = self._collect(slice(0, self.rows.size), self.rows.size, as_list=True)
+        data = self._collect(_ALL, as_list=True)
         return f"{type(self).__name__}({data[: self.lookback]} <- lookback({self.lookback}) | {data[self.lookback :]})"
 
-    def _block(self, data: Any) -> Block:
-        if self.is_untyped:
-            return as_objects(data)
-        return stacked(data, "item") if isinstance(data, list) else batched(data, "data")
-
-    def _check_fill(self, fill: Any, beyond: Sequence[Any] | Array) -> None:
+    def _check_fill(self, fill: Any, beyond: Sequence[Any]) -> None:
         """Raise if rows are outside the data and there is no fill value."""
-        if len(beyond) and fill is None:
+        if beyond and fill is None:
             size = f"{len(self)} rows and {self.lookback} of look-back"
             raise OutOfRangeError(
                 f"no row at {', '.join(map(str, beyond))}: there are {size}. Pass `fill`, or a slice."
             )
 
-    def _collect(
-        self, index: slice | Array, num: int, one_hot_discrete: bool = False, *, as_list: bool | None = None
-    ) -> Any:
+    def _collect(self, index: slice | Array, one_hot_discrete: bool = False, *, as_list: bool | None = None) -> Any:
         """Return existing rows, as a list or as arrays."""
-        single_leaf = self.rows.single_leaf
-        if single_leaf is not None and not one_hot_discrete:  # the same as below, for the common case
-            leaf = single_leaf[index].copy() if type(index) is slice else single_leaf[index]
-            return leaf if (self.finalized if as_list is None else not as_list) else listed(leaf)
-        if self.rows.paths is None:
-            return self._filled(0, num, index, index, one_hot_discrete, as_list=as_list)
-        leaves = self._one_hot(self.rows, index) if one_hot_discrete else self.rows.take(index)
-        return self._packed(self.rows, leaves, as_list)
+        form = self.rows.form
+        if form is None:
+            return self._filled(0, 0, index, index, one_hot_discrete, as_list=as_list)
+        leaves = self.rows.arrays(index)
+        return self._packed(form, self._one_hot(leaves) if one_hot_discrete else leaves, as_list)
 
     def _filled(
         self,
@@ -387,13 +337,14 @@ class InfiniteLookbackBuffer:
         as_list: bool | None = None,
     ) -> Any:
         """Return `num` rows: at `where` the rows of `index`, elsewhere the fill value."""
-        form = self.rows
-        if form.paths is None:
+        form, leaves = self.rows.form, self.rows.arrays(index)
+        if form is None:
             if self._parts is None:
                 as_list = not self.finalized if as_list is None else as_list
                 return [fill] * num if as_list else np.array([fill] * num)
-            form = Columns(_no_rows(self._parts))
-        leaves = self._one_hot(form, index) if one_hot_discrete else form.views(index)
+            form = RowForm.of_space(self._parts)
+            leaves = form.stack([[] for _ in form.paths])
+        leaves = self._one_hot(leaves) if one_hot_discrete else leaves
         self._check_parts(leaves)
         filled = []
         for number, (leaf, value) in enumerate(zip(leaves, filling.per_leaf(fill, len(leaves)), strict=True)):
@@ -404,9 +355,8 @@ class InfiniteLookbackBuffer:
             filled.append(filling.place(leaf, where, row, dtype, num))
         return self._packed(form, filled, as_list)
 
-    def _one_hot(self, form: Columns, index: slice | Array) -> list[Array]:
+    def _one_hot(self, leaves: list[Array]) -> list[Array]:
         assert self._parts is not None  # noqa: S101  # `get` has checked it
-        leaves = form.views(index)
         self._check_parts(leaves)
         return [part.one_hot(leaf) for part, leaf in zip(self._parts.leaves, leaves, strict=True)]
 
@@ -415,10 +365,6 @@ class InfiniteLookbackBuffer:
             num = len(self._parts.leaves)
             raise StructureError(f"rows have {len(leaves)} leaves, their space {self.space} has {num}.")
 
-    def _packed(self, form: Columns, leaves: list[Array], as_list: bool | None) -> Any:
-        return form.pack(leaves) if (self.finalized if as_list is None else not as_list) else form.items(leaves)
-
-
-def _no_rows(parts: Parts) -> Block:
-    """Return an empty block of rows of a space."""
-    return Block(parts.struct, parts.paths, [np.empty((0, *leaf.shape), leaf.dtype) for leaf in parts.leaves])
+    def _packed(self, form: RowForm, leaves: list[Array], as_list: bool | None) -> Any:
+        is_array = self.finalized if as_list is None else not as_list
+        return form.pack(leaves) if is_array else form.items(list(map(listed, leaves)))

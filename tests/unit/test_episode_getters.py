@@ -201,3 +201,30 @@ def test_what_is_returned_is_the_callers_own() -> None:
 def test_index_that_is_none_is_refused(indices: Any) -> None:
     with pytest.raises(SpecError, match=r"must be an integer|must not be 0"):
         InfiniteLookbackBuffer([1, 2, 3]).get(indices)
+
+
+@pytest.mark.parametrize(
+    ("rows", "row"), [([2**53 + 1], 0.5), ([0.5], 2**53 + 1), ([0.5], np.int64(-(2**60) - 1)), ([2**53 + 1], 1j)]
+)
+@pytest.mark.parametrize("finalized", [False, True])
+def test_integer_that_a_float_cannot_hold_is_refused_beside_floats(rows: Any, row: Any, finalized: bool) -> None:
+    """It was rounded: 9007199254740992.0 for 9007199254740993."""
+    buffer = InfiniteLookbackBuffer(rows)
+    if finalized:
+        buffer.finalize()
+    before = str(buffer)
+    calls: list[Any] = [
+        lambda: buffer.append(row), lambda: buffer.extend([row]), lambda: buffer.set([row], at_indices=[0]),
+        lambda: buffer.concat(InfiniteLookbackBuffer([row])), lambda: InfiniteLookbackBuffer([*rows, row]),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(StructureError, match=r"integers beyond 9007199254740992, which .* would round"):
+            call()
+    assert str(buffer) == before
+
+
+def test_integers_beyond_int64_are_kept() -> None:
+    buffer = InfiniteLookbackBuffer([1])
+    with pytest.raises(StructureError, match="would round"):  # int64 and uint64 have only a float in common
+        buffer.append(2**64 - 1)
+    assert InfiniteLookbackBuffer([2**64 - 1]).finalize().get().tolist() == [2**64 - 1]

@@ -20,7 +20,6 @@ EXEMPT = {
     "environments/dm_env_recorder.py",
     "environments/vector_recorder.py",
     "environments/recorder.py",
-    "environments/space_encoding.py",
     "progress.py",  # rich comes with the package
     "testing.py",  # loaded by pytest
 }

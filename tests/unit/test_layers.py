@@ -27,6 +27,7 @@ CLIENT = [
     "decoding",
     "environments",
     "episodes",
+    "spaces",
     "protocol",
     "returns",
     "slices",
