@@ -18,23 +18,16 @@ from reverb_writer.arguments import integer
 from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
 from reverb_writer.files.manifest import End, Manifest
+from reverb_writer.files.outcome import Outcome, is_boundary_step
 from reverb_writer.files.step_layout import Encoding, StepLayout
 from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.nests import common_length
 from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.slices.markers import read_markers
-from reverb_writer.steps import BOUNDARY_MARKS, StepStructure
+from reverb_writer.steps import StepStructure
 
 Array = npt.NDArray[Any]
 
 _FIRST_LENGTH = 64  # steps of each environment that there is room for at first
-
-
-class _Outcome(NamedTuple):
-    """Why an episode ended; None where it is not known."""
-
-    terminated: bool | None = None
-    truncated: bool | None = None
 
 
 class _Steps(NamedTuple):
@@ -161,7 +154,7 @@ class RolloutWriter:
             present = self._flags("env_mask", env_mask)
             last, env_ids = last & present, np.flatnonzero(present)
         outcomes = {
-            int(env): _Outcome(**{key: bool(flag[env]) for key, flag in given.items() if key != "end_of_episode"})
+            int(env): Outcome(**{key: bool(flag[env]) for key, flag in given.items() if key != "end_of_episode"})
             for env in np.flatnonzero(last)
         }
         if self._steps is None:
@@ -193,7 +186,7 @@ class RolloutWriter:
         chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids or ()]
         ended = self._all_envs.tolist() if env_ids is None else chosen
         try:
-            self._write(dict.fromkeys(ended, _Outcome()), how)
+            self._write(dict.fromkeys(ended, Outcome()), how)
         finally:
             self._lengths[ended] = 0
 
@@ -220,7 +213,7 @@ class RolloutWriter:
             StructureError: the leaves differ in length, or from what was written before. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
-        return self._save(steps, End(end), _Outcome(terminated, truncated), metadata or {})
+        return self._save(steps, End(end), Outcome(terminated, truncated), metadata or {})
 
     def write_episode(self, episode: Episode) -> Path:
         """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
@@ -230,10 +223,10 @@ class RolloutWriter:
         """
         terminated = episode.is_terminated
         truncated = episode.is_truncated or not terminated  # what was cut has a next state
-        return self._save(episode.steps(), End.STEP, _Outcome(terminated, truncated), {}, has_boundary=True)
+        return self._save(episode.steps(), End.STEP, Outcome(terminated, truncated), {}, has_boundary=True)
 
     def _save(
-        self, steps: Any, end: End, outcome: _Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False
+        self, steps: Any, end: End, outcome: Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False
     ) -> Path:
         self._check_open()
         num_steps = common_length(steps, "`steps`")
@@ -308,7 +301,7 @@ class RolloutWriter:
             blocks[-1][:, :length] = block
         self._blocks = blocks
 
-    def _write(self, outcomes: Mapping[int, _Outcome], end: End, *, has_boundary: bool = False) -> None:
+    def _write(self, outcomes: Mapping[int, Outcome], end: End, *, has_boundary: bool = False) -> None:
         """Write the episodes of some environments, those without steps left out.
 
         Raises:
@@ -330,7 +323,7 @@ class RolloutWriter:
         self,
         columns: Sequence[Array],
         end: End,
-        outcome: _Outcome,
+        outcome: Outcome,
         metadata: Mapping[str, Any],
         *,
         has_boundary: bool = False,
@@ -339,9 +332,9 @@ class RolloutWriter:
         last_rows = self._steps.structure.pack([column[-2:] for column in columns])
         manifest = Manifest(
             len(columns[0]),
-            has_boundary or (end is End.STEP and _is_boundary_step(last_rows)),
+            has_boundary or (end is End.STEP and is_boundary_step(last_rows)),
             end,
-            *_completed(outcome, last_rows, end),
+            *outcome.completed(last_rows, end),
             self._steps.layout,
             {**self._metadata, **metadata},
         )
@@ -379,26 +372,3 @@ class RolloutWriter:
 
 def _leaves(structure: StepStructure) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
     return list(zip(structure.paths, structure.dtypes, structure.shapes, strict=True))
-
-
-def _is_boundary_step(rows: Any) -> bool:
-    """Return whether the last step is a boundary step, which only holds an observation (TF-Agents, RLDS)."""
-    for name, last in BOUNDARY_MARKS:
-        column = rows.get(name) if isinstance(rows, Mapping) else getattr(rows, name, None)
-        if column is not None:
-            return bool(column[-1] == last)
-    return False
-
-
-def _completed(given: _Outcome, rows: Any, end: End) -> _Outcome:
-    """Return why an episode ended, as far as the caller or the last steps tell."""
-    terminated, truncated = given
-    if end is not End.STEP:
-        return _Outcome(terminated or False, truncated if truncated is not None else True)
-    if terminated is None and truncated is None:
-        markers = read_markers(rows)
-        terminated = None if markers.terminated is None else bool(markers.terminated[-1])
-        truncated = None if markers.truncated is None else bool(markers.truncated[-1])
-    if truncated is None and terminated is not None:
-        truncated = not terminated
-    return _Outcome(terminated, truncated)

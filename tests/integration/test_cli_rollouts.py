@@ -109,6 +109,25 @@ def test_export_and_import_bring_items_back(replay_server: StartServer, tmp_path
     assert found == [(0.5, [0]), (1.0, [0, 1]), (1.5, [0, 1, 2])]
 
 
+def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:
+    with rw.LocalServer([rw.TableConfig("t", 100, "fifo", "fifo", max_times_sampled=1)]) as server:
+        with rw.TrajectoryObserver(server.address, "t", 2) as observer:
+            feed(observer, (4,))
+        with rw.Client(server.address) as client:
+            client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})
+        server.save(tmp_path / "saved")
+    arguments = ("export", "--saved", tmp_path / "saved", "-t", "t", tmp_path / "out")
+    out = run(*arguments)
+    assert (out.returncode, out.stdout[:16]) == (3, "3 items, 6 steps"), out.stderr
+    assert out.stderr.startswith("left out: item ")
+    assert len(list_trajectories(tmp_path / "out")) == 3
+    assert "0 items, 0 steps" in run(*arguments).stdout
+    unknown = run("export", "--saved", tmp_path / "saved", "-t", "nowhere", tmp_path / "out")
+    assert (unknown.returncode, "no table `nowhere` was saved; there are t" in unknown.stderr) == (1, True)
+    empty = run("export", "--saved", tmp_path / "out", "-t", "t", tmp_path / "out")
+    assert (empty.returncode, "is no checkpoint" in empty.stderr) == (1, True)
+
+
 def test_export_takes_no_items_out(place: Place, tmp_path: Path) -> None:
     with rw.TrajectoryObserver(place.client, "a", 2) as observer:
         feed(observer, (4,))
