@@ -1,4 +1,4 @@
-"""Rollout files: read, compared with `numpy.load` of the same files, and sent to a server compared with an observer."""
+"""Rollout files: written and read, beside `numpy.load` of the same files, and sent to a server beside an observer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from benchmarks.comparison import Comparison, Effort, progress
 from benchmarks.processes import TABLE
 from benchmarks.report import Table, ratio
 from benchmarks.workloads import EPISODE_LENGTH, Workload, frame_steps, small_steps
-from reverb_writer.files.importing import send_trajectory
-from reverb_writer.files.trajectory_folder import open_trajectory
 
 _NUM_TRAJECTORIES = 64
 _NUM_ENVS = 16
@@ -26,28 +24,31 @@ _BATCH_LENGTH = 25
 
 
 def read_rollouts(effort: Effort) -> Table:
-    """Frames a second from files, beside numpy.load of the same files."""
+    """Frames a second of CPU time to and from files, beside numpy.load of the same files."""
     rows = []
     for name, steps in (("six small leaves", small_steps()), ("84 x 84 frames", frame_steps())):
         with tempfile.TemporaryDirectory() as folder:
-            _write(Path(folder), Workload(steps))
-            paths = rw.rollouts.list_trajectories(folder)
+            workload = Workload(steps)
+            _write(Path(folder), workload)
+            paths = rw.files.list_trajectories(folder)
             rates = _in_turn(
                 effort,
                 {
+                    "RolloutWriter": functools.partial(_write_elsewhere, workload),
                     "numpy.load": functools.partial(_numpy_load, paths),
                     "StoredTrajectory.load": functools.partial(_load, paths),
                     "RolloutDataset": functools.partial(_dataset, Path(folder)),
                 },
             )
         for way, rate in rates.items():
-            beside = ("", "") if way == "numpy.load" else ratio(rate, rates["numpy.load"], 1)
+            is_ours = way not in ("RolloutWriter", "numpy.load")
+            beside = ratio(rate, rates["numpy.load"], 1) if is_ours else ("", "")
             rows.append([f"{name}, {way}", f"{rate:,.0f}", *beside])
     return Table(
-        f"Reading {_NUM_TRAJECTORIES} trajectories of {EPISODE_LENGTH} steps",
-        ["what is read, how", "frames/s", "x numpy.load", "aim"],
+        f"{_NUM_TRAJECTORIES} trajectories of {EPISODE_LENGTH} steps on disk",
+        ["what, how", "frames/s of CPU time", "x numpy.load", "aim"],
         rows,
-        "All read the same files, in the page cache; numpy.load checks each array's CRC-32, ours that of the file. "
+        "RolloutWriter writes step by step, the others read the same files, in the page cache. "
         f"RolloutDataset: {_NUM_ENVS} environments, [{_BATCH_LENGTH}, {_NUM_ENVS}, ...] with next observations.",
     )
 
@@ -81,10 +82,10 @@ def from_disk(address: str, workload: Workload) -> Actor:
         folder.cleanup()
 
     return Actor(
-        lambda path: send_trajectory(open_trajectory(path), observer),
+        lambda path: rw.files.send_trajectory(rw.files.StoredTrajectory(path), observer),
         observer.flush,
         close,
-        [[path] for path in rw.rollouts.list_trajectories(folder.name)],
+        [[path] for path in rw.files.list_trajectories(folder.name)],
         workload.num_windows,
         num_envs=EPISODE_LENGTH,
     )
@@ -92,40 +93,45 @@ def from_disk(address: str, workload: Workload) -> Actor:
 
 def _write(folder: Path, workload: Workload) -> None:
     episodes = workload.episodes()
-    with rw.rollouts.RolloutWriter(folder) as writer:
+    with rw.files.RolloutWriter(folder) as writer:
         for number in range(_NUM_TRAJECTORIES):
             for step in episodes[number % len(episodes)]:
                 writer(step)
 
 
 def _in_turn(effort: Effort, ways: dict[str, Callable[[], int]]) -> dict[str, float]:
-    """Return the median frames a second of each way; they take turns."""
+    """Return the median frames a second of CPU time of each way; they take turns."""
     rates: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(effort.rounds):
         for name, read in ways.items():
-            num_frames, start = 0, time.perf_counter()
-            while time.perf_counter() - start < effort.seconds / 2:
+            num_frames, start = 0, time.process_time()
+            while time.process_time() - start < effort.seconds / 2:
                 num_frames += read()
-            rates[name].append(num_frames / (time.perf_counter() - start))
+            rates[name].append(num_frames / (time.process_time() - start))
             progress(f"round {number + 1} of {effort.rounds}: {name}: {rates[name][-1]:,.0f} frames/s")
     return {name: statistics.median(of) for name, of in rates.items()}
+
+
+def _write_elsewhere(workload: Workload) -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder), workload)
+    return _NUM_TRAJECTORIES * EPISODE_LENGTH
 
 
 def _numpy_load(paths: list[Path]) -> int:
     num_frames = 0
     for path in paths:
-        for file in sorted(path.glob("*.npz")):
-            with np.load(file) as arrays:
-                num_frames += len({name: arrays[name] for name in arrays.files}["reward"])
+        with np.load(path) as arrays:
+            num_frames += len({name: arrays[name] for name in arrays.files}["reward"])
     return num_frames
 
 
 def _load(paths: list[Path]) -> int:
-    return sum(len(rw.rollouts.StoredTrajectory(path).load().reward) for path in paths)
+    return sum(len(rw.files.StoredTrajectory(path).load().reward) for path in paths)
 
 
 def _dataset(folder: Path) -> int:
-    dataset = rw.rollouts.RolloutDataset(folder, _NUM_ENVS)
+    dataset = rw.files.RolloutDataset(folder, _NUM_ENVS)
     num_frames = 0
     while True:
         try:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import reverb_writer as rw
-from reverb_writer.rollouts import RolloutWriter, from_minari, import_trajectories, list_trajectories
+from reverb_writer.files import RolloutWriter, from_minari, import_trajectories, list_trajectories
 
 BATCH_SIZE, NUM_STEPS, LEARNING_RATE = 32, 8, 2e-3
 TABLE = rw.TableConfig("offline")

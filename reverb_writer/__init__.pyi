@@ -1,6 +1,7 @@
 # The public names of this package, once: type checkers read them here, and so does `reverb_writer.lazy`.
 
 from reverb_writer import environments as environments
+from reverb_writer import files as files
 from reverb_writer import returns as returns
 from reverb_writer import rollouts as rollouts
 from reverb_writer import slices as slices

@@ -22,7 +22,7 @@ def transition(episode: int, t: int) -> dict[str, Any]:
 
 def write_transitions(data_dir: Path, lengths: list[int], *, truncated: tuple[int, ...] = (), **options: Any) -> None:
     """Write episodes of so many steps; those in `truncated` end by a limit."""
-    with rw.rollouts.RolloutWriter(data_dir, **options) as writer:
+    with rw.files.RolloutWriter(data_dir, **options) as writer:
         for episode, length in enumerate(lengths):
             for t in range(length):
                 last = t == length - 1

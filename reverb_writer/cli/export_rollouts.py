@@ -1,4 +1,4 @@
-"""`reverb-writer export`: write the items of a server's table to disk."""
+"""`reverb-writer export`: write the items of a table to disk, of a server or of what one has saved."""
 
 from __future__ import annotations
 
@@ -8,26 +8,34 @@ from typing import Any
 import click
 
 from reverb_writer.cli.server_options import connection_options, new_client, report_errors
-from reverb_writer.cli.transfer import follow
+from reverb_writer.cli.transfer import TransferResult, run_transfer
 from reverb_writer.errors import SpecError
-from reverb_writer.files.exporting import check_exportable, export_items, exported_keys
+from reverb_writer.files.exporting import check_exportable, export_items, export_saved, exported_keys
 from reverb_writer.files.rollout_writer import RolloutWriter
 
 
 @click.command("export", short_help="Write the items of a table to disk.")
 @click.option("--table", "-t", required=True, help="Table to read.")
+@click.option(
+    "--saved",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Checkpoint, folder of checkpoints, or save of a LocalServer to read, instead of a server.",
+)
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
 @connection_options
-def command(table: str, directory: Path, **connection: Any) -> None:
+def command(table: str, saved: Path | None, directory: Path, **connection: Any) -> None:
     """Write each item of a table to DIR as a separate trajectory; DIR is created if it does not exist.
 
     \b
-    reverb-writer export --table replay backup
+    reverb-writer export --saved checkpoints --table replay backup
+    reverb-writer export --table replay --address localhost:8000 backup
     reverb-writer import backup --table replay --whole-episodes --priority stored
 
-    Reverb cannot list a table, so the items are sampled until each one was sampled at least once. It takes several
+    With --saved, each item of a checkpoint is read once; of a folder of checkpoints, that of the newest.
+
+    A server cannot list a table, so its items are sampled until each one was sampled at least once. It takes several
     times as many samples as there are items, and these count for the rate limiter. The table keeps its items. So it
-    must have a uniform or prioritized sampler, and no max_times_sampled; of other tables use the server's checkpoint.
+    must have a uniform or prioritized sampler, and no max_times_sampled; of other tables export a checkpoint.
 
     Ctrl-C ends the export after the current item. The same command continues it: it skips the items that DIR has.
 
@@ -36,24 +44,32 @@ def command(table: str, directory: Path, **connection: Any) -> None:
       0    every item is on disk
       1    server or disk failed, or not all items were received; the same command continues
       2    wrong arguments, or a table that can only be read by removing its items
-      3    all items except those named in the output, whose columns have different lengths
+      3    all items except those named in the output, such as those whose columns have different lengths
       130  stopped by Ctrl-C or SIGTERM; the same command continues
     """  # noqa: D301  # \b is click's mark for lines to keep
-    with report_errors(), new_client(**connection) as client:
+    with report_errors():
+        num_before = len(exported_keys(directory, table))
+        if saved is not None:
+            with RolloutWriter(directory) as writer:
+                result = run_transfer(export_saved(saved, table, writer), "exporting", None)
+        else:
+            result = _export_live(table, directory, num_before, connection)
+        click.echo(
+            f"{result.num_done} items, {result.num_steps} steps in {result.seconds:.1f} s "
+            f"({result.num_done / result.seconds:,.0f} items/s); already on disk: {num_before}, "
+            f"left out: {result.num_left_out}."
+        )
+    raise SystemExit(result.exit_code)
+
+
+def _export_live(table: str, directory: Path, num_before: int, connection: dict[str, Any]) -> TransferResult:
+    with new_client(**connection) as client:
         found = client.server_info().get(table)
         if found is not None:
             try:
                 check_exportable(found)
             except SpecError as error:
                 raise click.UsageError(str(error)) from error
-        num_items = found.current_size if found is not None else 0
+        todo = max(found.current_size - num_before, 0) if found is not None else 0
         with RolloutWriter(directory) as writer:
-            num_before = len(exported_keys(directory, table))
-            todo = max(num_items - num_before, 0)
-            tally = follow(export_items(client, table, writer), "exporting", todo)
-        click.echo(
-            f"{tally.num_done} items, {tally.num_steps} steps in {tally.seconds:.1f} s "
-            f"({tally.num_done / tally.seconds:,.0f} items/s); already on disk: {num_before}, "
-            f"left out: {tally.num_left_out}."
-        )
-    raise SystemExit(tally.exit_code)
+            return run_transfer(export_items(client, table, writer), "exporting", todo)

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from reverb_writer.cli.server_options import connection_options, new_client, report_errors
-from reverb_writer.cli.transfer import follow
+from reverb_writer.cli.transfer import run_transfer
 from reverb_writer.client.client import Client
 from reverb_writer.files.importing import Journal, import_trajectories
-from reverb_writer.files.trajectory_folder import list_trajectories, open_trajectory
+from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.windows import EndOfEpisode
 from reverb_writer.writing.observers import EpisodeObserver, TrajectoryObserver
 
@@ -55,7 +55,12 @@ _WHOLE = (1 << 31) - 1
     show_default=True,
     help="Priority of all items; `stored`, with --whole-episodes: the exported ones.",
 )
-@click.option("--journal", type=click.Path(dir_okay=False, path_type=Path), help="File that records what is delivered.")
+@click.option(
+    "--journal",
+    "journal_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File that records what is delivered.",
+)
 @click.option("--again", is_flag=True, help="Send everything again, without a journal.")
 @click.option("--allow-pickle", is_flag=True, help="Also read instinct_rl's pickle files; only arrays are unpickled.")
 @connection_options
@@ -68,7 +73,7 @@ def command(
     whole_episodes: bool,
     mask: bool,
     priority: str,
-    journal: Path | None,
+    journal_path: Path | None,
     again: bool,
     allow_pickle: bool,
     **connection: Any,
@@ -118,9 +123,10 @@ def command(
                 end_of_episode=end_of_episode,
                 mask=mask,
             )
-        book = None if again else _journal(client, directory, journal, {"tables": list(tables), **windows})
+        purpose = {"tables": list(tables), **windows}
+        journal = None if again else _journal(client, directory, journal_path, purpose)
         with observer:
-            code = _run(directory, observer, book, allow_pickle=allow_pickle, stored=priority == "stored")
+            code = _run(directory, observer, journal, allow_pickle=allow_pickle, stored=priority == "stored")
     raise SystemExit(code)
 
 
@@ -128,28 +134,28 @@ def _run(directory: Path, observer: Any, journal: Journal | None, *, allow_pickl
     def take_priority(trajectory: Any) -> None:
         observer.update_priority(float(trajectory.manifest.metadata.get("priority", 1.0)))
 
-    paths = list_trajectories(directory)
+    find, open_trajectory = _format(allow_pickle=allow_pickle)
+    paths = find(directory)
     todo = [path for path in paths if journal is None or journal.name_of(path) not in journal.done]
     before = take_priority if stored else None
-    sending = import_trajectories(
-        todo, observer, journal=journal, open_trajectory=_open_function(allow_pickle=allow_pickle), before=before
-    )
-    tally = follow(sending, "importing", len(todo))
+    transfer = import_trajectories(todo, observer, journal=journal, open_trajectory=open_trajectory, before=before)
+    result = run_transfer(transfer, "importing", len(todo))
     num_items = observer.stats().items
     click.echo(
-        f"{tally.num_done} trajectories, {tally.num_steps} steps, {num_items} items in {tally.seconds:.1f} s "
-        f"({num_items / tally.seconds:,.0f} items/s); already delivered: {len(paths) - len(todo)}, "
-        f"damaged: {tally.num_left_out}, to do: {len(todo) - tally.num_done - tally.num_left_out}."
+        f"{result.num_done} trajectories, {result.num_steps} steps, {num_items} items in {result.seconds:.1f} s "
+        f"({num_items / result.seconds:,.0f} items/s); already delivered: {len(paths) - len(todo)}, "
+        f"damaged: {result.num_left_out}, to do: {len(todo) - result.num_done - result.num_left_out}."
     )
-    return tally.exit_code
+    return result.exit_code
 
 
-def _open_function(*, allow_pickle: bool) -> Callable[[Path], Any]:
+def _format(*, allow_pickle: bool) -> tuple[Callable[[Path], list[Path]], Callable[[Path], Any]]:
+    """Return the functions that find and open trajectories."""
     if allow_pickle:
-        from reverb_writer import instinct_rl  # noqa: PLC0415  # the only use of a compatibility package
+        from reverb_writer.instinct_rl import pickled_trajectory  # noqa: PLC0415  # the only use of that package
 
-        return instinct_rl.open_trajectory
-    return open_trajectory
+        return pickled_trajectory.list_trajectories, pickled_trajectory.open_trajectory
+    return list_trajectories, StoredTrajectory
 
 
 def _number(priority: str) -> float:

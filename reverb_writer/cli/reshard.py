@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from reverb_writer.cli.server_options import new_client, report_errors, security_options, timeout_option
-from reverb_writer.cli.transfer import follow
+from reverb_writer.cli.transfer import run_transfer
 
 
 @click.command("reshard", short_help="Insert the items of checkpoints into other servers.")
@@ -43,7 +43,7 @@ def command(saved: tuple[Path, ...], addresses: tuple[str, ...], timeout: float,
 
     with report_errors(), new_client(list(addresses), timeout, **security) as client:
         resharding = Resharding([open_saved(path) for path in saved], client, timeout)
-        tally = follow(resharding.run(), "resharding", resharding.num_items)
+        tally = run_transfer(resharding.run(), "resharding", resharding.num_items)
         twice = f"; {resharding.num_twice} were there twice" if resharding.num_twice else ""
         click.echo(
             f"{tally.num_done} of {resharding.num_items} items of {len(saved)} checkpoints in {tally.seconds:.1f} s "

@@ -17,7 +17,7 @@ _DONE, _INCOMPLETE, _INTERRUPTED = 0, 3, 130  # 1 is an error, 2 is click's code
 
 
 @dataclass
-class Tally:
+class TransferResult:
     """The result of a transfer."""
 
     num_done: int = 0  # number of trajectories or items transferred
@@ -32,41 +32,46 @@ class Tally:
         return _INTERRUPTED if self.was_stopped else _INCOMPLETE if self.num_left_out else _DONE
 
 
-def follow(results: Generator[Any, None, None], description: str, total: int) -> Tally:
-    """Iterate over results, which have `num_steps` and `error`, to their end or until Ctrl-C or SIGTERM.
+def run_transfer(transfer: Generator[Any, None, None], description: str, total: int | None) -> TransferResult:
+    """Run a transfer, which yields outcomes with `num_steps` and `error`, to its end or until Ctrl-C or SIGTERM.
 
-    The results are always closed at the end, which waits until everything sent is acknowledged.
+    It is always closed at the end, which waits until everything sent is acknowledged. `total` is how many outcomes
+    there will be, None if that is not known.
     """
-    tally, start = Tally(), time.monotonic()
-    with _stopped() as is_asked, progress(description, total) as tell, contextlib.closing(results):
-        for result in results:
-            tally.num_steps += result.num_steps
-            if not result.error:
-                tally.num_done += 1
+    result, start = TransferResult(), time.monotonic()
+    with stop_on_signal() as stop_requested, progress(description, total) as advance, contextlib.closing(transfer):
+        for outcome in transfer:
+            result.num_steps += outcome.num_steps
+            if not outcome.error:
+                result.num_done += 1
             else:
-                tally.num_left_out += 1
-                click.echo(f"left out: {result.error}", err=True)
-            tell(f"{tally.num_steps / max(time.monotonic() - start, 1e-6):,.0f} steps/s")
-            if is_asked():
-                tally.was_stopped = tally.num_done + tally.num_left_out < total
+                result.num_left_out += 1
+                click.echo(f"left out: {outcome.error}", err=True)
+            advance(f"{result.num_steps / max(time.monotonic() - start, 1e-6):,.0f} steps/s")
+            if stop_requested():
+                result.was_stopped = total is None or result.num_done + result.num_left_out < total
                 break
-    tally.seconds = max(time.monotonic() - start, 1e-6)
-    return tally
+    result.seconds = max(time.monotonic() - start, 1e-6)
+    return result
 
 
 @contextlib.contextmanager
-def _stopped() -> Iterator[Callable[[], bool]]:
-    """Let the first Ctrl-C or SIGTERM only set a flag; the second one interrupts."""
-    asked: list[int] = []
+def stop_on_signal() -> Iterator[Callable[[], bool]]:
+    """Let the first Ctrl-C or SIGTERM only request a stop; the second one interrupts.
 
-    def ask(number: int, frame: Any) -> None:
-        if asked:
+    Yields:
+        A function that tells whether a stop was requested.
+    """
+    received: list[int] = []
+
+    def request(number: int, frame: Any) -> None:
+        if received:
             signal.default_int_handler(number, frame)
-        asked.append(number)
+        received.append(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield lambda: bool(asked)
+        yield lambda: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

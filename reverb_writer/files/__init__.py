@@ -1,1 +1,7 @@
-"""Trajectories on disk: a format of NumPy's own files, a writer, readers, and the ways to a replay server and back."""
+"""Trajectories on disk: write, read, import and export them. Names load at first use."""
+
+from __future__ import annotations
+
+from reverb_writer.lazy import lazy_names
+
+__getattr__, __dir__, __all__ = lazy_names(__name__, __file__)

@@ -1,59 +1,41 @@
-"""Export the items of a table to disk, each item once; the table keeps them all.
+"""Export the items of a table to disk, each item once; nothing is taken out of the table.
 
-Reverb has no call that lists a table: items come in the order of the table's sampler. So an export samples until every
-key has been seen, which needs a uniform or prioritized sampler, and a table without `max_times_sampled`: such a table
-removes an item when it hands it out, and the item would be lost if the export stopped, or could not write it. The other
-samplers give the same item again and again.
-
-Each sample counts for the table's rate limiter, which may make an export wait. To see every key of n items takes about
-n ln n random samples, and more if priorities differ much.
+From what a server has saved, `export_saved` reads each item once. Of a live table, `export_items` samples until every
+key has been seen, because Reverb has no call that lists a table: so it needs a uniform or prioritized sampler, and a
+table without `max_times_sampled`, which removes an item when it hands it out. Each sample counts for the table's rate
+limiter, which may make the export wait. To see every key of n items takes about n ln n random samples, and more if
+priorities differ much.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
+
+import tree
+from google.protobuf.message import DecodeError
 
 from reverb_writer.client.client import Client
 from reverb_writer.client.server_calls import Sample
-from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError
+from reverb_writer.decoding.batch_assembler import MAX_SAMPLE_BYTES, BatchAssembler
+from reverb_writer.decoding.samples import split_samples
+from reverb_writer.errors import FormatError, ReplayTimeoutError, SpecError, StructureError, UnsafeDataError
 from reverb_writer.files.rollout_writer import RolloutWriter
-from reverb_writer.files.trajectory_folder import StoredTrajectory, list_trajectories
+from reverb_writer.files.saved_replay import SavedReplay, open_saved
+from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
+from reverb_writer.files.transferred import Transferred
+from reverb_writer.protocol import messages
+from reverb_writer.protocol.specs import packer, packer_of
+from reverb_writer.protocol.trajectory_parsing import parse_trajectory
 from reverb_writer.tables.table_info import TableInfo, check_tables_exist
 
 _BATCH = 256
 _RANDOM = ("uniform", "prioritized")
 _PATIENCE = 7.0  # a chance of e^-7, or 1 in 1000, that one of the items of a uniform table was not seen
-
-
-class Exported(NamedTuple):
-    """The outcome of one item.
-
-    Attributes:
-        key: the item's.
-        num_steps: steps written; 0 if it was skipped.
-        error: why it was skipped; empty if it was not.
-    """
-
-    key: int
-    num_steps: int
-    error: str = ""
-
-
-def check_exportable(table: TableInfo) -> None:
-    """Check that all items of a table can be seen without removing one.
-
-    Raises:
-        SpecError: they cannot.
-    """
-    if table.sampler not in _RANDOM or table.max_times_sampled:
-        limit = f", `max_times_sampled` {table.max_times_sampled}" if table.max_times_sampled else ""
-        raise SpecError(
-            f"table `{table.name}` ({table.sampler} sampler{limit}) can only be read by removing its items. An export "
-            "needs a uniform or prioritized sampler without `max_times_sampled`. Have the server write a checkpoint "
-            "instead, or sample the items and write each with `RolloutWriter.save`."
-        )
+_CACHE_BYTES = 64 << 20  # of decoded chunks, which items that follow each other share
 
 
 def exported_keys(data_dir: Any, table: str) -> set[int]:
@@ -69,13 +51,66 @@ def exported_keys(data_dir: Any, table: str) -> set[int]:
     return keys
 
 
+def export_saved(
+    folder: str | os.PathLike[str], table: str, writer: RolloutWriter
+) -> Generator[Transferred, None, None]:
+    """Write each item of a table that a server has saved as a trajectory; those in the writer's directory are skipped.
+
+    Key and priority are in the trajectory's metadata. Takes the memory of the table's data, compressed.
+
+    Args:
+        folder: a checkpoint, a folder of checkpoints, of which the newest is taken, or what `LocalServer.save` has
+            written.
+        table: its name.
+        writer: where items go.
+
+    Yields:
+        The outcome of each item, oldest first.
+
+    Raises:
+        FormatError: what was saved is damaged.
+        SpecError: it has no such table.
+        OSError: the disk failed, for example because it is full.
+    """
+    saved = open_saved(Path(folder))
+    signatures = saved.signatures()
+    if table not in signatures:
+        raise SpecError(f"{saved.path}: no table `{table}` was saved; there are {', '.join(signatures) or 'none'}.")
+    done = exported_keys(writer.data_dir, table)
+    items = [item for item in _items(saved) if item.table == table and item.key not in done]
+    chunks = _chunks(saved, {key for item in items for key in _chunk_keys(item)})
+    assembler = BatchAssembler(_CACHE_BYTES, MAX_SAMPLE_BYTES)
+    for item in items:
+        try:
+            sample = _decoded(item, chunks, assembler, signatures[table])
+        except (FormatError, UnsafeDataError) as error:
+            yield Transferred(str(item.key), 0, f"item {item.key}: {error}")
+        else:
+            yield _save(writer, table, sample)
+
+
+def check_exportable(table: TableInfo) -> None:
+    """Check that all items of a live table can be seen without removing one.
+
+    Raises:
+        SpecError: they cannot.
+    """
+    if table.sampler not in _RANDOM or table.max_times_sampled:
+        limit = f", `max_times_sampled` {table.max_times_sampled}" if table.max_times_sampled else ""
+        raise SpecError(
+            f"table `{table.name}` ({table.sampler} sampler{limit}) can only be read by removing its items. An export "
+            "needs a uniform or prioritized sampler without `max_times_sampled`. Have the server save a checkpoint, "
+            "and export that: `export_saved`, or `reverb-writer export --saved`."
+        )
+
+
 def export_items(
     client: Client,
     table: str,
     writer: RolloutWriter,
     *,
     timeout_s: float | None = None,
-) -> Generator[Exported, None, None]:
+) -> Generator[Transferred, None, None]:
     """Write each item that a table holds now as a trajectory; items in the writer's directory are skipped.
 
     Key and priority are in the trajectory's metadata. An item is complete on disk before the next one is asked for.
@@ -100,22 +135,19 @@ def export_items(
     check_exportable(found)
     seen = exported_keys(writer.data_dir, table)
     for sample in _until_all_are_seen(client, found, timeout_s):
-        key = sample.info.key
-        if key in seen:
-            continue
-        seen.add(key)
-        try:
-            num_steps = _save(writer, table, sample)
-        except StructureError as error:
-            yield Exported(key, 0, f"item {key}: {error}")
-        else:
-            yield Exported(key, num_steps)
+        if sample.info.key not in seen:
+            seen.add(sample.info.key)
+            yield _save(writer, table, sample)
 
 
-def _save(writer: RolloutWriter, table: str, sample: Sample) -> int:
-    item = {"table": table, "key": str(sample.info.key), "times_sampled": sample.info.times_sampled}
-    path = writer.save(sample.data, metadata={"priority": sample.info.priority, "reverb": item})
-    return StoredTrajectory(path).manifest.num_steps
+def _save(writer: RolloutWriter, table: str, sample: Sample) -> Transferred:
+    key = str(sample.info.key)
+    item = {"table": table, "key": key, "times_sampled": sample.info.times_sampled}
+    try:
+        writer.save(sample.data, metadata={"priority": sample.info.priority, "reverb": item})
+    except StructureError as error:
+        return Transferred(key, 0, f"item {key}: {error}")
+    return Transferred(key, len(tree.flatten(sample.data)[0]))
 
 
 def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | None) -> Iterator[Sample]:
@@ -130,3 +162,47 @@ def _until_all_are_seen(client: Client, table: TableInfo, timeout_s: float | Non
                 f"table `{table.name}`: {size - len(keys)} of {size} items never came in {in_vain} samples, because "
                 "their priority is too small, or because they were removed meanwhile."
             )
+
+
+def _items(saved: SavedReplay) -> Iterator[Any]:
+    for number, record in enumerate(saved.items()):
+        try:
+            yield messages.StoredItem.FromString(record)
+        except DecodeError as error:
+            raise FormatError(f"{saved.path}: item {number} is damaged.") from error
+
+
+def _chunks(saved: SavedReplay, keys: set[int]) -> dict[int, bytes]:
+    """Return the chunks with these keys."""
+    try:
+        by_key = ((messages.ChunkData.FromString(record).chunk_key, record) for record in saved.chunks())
+        return {key: record for key, record in by_key if key in keys}
+    except DecodeError as error:
+        raise FormatError(f"{saved.path}: a chunk is damaged.") from error
+
+
+def _chunk_keys(item: Any) -> set[int]:
+    try:
+        _, slices = parse_trajectory(item.flat_trajectory)
+    except FormatError:
+        return set()  # it is named when it is decoded
+    return {key for of_group in slices for key, _, _ in of_group}
+
+
+def _decoded(item: Any, chunks: dict[int, bytes], assembler: BatchAssembler, signature: Any) -> Sample:
+    """Return an item as it would be sampled.
+
+    Raises:
+        FormatError, UnsafeDataError: it is damaged, or too large.
+    """
+    keys = _chunk_keys(item)
+    if missing := keys - chunks.keys():
+        raise FormatError(f"it needs chunk {min(missing)}, which was not saved.")
+    entry = messages.SampledResponse().entries.add(data=[chunks[key] for key in keys])
+    for field in ("key", "priority", "times_sampled", "flat_trajectory"):
+        setattr(entry.info.item, field, getattr(item, field))
+    if errors := assembler.add([entry]):
+        raise errors[0]
+    pack = packer_of(assembler.spec) if signature is None else packer(signature)
+    ((columns, info),) = split_samples(*assembler.take())
+    return Sample(pack(columns), info)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import tree
 
@@ -22,7 +22,8 @@ from reverb_writer.errors import (
     UnsafeDataError,
 )
 from reverb_writer.files.manifest import End
-from reverb_writer.files.trajectory_folder import open_trajectory
+from reverb_writer.files.trajectory_file import StoredTrajectory
+from reverb_writer.files.transferred import Transferred
 
 _LOG = logging.getLogger(__package__)
 _CONFIRM_S = 2.0
@@ -31,7 +32,7 @@ _CONFIRM_S = 2.0
 class Journal:
     """A file of JSON lines: first the purpose of the import, then the paths of confirmed trajectories in a directory.
 
-    Folders of two runs may have the same name, and the directory may be moved: so paths are relative to it.
+    Files of two runs may have the same name, and the directory may be moved: so paths are relative to it.
 
     A line that was cut short, by a kill or a full disk, counts for nothing: its trajectory is sent again.
 
@@ -71,7 +72,7 @@ class Journal:
                 self.done.add(json.loads(line))
 
     def name_of(self, path: Path) -> str:
-        """Return the path of a trajectory's folder relative to the directory."""
+        """Return the path of a trajectory relative to the directory."""
         return Path(os.path.relpath(path, self._directory)).as_posix()
 
     def add(self, names: Iterable[str]) -> None:
@@ -87,43 +88,27 @@ class Journal:
         self.done.update(names)
 
 
-class Imported(NamedTuple):
-    """The outcome of one trajectory.
-
-    Attributes:
-        name: its folder's name.
-        num_steps: steps sent; 0 if it was skipped.
-        error: why it was skipped; empty if it was not.
-    """
-
-    name: str
-    num_steps: int
-    error: str = ""
-
-
 def send_trajectory(trajectory: Any, observer: Any) -> int:
     """Send the steps of a trajectory to an observer, and end the episode as it was ended when it was recorded.
 
     Args:
-        trajectory: a `StoredTrajectory`, or an object with the same methods.
+        trajectory: a `StoredTrajectory`, or an object with its `manifest`, `name` and `load`.
         observer: any observer of one environment.
 
     Returns:
         The number of steps.
 
     Raises:
+        FormatError: it is damaged; none of it was sent.
         StructureError: its steps differ in structure from those that the observer had before.
         ReplayTimeoutError, ServerUnavailableError: as for the observer.
     """
-    manifest = trajectory.manifest
-    for part in manifest.parts:
-        steps = trajectory.pack(trajectory.columns(part))
-        is_last = part.stop == manifest.num_steps and manifest.end is End.STEP
-        rest = tree.map_structure(lambda leaf: leaf[:-1], steps) if is_last else steps
-        if part.stop - part.start > is_last:
-            observer.extend(rest)
-        if is_last:
-            observer(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
+    manifest, steps = trajectory.manifest, trajectory.load()
+    is_last = manifest.end is End.STEP
+    if manifest.num_steps > is_last:
+        observer.extend(tree.map_structure(lambda leaf: leaf[:-1], steps) if is_last else steps)
+    if is_last:
+        observer(tree.map_structure(lambda leaf: leaf[-1], steps), end_of_episode=True)
     if manifest.end is End.RESET:
         try:
             observer.reset()
@@ -139,9 +124,9 @@ def import_trajectories(
     observer: Any,
     *,
     journal: Journal | None = None,
-    open_trajectory: Callable[[Path], Any] = open_trajectory,
+    open_trajectory: Callable[[Path], Any] = StoredTrajectory,
     before: Callable[[Any], None] | None = None,
-) -> Generator[Imported, None, None]:
+) -> Generator[Transferred, None, None]:
     """Send trajectories one after the other, and confirm them with the server every two seconds and at the end.
 
     A damaged trajectory is skipped and named in the log. Close the iterator to stop between two trajectories: those
@@ -149,10 +134,10 @@ def import_trajectories(
     process is killed instead, or the server does not answer, the next import sends again what was not confirmed.
 
     Args:
-        paths: folders of trajectories.
+        paths: files of trajectories.
         observer: any observer of one environment.
         journal: the trajectories imported before, which are skipped; those imported now are added to it.
-        open_trajectory: opens a folder; give another one for another format (`reverb_writer.instinct_rl`).
+        open_trajectory: opens a path; give another one for another format (`reverb_writer.instinct_rl`).
         before: called with each trajectory before its first step.
 
     Yields:
@@ -172,13 +157,13 @@ def import_trajectories(
                 num_steps = _send(open_trajectory(path), observer, before)
             except (FormatError, UnsafeDataError) as error:
                 _LOG.warning("Skipped: %s", error)
-                yield Imported(path.name, 0, str(error))
+                yield Transferred(path.name, 0, str(error))
                 continue
             unconfirmed.append(path)
             if time.monotonic() - confirmed_at > _CONFIRM_S:
                 _confirm(observer, journal, unconfirmed)
                 confirmed_at = time.monotonic()
-            yield Imported(path.name, num_steps)
+            yield Transferred(path.name, num_steps)
     except GeneratorExit:
         _confirm(observer, journal, unconfirmed)
         raise
@@ -192,16 +177,12 @@ def import_trajectories(
 
 
 def _send(trajectory: Any, observer: Any, before: Callable[[Any], None] | None) -> int:
-    """Send a trajectory; a damaged one raises before its first step is sent."""
     if before is not None:
         before(trajectory)
     try:
         return send_trajectory(trajectory, observer)
     except StructureError as error:
         raise StructureError(f"trajectory `{trajectory.name}`: {error}") from error
-    except FormatError:  # if it was damaged since it was opened, some of its steps may be sent
-        observer.reset(discard=True)
-        raise
 
 
 def _confirm(observer: Any, journal: Journal | None, paths: list[Path]) -> None:

@@ -19,7 +19,7 @@ import tree
 
 from reverb_writer.errors import SpecError
 from reverb_writer.files.rollout_writer import RolloutWriter
-from reverb_writer.files.trajectory_folder import StoredTrajectory
+from reverb_writer.files.trajectory_file import StoredTrajectory
 from reverb_writer.files.transition_fields import TransitionFields
 from reverb_writer.lazy import needs
 from reverb_writer.leaves import padded_rows
@@ -43,7 +43,7 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
 
         path = Path(dataset).resolve()
         dataset = MinariDataset(str(path / "data" if (path / "data").is_dir() else path))
-    with progress("from Minari", len(dataset)) as tell:
+    with progress("from Minari", len(dataset)) as advance:
         for episode in dataset.iterate_episodes():
             num_steps = len(episode)
             flags = np.arange(num_steps + 1)
@@ -62,7 +62,7 @@ def from_minari(dataset: Any, writer: RolloutWriter) -> int:
                 truncated=truncated or not terminated,
                 metadata={"minari": {"dataset_id": dataset.spec.dataset_id, "episode": int(episode.id)}},
             )
-            tell()
+            advance()
     return len(dataset)
 
 
@@ -78,7 +78,7 @@ def to_minari(
     """Write trajectories as a Minari data set, without loss, and return the `minari.MinariDataset`.
 
     Args:
-        paths: folders of trajectories. One is in memory at a time.
+        paths: files of trajectories. One is in memory at a time.
         minari_dir: the folder of the new data set; its `data` folder is made there. `MINARI_DATASETS_PATH/DATASET_ID`
             is where `minari.load_dataset` finds it.
         dataset_id: such as "ant/expert-v0".
@@ -95,8 +95,8 @@ def to_minari(
         import minari  # noqa: PLC0415  # an extra
         from minari.dataset.minari_storage import MinariStorage  # noqa: PLC0415  # an extra
 
-    folders = list(paths)
-    episodes = (_episode(StoredTrajectory(path), TransitionFields(fields)) for path in folders)
+    files = list(paths)
+    episodes = (_episode(StoredTrajectory(path), TransitionFields(fields)) for path in files)
     first = next(episodes, None)
     if first is None:
         raise SpecError("`paths` has no trajectories; `list_trajectories` finds those of a directory.")
@@ -109,12 +109,12 @@ def to_minari(
     storage = MinariStorage.new(folder, observation_space, action_space, data_format="hdf5", jpeg_encoding=False)
     storage.update_metadata({"dataset_id": dataset_id, "minari_version": minari.__version__})
 
-    with progress("to Minari", len(folders)) as tell:
+    with progress("to Minari", len(files)) as advance:
 
         def every() -> Iterator[Any]:
             for episode in itertools.chain([first], episodes):
                 yield episode
-                tell()
+                advance()
 
         storage.update_episodes(every())
     return minari.MinariDataset(storage)
@@ -126,7 +126,7 @@ def _episode(trajectory: StoredTrajectory, fields: TransitionFields) -> Any:
 
     manifest, steps = trajectory.manifest, trajectory.load()
     num_transitions = manifest.num_transitions
-    values = fields.read(steps, manifest, 0)
+    values = fields.read(steps, manifest)
     observation = values["observation"]
     if not manifest.boundary_step:  # the observation after the last step was not stored
         observation = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf[-1:]]), observation)

@@ -1,26 +1,22 @@
-"""Write and read `.npz` files, faster than NumPy and without pickle.
+"""Write and read `.npz` files without pickle; `numpy.load` reads them, too.
 
-The files are those of `numpy.savez`, zip files of `.npy` members, so `numpy.load` reads them. They are stricter in
-three ways, on which `read` relies after the caller has checked the file's checksum:
+They are those of `numpy.savez`, zip files of `.npy` members, but an `.npy` header is written in one way only: so it is
+compared instead of parsed. zip's CRC-32 of each member covers what is read.
 
-    - a member is stored or deflated, with its sizes in front of it, so members are found by walking from one to the
-    next;
-    - a stored array begins at a multiple of 64 bytes, so it is used in place, without a copy;
-    - an `.npy` header is written in one way only, so it is compared instead of parsed.
-
-Source: PKWARE's APPNOTE 6.3.10, 4.3.7 (local file header), and NumPy's NEP 1 (`.npy`, version 1.0).
+Source: NumPy's NEP 1 (`.npy`, version 1.0).
 """
 
 from __future__ import annotations
 
 import functools
 import io
+import math
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import cramjam
 import numpy as np
 import numpy.typing as npt
 
@@ -28,13 +24,9 @@ from reverb_writer.errors import FormatError
 
 Array = npt.NDArray[Any]
 
-_LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_SIGNATURE = b"PK\x03\x04"
-_ALIGNMENT = 64
-_PADDING_ID = 0x5252  # an extra field without meaning, which zip programs skip
+_HEADER_ALIGNMENT = 64
 _DEFLATE_LEVEL = 1  # images: twice as fast as 6 to write, a sixtieth of the size instead of a hundredth
-_MAX_DEFLATE_RATIO = 1032
-_STORED, _DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 class Member(NamedTuple):
@@ -45,75 +37,65 @@ class Member(NamedTuple):
     deflate: bool = False  # whether it is compressed
 
 
-def write(members: Iterable[Member]) -> bytes:
-    """Return the bytes of an `.npz` file.
+def write(members: Iterable[Member], texts: dict[str, str]) -> memoryview:
+    """Return the bytes of an `.npz` file with these arrays, and these texts beside them.
 
-    >>> np.load(io.BytesIO(write([Member("reward", np.arange(3.0))])))["reward"]
+    >>> np.load(io.BytesIO(write([Member("reward", np.arange(3.0))], {})))["reward"]
     array([0., 1., 2.])
     """
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
+        for name, text in texts.items():
+            archive.writestr(zipfile.ZipInfo(name), text)  # dated 1980: equal data makes equal files
         for name, array, deflate in members:
-            info = zipfile.ZipInfo(f"{name}.npy")  # dated 1980: equal data makes equal files
-            if not deflate:
-                start = out.tell() + _LOCAL_HEADER.size + len(info.filename.encode()) + 4
-                padding = -start % _ALIGNMENT
-                info.extra = struct.pack("<2H", _PADDING_ID, padding) + bytes(padding)
             data = _header(array.dtype.str, array.shape) + array.tobytes()
-            archive.writestr(info, data, _DEFLATED if deflate else _STORED, _DEFLATE_LEVEL)
-    return out.getvalue()
+            method = zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), data, method, _DEFLATE_LEVEL)
+    return out.getbuffer()
 
 
-def read(data: Array, layout: Iterable[tuple[str, np.dtype[Any], tuple[int, ...]]]) -> list[Array]:
-    """Return the arrays of an `.npz` file that `write` made; stored ones are views of `data`.
+class Reader:
+    """An open `.npz` file that `write` made; a context manager.
 
-    The layout has name, dtype and shape of each member. The checksum of `data`, uint8, was checked.
+    Its methods raise FormatError if a member is missing or damaged. Other errors, such as `zipfile.BadZipFile`, say the
+    same of the file as a whole.
     """
-    try:
-        members = dict(_walk(data.data))
-        return [_array(members[f"{name}.npy"], dtype, shape) for name, dtype, shape in layout]
-    except (KeyError, struct.error, UnicodeDecodeError) as error:
-        raise FormatError(f"the .npz file differs from its manifest: {error!r}") from error
 
+    def __init__(self, path: Path) -> None:
+        """Open a file."""
+        self._archive = zipfile.ZipFile(path)
 
-def _walk(data: memoryview) -> Iterator[tuple[str, tuple[memoryview, int, int]]]:
-    at = 0
-    while bytes(data[at : at + 4]) == _SIGNATURE:
-        header = _LOCAL_HEADER.unpack_from(data, at)
-        method, (stored_size, size, name_size, extra_size) = header[3], header[7:]
-        name = at + _LOCAL_HEADER.size
-        start = name + name_size + extra_size
-        yield str(data[name : name + name_size], "utf-8"), (data[start : start + stored_size], method, size)
-        at = start + stored_size
+    def __enter__(self) -> Reader:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
 
-def _array(member: tuple[memoryview, int, int], dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    data, method, size = member
-    header = _header(dtype.str, shape)
-    count = int(np.prod(shape, dtype=np.int64))
-    if size != len(header) + count * dtype.itemsize:
-        raise FormatError(f"an array of {size} bytes, expected {dtype} {shape} and a header.")
-    if method == _DEFLATED:
-        data = _inflate(data, size)
-    if len(data) != size or data[: len(header)] != header:
-        raise FormatError(f"an array that is not {dtype} {shape}, as its manifest says.")
-    return np.frombuffer(data, dtype, count, len(header)).reshape(shape)
+    def text(self, name: str) -> bytes:
+        """Return a member that is no array."""
+        return self._read(name)
 
+    def array(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Return an array, read-only."""
+        header = _header(dtype.str, shape)
+        count = math.prod(shape)
+        data = self._read(f"{name}.npy", len(header) + count * dtype.itemsize)
+        if data[: len(header)] != header:
+            raise FormatError(f"array `{name}` is not {dtype} {shape}, as the manifest says.")
+        return np.frombuffer(data, dtype, count, len(header)).reshape(shape)
 
-def _inflate(data: memoryview, size: int) -> memoryview:
-    if size > _MAX_DEFLATE_RATIO * len(data):
-        raise FormatError(f"{len(data)} deflated bytes cannot hold {size}.")
-    out = np.empty(size, np.uint8)
-    try:
-        written = cramjam.deflate.decompress_into(data, out.data)
-    except cramjam.DecompressionError as error:
-        raise FormatError(f"an array that cannot be inflated: {error}") from error
-    return out.data[:written]
+    def _read(self, name: str, size: int | None = None) -> bytes:
+        member = self._archive.getinfo(name)
+        if size is not None and member.file_size != size:  # checked first: a few deflated bytes may become very many
+            raise FormatError(f"`{name}` has {member.file_size} bytes, expected {size}.")
+        if member.compress_type not in _METHODS:
+            raise FormatError(f"`{name}` is compressed by method {member.compress_type}, expected one of {_METHODS}.")
+        return self._archive.read(member)
 
 
 @functools.lru_cache(maxsize=1024)
 def _header(descr: str, shape: tuple[int, ...]) -> bytes:
     """Return the header of an `.npy` file, as long as a multiple of 64 bytes."""
     text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}, }}"
-    size = -(-(10 + len(text) + 1) // _ALIGNMENT) * _ALIGNMENT - 10
+    size = -(-(10 + len(text) + 1) // _HEADER_ALIGNMENT) * _HEADER_ALIGNMENT - 10
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", size) + text.ljust(size - 1).encode("latin1") + b"\n"

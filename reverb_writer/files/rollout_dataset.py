@@ -4,8 +4,7 @@
       ^                    | end of the trajectory
       +--------------------+
 
-A cursor holds one file of its trajectory in memory, and the first step of the next file, which is the last
-`next_observation`.
+A cursor holds its trajectory in memory.
 """
 
 from __future__ import annotations
@@ -21,108 +20,68 @@ import tree
 
 from reverb_writer.arguments import integer, number
 from reverb_writer.errors import FormatError, SpecError, StructureError
-from reverb_writer.files.manifest import Manifest
 from reverb_writer.files.rollout_file_base import RolloutFileBase
-from reverb_writer.files.trajectory_folder import list_trajectories, open_trajectory
+from reverb_writer.files.step_layout import StepLayout
+from reverb_writer.files.trajectory_file import StoredTrajectory, list_trajectories
 from reverb_writer.files.trajectory_pool import TrajectoryPool
 from reverb_writer.files.transition_fields import TransitionBatch, TransitionFields
 from reverb_writer.leaves import zeros
+from reverb_writer.nests import map_present
 from reverb_writer.protocol.signatures import ArraySpec
 
 Array = npt.NDArray[Any]
 
 
 class Cursor:
-    """The position in one trajectory. Holds one file in memory, and the next file when the last row needs it."""
+    """The position in one trajectory, whose steps are in memory."""
 
     def __init__(self, trajectory: Any, fields: TransitionFields, start: int) -> None:
-        """Open a trajectory, or an object with the methods of a `StoredTrajectory`, at transition `start`."""
-        self.trajectory, self._fields = trajectory, fields
-        self._parts = list(trajectory.manifest.parts)
-        self._num_transitions: int = trajectory.manifest.num_transitions
-        self._at = self._first = start
-        while self._parts[0].stop <= start:
-            self._parts.pop(0)
-        self._ahead: Any = None
-        self._load(self._read(self._parts[0]))
+        """Read a trajectory, or an object with `manifest` and `load` of a `StoredTrajectory`; begin at `start`."""
+        self._at, self._num_transitions = start, trajectory.manifest.num_transitions
+        values = fields.read(trajectory.load(), trajectory.manifest)
+        num_steps = len(values["reward"])
+        ahead = set()
+        for field in ("observation", "privileged_observation"):
+            if values[f"next_{field}"] is None:  # it was not stored: it is the observation of the next step
+                values[f"next_{field}"] = values[field]
+                ahead.add(f"next_{field}")
+        self._batch = TransitionBatch(**values, is_first=np.arange(num_steps) == start, mask=np.ones(num_steps, bool))
+        self._columns: list[Array | None] = tree.flatten(self._batch)
+        self._ahead = [int(path[0] in ahead) for path, _ in tree.flatten_with_path(self._batch)]  # in steps
 
     @property
     def is_at_end(self) -> bool:
         """Whether all transitions were read."""
-        return self._at >= self._num_transitions
+        return bool(self._at >= self._num_transitions)
 
     def layout(self) -> TransitionBatch:
         """Return the dtype and shape of each field of a transition; None for a field that the steps lack."""
-        flag = np.zeros(1, bool)
-        following = {f"next_{name}": self._values[name] for name in ("observation", "privileged_observation")}
-        return TransitionBatch(
-            *tree.map_structure(
-                lambda leaf: None if leaf is None else ArraySpec(leaf.shape[1:], leaf.dtype),
-                TransitionBatch(**self._values, **following, is_first=flag, mask=flag),
-            )
-        )
+        layout: TransitionBatch = map_present(lambda leaf: ArraySpec(leaf.shape[1:], leaf.dtype), self._batch)
+        return layout
 
     def fill(self, targets: Sequence[Array | None], at: int, env: int) -> int:
         """Copy the next transitions into column `env` of a `TransitionBatch`'s leaves, [T, N, ...], from row `at` on.
 
         Returns how many, >= 1.
         """
-        part = self._parts[0]
-        is_first, mask = (target for target in targets[-2:] if target is not None)  # which are always there
-        length: int = min(len(mask) - at, part.stop - self._at, self._num_transitions - self._at)
-        start, stop, end = self._at - part.start, self._at - part.start + length, at + length
-        for target, column in zip(targets, self._columns, strict=False):
-            if target is not None:
-                target[at:end, env] = column[start:stop]
-        following = zip(targets[len(self._columns) :], self._now, self._after(stop), self._next, strict=False)
-        for target, column, after, stored in following:
-            if target is not None and stored is not None:
-                target[at:end, env] = stored[start:stop]
-            elif target is not None:
-                target[at : end - 1, env] = column[start + 1 : stop]
-                target[end - 1, env] = after
-        is_first[at, env] = self._at == self._first
-        mask[at:end, env] = True
+        mask = targets[-1]
+        assert mask is not None  # noqa: S101  # it is always there
+        length: int = min(len(mask) - at, self._num_transitions - self._at)
+        for target, column, ahead in zip(targets, self._columns, self._ahead, strict=True):
+            if target is not None and column is not None:
+                rows = column[self._at + ahead : self._at + ahead + length]
+                target[at : at + len(rows), env] = rows
+                if len(rows) < length:  # nothing follows the last step
+                    target[at + len(rows), env] = column[-1]
         self._at += length
-        if stop + part.start == part.stop and not self.is_at_end:
-            self._parts.pop(0)
-            self._load(self._ahead)
         return length
-
-    def _load(self, steps: Any) -> None:
-        """Make `steps`, read from the first part that is left, the current ones."""
-        self._values = self._fields.read(steps, self.trajectory.manifest, self._parts[0].start)
-        self._columns: list[Array] = tree.flatten(tuple(self._values.values()))
-        now = self._fields.observations(steps)
-        self._now: list[Array] = tree.flatten(now)
-        self._next: list[Array | None] = []  # the stored ones; None for a leaf that the steps lack
-        for observation, following in zip(now, self._fields.next_observations(steps), strict=True):
-            if following is None:
-                self._next += [None] * len(tree.flatten(observation))
-            else:
-                self._next += tree.flatten(following)
-
-    def _after(self, stop: int) -> list[Any]:
-        """Return the observation after row `stop - 1`, from this file or the next; the last one if there is none."""
-        if stop < self._parts[0].stop - self._parts[0].start:
-            row, now = stop, self._now
-        elif len(self._parts) > 1:
-            self._ahead = self._read(self._parts[1])
-            row, now = 0, tree.flatten(self._fields.observations(self._ahead))
-        else:
-            row, now = -1, self._now
-        return [None if leaf is None else leaf[row] for leaf in now]
-
-    def _read(self, part: Any) -> Any:
-        return self.trajectory.pack(self.trajectory.columns(part))
 
 
 class RolloutDataset(RolloutFileBase):
     """Deliver the transitions of a directory's trajectories, for `num_envs` environments at a time.
 
     Each environment takes a trajectory, steps through it, and takes the next one that no other environment had.
-    New trajectories are found when a loop begins. Memory holds one file (`RolloutWriter(part_length=...)`) per
-    environment, and the batch.
+    New trajectories are found when a loop begins. Memory holds one trajectory for each environment, and the batch.
 
     Example:
         dataset = RolloutDataset("demos", num_envs=64, dataset_loops=10, random_shuffle_traj_order=True, seed=0)
@@ -197,7 +156,7 @@ class RolloutDataset(RolloutFileBase):
         self._pool = self._new_pool()
         self._cursors: list[Cursor | None] = []
         self._layout: TransitionBatch | None = None
-        self._first: Manifest | None = None
+        self._step_layout: StepLayout | None = None  # of the first trajectory
         self._flags: list[int] = []
 
     @property
@@ -211,15 +170,15 @@ class RolloutDataset(RolloutFileBase):
         return dict(self._pool.skipped)
 
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory of the folder `path`; a subclass may read other formats.
+        """Return the trajectory at `path`; a subclass may read other formats.
 
         Raises:
-            FormatError: it is torn, half-written or damaged; names it.
+            FormatError: it is torn or damaged; names it.
         """
-        return open_trajectory(path)
+        return StoredTrajectory(path)
 
     def read_dataset_directory(self) -> list[Path]:
-        """Return the folders of the complete trajectories, oldest first."""
+        """Return the paths of the complete trajectories, oldest first."""
         return [path for directory in self._directories for path in list_trajectories(directory)]
 
     def shard(self, index: int, num_shards: int) -> None:
@@ -298,12 +257,12 @@ class RolloutDataset(RolloutFileBase):
         if not num_transitions:
             raise FormatError(f"trajectory `{path.name}`: it has nothing but a boundary step.")
         cursor = Cursor(stored, self._fields, start if start < num_transitions else 0)
-        manifest, first = stored.manifest, self._first
-        if first and manifest.leaves and (manifest.structure, manifest.leaves) == (first.structure, first.leaves):
+        steps = stored.manifest.layout
+        if steps.leaves and steps == self._step_layout:
             return cursor
         layout = cursor.layout()
         if self._layout is None:
-            self._layout, self._first = layout, manifest
+            self._layout, self._step_layout = layout, steps
             names = [path[0] for path, _ in tree.flatten_with_path(layout)]
             self._flags = [names.index(name) for name in ("done", "is_first", "mask")]
         elif layout != self._layout:

@@ -2,59 +2,52 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tree
 
 from reverb_writer.arguments import integer
+from reverb_writer.episodes import Episode
 from reverb_writer.errors import ClosedError, SpecError, StructureError
-from reverb_writer.files.column_encoding import choose_encodings
-from reverb_writer.files.episode_files import EpisodeFiles, Layout, Outcome
-from reverb_writer.files.manifest import Encoding, End, encode_nest
+from reverb_writer.files.manifest import End, Manifest
+from reverb_writer.files.outcome import Outcome, is_boundary_step
+from reverb_writer.files.step_layout import Encoding, StepLayout
+from reverb_writer.files.trajectory_file import PREFIX, SUFFIX, remove_abandoned, write_trajectory
 from reverb_writer.nests import common_length
-from reverb_writer.protocol.tensors import dtype_number
-from reverb_writer.steps import StepStructure, step_bytes
+from reverb_writer.protocol.signatures import ArraySpec
+from reverb_writer.steps import StepStructure
 
-_T = TypeVar("_T")
+Array = npt.NDArray[Any]
 
-_PART_BYTES = 4 << 20
-_BUFFER_BYTES = 256 << 20  # of all environments together
-_MIN_PART_LENGTH, _MAX_PART_LENGTH = 16, 1024
+_FIRST_LENGTH = 64  # steps of each environment that there is room for at first
 
 
-class PlannedStep(NamedTuple):
-    """A step that was checked and not written yet."""
+class _Steps(NamedTuple):
+    """What all steps of a writer have in common."""
 
-    leaves: Sequence[Any]  # [...], or [N, ...] with `num_envs`
-    outcomes: Mapping[int, Outcome]  # how the episodes end that end with this step, by environment
-    final: Sequence[Any] | None  # leaves [N, ...] of a boundary step that follows where an episode ends, or None
-    first: tuple[StepStructure, Layout] | None  # of all steps, if none was written yet
-    env_ids: npt.NDArray[np.signedinteger[Any]] | None  # the environments that have a step; None for all
-    is_boundary: bool = False  # whether it is a boundary step itself, though its leaves may not tell
+    structure: StepStructure
+    layout: StepLayout
 
 
 class RolloutWriter:
     """Write each episode as one trajectory, which readers see as soon as it is complete.
 
-    Any number of writers, in any number of processes, may write to one directory. At most `part_length` steps of each
-    environment are in memory. Steps are copied. Call it from one thread at a time. It is a context manager.
+    Any number of writers, in any number of processes, may write to one directory. The current episode of each
+    environment is in memory until it ends: end one that never does by `end_episode`. Steps are copied. Call it from one
+    thread at a time. It is a context manager.
 
     Example:
         with RolloutWriter("demos", metadata={"env": "CartPole-v1"}) as writer:
             for step in episode:
                 writer(step)
-
-    Source: the savers of legged-robot training also make one folder per trajectory, and one file per fixed number of
-    frames.
     """
 
     def __init__(
@@ -65,9 +58,8 @@ class RolloutWriter:
         spec: Any = None,
         encodings: Mapping[str, str | Encoding] | None = None,
         metadata: Mapping[str, Any] | None = None,
-        part_length: int | None = None,
     ) -> None:
-        """Make the directory if it does not exist.
+        """Make the directory if it does not exist, and remove what killed writers have left unfinished there.
 
         Args:
             data_dir: the directory of the trajectories.
@@ -78,14 +70,12 @@ class RolloutWriter:
                 "normalized_image", floats in [0, 1] as uint8, within 1/255. The default for images of uint8
                 is "deflate".
             metadata: JSON to store with each trajectory, such as the environment's name.
-            part_length: steps in a file, which is what a reader holds in memory; None for 4 MiB, at most 1024.
 
         Raises:
             SpecError: an argument is out of range or of the wrong type.
             OSError: the directory cannot be made.
         """
         self.num_envs = None if num_envs is None else integer("num_envs", num_envs, minimum=1)
-        self._part_length = None if part_length is None else integer("part_length", part_length, minimum=1)
         self._encodings = dict(encodings or {})
         try:
             self._metadata = json.loads(json.dumps(dict(metadata or {})))
@@ -93,17 +83,18 @@ class RolloutWriter:
             raise SpecError(f"`metadata` must be JSON: {error}") from error
         self.data_dir = Path(data_dir)
         self.data_dir.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(self.data_dir)
         self._id = secrets.token_hex(4)
         self._last_ns = 0
         self._num_steps = 0
         self._num_written = 0
         self._is_open = True
-        self._structure: StepStructure | None = None
-        self._layout = Layout(None, (), 0)
-        self._episodes: list[EpisodeFiles] = []
-        self._blocks: list[npt.NDArray[Any]] = []
+        self._steps: _Steps | None = None  # None before the first step
+        self._all_envs = np.arange(self.num_envs or 1)
+        self._blocks: list[Array] = []  # [N, capacity, ...] for each leaf: the steps of the current episodes
+        self._lengths = np.zeros(self.num_envs or 1, np.intp)  # and how many steps each has
         if spec is not None:
-            self._start(*self._new_layout(spec, is_spec=True))
+            self._start(self._learn(spec, is_spec=True))
 
     def __repr__(self) -> str:
         return f"<RolloutWriter to {self.data_dir}: {self._num_written} trajectories, {self._num_steps} steps>"
@@ -113,21 +104,7 @@ class RolloutWriter:
         """The number of trajectories that are complete on disk."""
         return self._num_written
 
-    def __call__(self, step: Any, **end: Any) -> None:
-        """Write a step.
-
-        Args:
-            step: any nest of arrays; leaves [N, ...] with `num_envs`.
-            **end: as for `plan`.
-
-        Raises:
-            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
-            OSError: the disk failed, for example because it is full. The current episode is dropped.
-            ClosedError: after `close()`.
-        """
-        self.write(self.plan(step, **end))
-
-    def plan(
+    def __call__(
         self,
         step: Any,
         *,
@@ -136,8 +113,8 @@ class RolloutWriter:
         truncated: Any = None,
         final_observation: Any = None,
         env_mask: Any = None,
-    ) -> PlannedStep:
-        """Check a step without writing it.
+    ) -> None:
+        """Write a step.
 
         Args:
             step: any nest of arrays; leaves [N, ...] with `num_envs`.
@@ -150,88 +127,68 @@ class RolloutWriter:
             env_mask: which environments have a step here, [N] with `num_envs`; None for all.
 
         Raises:
-            StructureError, ClosedError: as for a call. Nothing changed.
+            StructureError: a leaf differs from the first step's; named by path. Nothing changed.
             SpecError: `env_mask` without `num_envs`. Nothing changed.
+            ClosedError: after `close()`.
+            OSError: the disk failed, for example because it is full. The episodes that it refused are dropped, those of
+                other environments go on.
         """
-        if not self._is_open:
-            raise ClosedError("the writer is closed. Call `open()` to write again.")
+        self._check_open()
         flags = {"end_of_episode": end_of_episode, "terminated": terminated, "truncated": truncated}
         given = {name: self._flags(name, flag) for name, flag in flags.items() if flag is not None}
-        structure = self._structure
-        first: tuple[StepStructure, Layout] | None = None
-        if structure is None:
-            first = self._new_layout(step)
-            structure = first[0]
+        known = self._steps or self._learn(step)
+        structure = known.structure
         leaves = structure.flatten(step, self._num_steps)
         last = given.get("end_of_episode")
-        if last is None and given:
-            last = np.logical_or.reduce([*given.values()])
         if last is None:
-            last = np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
+            last = (
+                np.logical_or.reduce([*given.values()])
+                if given
+                else np.atleast_1d(np.asarray(structure.ends_episode(leaves), bool))
+            )
         final = None if final_observation is None else self._boundary_step(structure, final_observation)
-        env_ids = None
+        env_ids = self._all_envs
         if env_mask is not None:
             if self.num_envs is None:
                 raise SpecError("`env_mask` is for steps of several environments. Pass `num_envs` to `RolloutWriter`.")
             present = self._flags("env_mask", env_mask)
             last, env_ids = last & present, np.flatnonzero(present)
         outcomes = {
-            int(env): Outcome(*(bool(given[key][env]) if key in given else None for key in ("terminated", "truncated")))
+            int(env): Outcome(**{key: bool(flag[env]) for key, flag in given.items() if key != "end_of_episode"})
             for env in np.flatnonzero(last)
         }
-        return PlannedStep(leaves, outcomes, final, first, env_ids)
-
-    def write(self, planned: PlannedStep) -> None:
-        """Write `planned`, a step that `plan` has checked.
-
-        Raises:
-            OSError: the disk failed, for example because it is full. The episodes that it refused are dropped, those of
-                other environments go on.
-        """
-        if self._structure is None and planned.first is not None:
-            self._start(*planned.first)
+        if self._steps is None:
+            self._start(known)
+        self._put(leaves, env_ids)
         self._num_steps += 1
-        episodes = self._episodes
-        if self.num_envs is None:
-            for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[0, episodes[0].fill] = leaf
-        else:
-            env_ids = np.arange(self.num_envs)
-            if planned.env_ids is not None:
-                env_ids, episodes = planned.env_ids, [episodes[env] for env in planned.env_ids]
-            fills = [episode.fill for episode in episodes]
-            for block, leaf in zip(self._blocks, planned.leaves, strict=True):
-                block[env_ids, fills] = leaf if planned.env_ids is None else leaf[env_ids]
+        if not outcomes:
+            self._lengths[env_ids] += 1
+            return
+        ended = [*outcomes]
         try:
-            _for_each(EpisodeFiles.advance, episodes)
+            self._lengths[env_ids] += 1
+            if final is not None:
+                self._put(final, np.array(ended))
+                self._lengths[ended] += 1
+            self._write(outcomes, End.STEP, has_boundary=final is not None)
         finally:
-            if planned.outcomes:
-                _for_each(functools.partial(self._end_with, planned), planned.outcomes)
-
-    def _end_with(self, planned: PlannedStep, env: int) -> None:
-        """End the episode of an environment after this step."""
-        episode, has_final = self._episodes[env], planned.final is not None
-        try:
-            if planned.final is not None:
-                for block, leaf in zip(self._blocks, planned.final, strict=True):
-                    block[env, episode.fill] = leaf[env]
-                episode.advance()
-        finally:
-            self._finish(episode, End.STEP, planned.outcomes[env], boundary_step=planned.is_boundary or has_final)
+            self._lengths[ended] = 0  # also after an interrupt: the next step begins an episode
 
     def end_episode(self, *, end: End | str = End.CUT, env_ids: Sequence[int] | None = None) -> None:
         """End the current episodes of the environments `env_ids`, or of all, as the observer's `reset` does.
 
         `end` says how they ended: by default they were cut.
+
+        Raises:
+            OSError: the disk failed; the episodes that it refused are dropped.
         """
-        last = max(len(self._episodes) - 1, 0)
-        chosen = (
-            range(len(self._episodes))
-            if env_ids is None
-            else [integer("env_ids", n, minimum=0, maximum=last) for n in env_ids]
-        )
-        how, outcome = End(end), Outcome(None, None)
-        _for_each(lambda index: self._finish(self._episodes[index], how, outcome), chosen)
+        how, last = End(end), len(self._lengths) - 1
+        chosen = [integer("env_ids", env, minimum=0, maximum=last) for env in env_ids or ()]
+        ended = self._all_envs.tolist() if env_ids is None else chosen
+        try:
+            self._write(dict.fromkeys(ended, Outcome()), how)
+        finally:
+            self._lengths[ended] = 0
 
     def save(
         self,
@@ -242,7 +199,7 @@ class RolloutWriter:
         truncated: bool | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write a whole trajectory at once, and return its folder.
+        """Write a whole trajectory at once, and return its file.
 
         Args:
             steps: nest with leaves [T, ...], T >= 1, each like this writer's first step.
@@ -256,25 +213,36 @@ class RolloutWriter:
             StructureError: the leaves differ in length, or from what was written before. Nothing changed.
             OSError: the disk failed, for example because it is full.
         """
-        if not self._is_open:
-            raise ClosedError("the writer is closed. Call `open()` to write again.")
+        return self._save(steps, End(end), Outcome(terminated, truncated), metadata or {})
+
+    def write_episode(self, episode: Episode) -> Path:
+        """Write `episode`, whole or a chunk that was cut, as one trajectory, and return its file.
+
+        Raises:
+            ReverbWriterError, OSError: as for `save`; IncompleteError: it has no step.
+        """
+        terminated = episode.is_terminated
+        truncated = episode.is_truncated or not terminated  # what was cut has a next state
+        return self._save(episode.steps(), End.STEP, Outcome(terminated, truncated), {}, has_boundary=True)
+
+    def _save(
+        self, steps: Any, end: End, outcome: Outcome, metadata: Mapping[str, Any], *, has_boundary: bool = False
+    ) -> Path:
+        self._check_open()
         num_steps = common_length(steps, "`steps`")
         if not num_steps:
             raise StructureError("`steps` must have one step or more, got leaves without rows.")
         structure = StepStructure(steps, batch_size=num_steps)
-        if self._structure is None:
-            example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)
-            self._start(*self._new_layout(example, is_spec=True))
-        specs = [(leaf.name, leaf.dtype, leaf.shape) for leaf in self._layout.leaves]
-        found = list(zip(_names(structure), structure.dtypes, structure.shapes, strict=True))
-        if found != specs:
-            raise StructureError(f"`steps` has leaves {found}, this writer's are {specs}.")
-        episode = EpisodeFiles(self.data_dir, self._name, self._layout, ())
-        episode.extend([np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)])
+        example = tree.map_structure(lambda leaf: np.asarray(leaf)[0], steps)
+        known = self._steps or self._learn(example, is_spec=True)
+        found, expected = _leaves(structure), _leaves(known.structure)
+        if found != expected:
+            raise StructureError(f"`steps` has leaves {found}, this writer's are {expected}.")
+        if self._steps is None:
+            self._start(known)
+        columns = [np.asarray(leaf) for leaf in structure.flatten(steps, self._num_steps)]
         self._num_steps += num_steps
-        path = self._finish(episode, End(end), Outcome(terminated, truncated), metadata=metadata)
-        assert path is not None  # noqa: S101  # there is a step
-        return path
+        return self._write_columns(columns, end, outcome, metadata, has_boundary=has_boundary)
 
     def open(self) -> None:
         """Open the writer again after `close()`; does nothing if it is open."""
@@ -292,51 +260,88 @@ class RolloutWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _new_layout(self, example: Any, *, is_spec: bool = False) -> tuple[StepStructure, Layout]:
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ClosedError("the writer is closed. Call `open()` to write again.")
+
+    def _learn(self, example: Any, *, is_spec: bool = False) -> _Steps:
         """Return what all steps have in common with `example`: the first step, or a spec without N."""
         structure = StepStructure(example, batch_size=self.num_envs, is_spec=is_spec)
-        names = _names(structure)
-        if len(set(names)) != len(names):
-            raise StructureError(f"leaves need different names, got {', '.join(names)}. Rename a key that has a slash.")
-        for name in names:
-            if "\0" in name:
-                raise StructureError(f"leaf {name!r}: an .npz file cannot name it. Rename the key that has a NUL.")
-        for dtype in structure.dtypes:
-            dtype_number(dtype)  # what Reverb cannot store could not be imported
-        leaves = choose_encodings(names, structure.dtypes, structure.shapes, self._encodings)
-        size = max(step_bytes(structure.dtypes, structure.shapes), 1)
-        room = min(_PART_BYTES, _BUFFER_BYTES // (self.num_envs or 1)) // size
-        length = self._part_length or min(max(room, _MIN_PART_LENGTH), _MAX_PART_LENGTH)
-        return structure, Layout(encode_nest(example), leaves, length)
+        specs = [ArraySpec(shape, dtype) for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)]
+        return _Steps(structure, StepLayout.of(structure.pack(specs), self._encodings))
 
-    def _start(self, structure: StepStructure, layout: Layout) -> None:
-        """Set what all steps have in common."""
-        num_envs = self.num_envs or 1
-        self._blocks = [
-            np.zeros((num_envs, layout.part_length, *shape), dtype)
-            for dtype, shape in zip(structure.dtypes, structure.shapes, strict=True)
-        ]
-        self._episodes = [
-            EpisodeFiles(self.data_dir, self._name, layout, [block[env] for block in self._blocks])
-            for env in range(num_envs)
-        ]
-        self._structure, self._layout = structure, layout
+    def _start(self, steps: _Steps) -> None:
+        """Set what all steps have in common, and make room for the first ones."""
+        room = (self.num_envs or 1, _FIRST_LENGTH)
+        of_leaves = zip(steps.structure.dtypes, steps.structure.shapes, strict=True)
+        self._blocks = [np.zeros(room + shape, dtype) for dtype, shape in of_leaves]
+        self._steps = steps
 
-    def _name(self) -> str:
-        self._last_ns = max(self._last_ns + 1, time.time_ns())
-        return f"trajectory_{self._last_ns:020d}_{self._id}_{self._num_written:08d}"
+    def _put(self, leaves: Sequence[Any], env_ids: Array) -> None:
+        """Copy a step of some environments, leaves [N, ...], behind those that they have, without counting it."""
+        if self.num_envs is None:
+            at = int(self._lengths[0])
+            self._make_room(at)
+            for block, leaf in zip(self._blocks, leaves, strict=True):
+                block[0, at] = leaf
+            return
+        ends = self._lengths[env_ids]
+        self._make_room(int(self._lengths.max()))
+        is_all = len(env_ids) == len(self._lengths)
+        for block, leaf in zip(self._blocks, leaves, strict=True):
+            block[env_ids, ends] = leaf if is_all else leaf[env_ids]
 
-    def _finish(
+    def _make_room(self, length: int) -> None:
+        """Double the blocks if they are full."""
+        if length < self._blocks[0].shape[1]:
+            return
+        blocks = []
+        for block in self._blocks:
+            blocks.append(np.zeros((len(block), 2 * length, *block.shape[2:]), block.dtype))
+            blocks[-1][:, :length] = block
+        self._blocks = blocks
+
+    def _write(self, outcomes: Mapping[int, Outcome], end: End, *, has_boundary: bool = False) -> None:
+        """Write the episodes of some environments, those without steps left out.
+
+        Raises:
+            OSError: the disk failed for some of them; the others are written.
+        """
+        errors = []
+        for env, outcome in outcomes.items():
+            length = int(self._lengths[env])
+            if length:
+                try:
+                    columns = [block[env, :length] for block in self._blocks]
+                    self._write_columns(columns, end, outcome, {}, has_boundary=has_boundary)
+                except OSError as error:
+                    errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _write_columns(
         self,
-        episode: EpisodeFiles,
+        columns: Sequence[Array],
         end: End,
         outcome: Outcome,
+        metadata: Mapping[str, Any],
         *,
-        metadata: Mapping[str, Any] | None = None,
-        boundary_step: bool = False,
-    ) -> Path | None:
-        path = episode.finish(end, outcome, {**self._metadata, **(metadata or {})}, boundary_step=boundary_step)
-        self._num_written += path is not None
+        has_boundary: bool = False,
+    ) -> Path:
+        assert self._steps is not None  # noqa: S101  # because there is a step
+        last_rows = self._steps.structure.pack([column[-2:] for column in columns])
+        manifest = Manifest(
+            len(columns[0]),
+            has_boundary or (end is End.STEP and is_boundary_step(last_rows)),
+            end,
+            *outcome.completed(last_rows, end),
+            self._steps.layout,
+            {**self._metadata, **metadata},
+        )
+        self._last_ns = max(self._last_ns + 1, time.time_ns())
+        path = self.data_dir / f"{PREFIX}{self._last_ns:020d}_{self._id}_{self._num_written:08d}{SUFFIX}"
+        write_trajectory(path, manifest, columns)
+        self._num_written += 1
         return path
 
     def _flags(self, name: str, flags: Any) -> npt.NDArray[np.bool_]:
@@ -347,36 +352,23 @@ class RolloutWriter:
         return array.reshape(-1)
 
     def _boundary_step(self, structure: StepStructure, observation: Any) -> list[Any]:
-        """Return a padding step's leaves with this observation, [N, ...]."""
+        """Return a padding step's leaves with this observation, [...], or [N, ...] with `num_envs`."""
         inner = [index for index, path in enumerate(structure.paths) if path.split("/")[0] == "observation"]
         values = tree.flatten(observation)
         if len(inner) != len(values):
             raise StructureError(f"`final_observation` has {len(values)} leaves, `observation` of a step {len(inner)}.")
-        num_envs = self.num_envs or 1
-        leaves = [np.broadcast_to(leaf, (num_envs, *np.shape(leaf))) for leaf in structure.padding_step()]
+        batch = () if self.num_envs is None else (self.num_envs,)
+        leaves = [np.broadcast_to(leaf, batch + np.shape(leaf)) for leaf in structure.padding_step()]
         for index, value in zip(inner, values, strict=True):
-            dtype, shape = structure.dtypes[index], (num_envs, *structure.shapes[index])
-            array = np.asarray(value) if self.num_envs is not None else np.asarray(value)[None]
+            dtype, shape = structure.dtypes[index], batch + structure.shapes[index]
+            leaves[index] = array = np.asarray(value)
             if array.dtype != dtype or array.shape != shape:
                 path = structure.paths[index]
                 raise StructureError(
                     f"`final_observation`, leaf `{path}`: {array.dtype} {array.shape}, expected {dtype} {shape}."
                 )
-            leaves[index] = array
         return leaves
 
 
-def _for_each(do: Callable[[_T], Any], these: Iterable[_T]) -> None:
-    """Do something for each of these, though the disk fails for some; then raise the first error."""
-    errors = []
-    for one in these:
-        try:
-            do(one)
-        except OSError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-
-
-def _names(structure: StepStructure) -> list[str]:
-    return [path or "step" for path in structure.paths]
+def _leaves(structure: StepStructure) -> list[tuple[str, np.dtype[Any], tuple[int, ...]]]:
+    return list(zip(structure.paths, structure.dtypes, structure.shapes, strict=True))

@@ -6,6 +6,7 @@ describe the files.
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import json
@@ -15,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from reverb_writer.errors import FormatError
-from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, read_records
+from reverb_writer.files.tfrecord import CHUNKS, DONE, FILES, ITEMS, TABLES, read_records
+from reverb_writer.protocol import messages, signatures
 
 LOCAL_FORMAT, LOCAL_MANIFEST = "reverb-writer local server", "manifest.json"
 
@@ -30,6 +34,7 @@ class SavedReplay:
     path: Path  # its folder
     items: Callable[[], Iterable[bytes]]  # returns PrioritizedItem messages, table by table, oldest first
     chunks: Callable[[], Iterable[bytes]]  # returns ChunkData messages
+    signatures: Callable[[], dict[str, Any]]  # returns the nest of each table's items; None where it is not known
 
 
 def open_saved(path: Path) -> SavedReplay:
@@ -41,11 +46,12 @@ def open_saved(path: Path) -> SavedReplay:
     manifest = path / LOCAL_MANIFEST
     try:
         if manifest.is_file():
-            files = _local_files(manifest)
+            saved = _local_manifest(manifest)
             return SavedReplay(
                 path,
-                functools.partial(read_local_records, path, files["items"]),
-                functools.partial(read_local_records, path, files["chunks"]),
+                functools.partial(read_local_records, path, saved["files"]["items"]),
+                functools.partial(read_local_records, path, saved["files"]["chunks"]),
+                functools.partial(_local_signatures, saved["tables"]),
             )
         found = [path] if (path / DONE).is_file() else _complete_in(path)
     except OSError as error:
@@ -54,8 +60,12 @@ def open_saved(path: Path) -> SavedReplay:
         raise FormatError(f"{path}: is no checkpoint, and has none in it. Name the folder of a server's checkpoints.")
     if missing := [name for name in FILES if not (found[-1] / name).is_file()]:
         raise FormatError(f"{found[-1]}: {', '.join(missing)} missing. It is incomplete; use another one.")
-    items, chunks = found[-1] / ITEMS, found[-1] / CHUNKS
-    return SavedReplay(found[-1], functools.partial(read_records, items), functools.partial(read_records, chunks))
+    return SavedReplay(
+        found[-1],
+        functools.partial(read_records, found[-1] / ITEMS),
+        functools.partial(read_records, found[-1] / CHUNKS),
+        functools.partial(_signatures, found[-1] / TABLES),
+    )
 
 
 def read_local_records(folder: Path, entry: dict[str, Any]) -> list[bytes]:
@@ -77,11 +87,24 @@ def read_local_records(folder: Path, entry: dict[str, Any]) -> list[bytes]:
     return records
 
 
-def _local_files(manifest: Path) -> Any:
+def _signatures(path: Path) -> dict[str, Any]:
+    try:
+        tables = [messages.PriorityTableCheckpoint.FromString(record) for record in read_records(path)]
+    except DecodeError as error:
+        raise FormatError(f"{path}: is damaged ({error}).") from error
+    return {table.table_name: signatures.decode(table.signature) for table in tables}
+
+
+def _local_signatures(tables: list[dict[str, Any]]) -> dict[str, Any]:
+    encoded = {table["name"]: base64.b64decode(table["signature"] or "") for table in tables}
+    return {name: signatures.decode(messages.StructuredValue.FromString(data)) for name, data in encoded.items()}
+
+
+def _local_manifest(manifest: Path) -> Any:
     try:
         read = json.loads(manifest.read_bytes())
         if read["format"] == LOCAL_FORMAT:
-            return read["files"]
+            return read
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{manifest}: is damaged ({error!r}).") from error
     raise FormatError(f"{manifest}: is not of a `LocalServer`, but `{read['format']}`.")

@@ -33,7 +33,7 @@ class TrajectoryPool:
     ) -> None:
         """Make a pool; `reset` looks for trajectories.
 
-        `find` returns their folders, oldest first; `open_trajectory` opens one, or raises FormatError. The other
+        `find` returns their paths, oldest first; `open_trajectory` opens one, or raises FormatError. The other
         arguments are those of `RolloutDataset`.
         """
         self._find, self._open = find, open_trajectory

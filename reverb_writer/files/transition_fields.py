@@ -1,22 +1,13 @@
 """The fields of transitions found in steps of any form: observation, action, reward, done, timeout.
 
-    field                   name in the steps: the first of these, or the one that the caller gives
-    ----------------------  -----------------------------------------------------------------------------
-    observation             observation, observations, obs
-    privileged_observation  privileged_observation(s), critic_observation(s), critic_obs
-    action                  action, actions
-    reward                  reward, rewards
-    next_observation        next_observation, next_observations, next_obs; else it is the next step's observation
-    done, timeout           dones, timeouts, time_outs; the markers of `slices.markers`; the manifest's end flags
-
 A boundary step at the end of a trajectory (TF-Agents, RLDS) only holds the final observation: n steps are n - 1
 transitions. Without one each step is a transition, and the observation after the last one is known if it was stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,29 +20,24 @@ from reverb_writer.slices.markers import read_markers
 
 Flags = npt.NDArray[np.bool_]
 
-_NAMES: dict[str, Sequence[str]] = {
-    "observation": ("observation", "observations", "obs"),
-    "privileged_observation": (
-        "privileged_observation",
-        "privileged_observations",
-        "critic_observation",
-        "critic_observations",
-        "critic_obs",
-    ),
-    "next_observation": ("next_observation", "next_observations", "next_obs"),
-    "next_privileged_observation": (
-        "next_privileged_observation",
-        "next_privileged_observations",
-        "next_critic_observation",
-        "next_critic_observations",
-        "next_critic_obs",
-    ),
+_OBSERVATION = ("observation", "observations", "obs")
+_PRIVILEGED = (
+    *("privileged_observation", "privileged_observations"),
+    *("critic_observation", "critic_observations", "critic_obs"),
+)
+_NAMES: Final = {
+    "observation": _OBSERVATION,
+    "privileged_observation": _PRIVILEGED,
     "action": ("action", "actions"),
     "reward": ("reward", "rewards"),
+    # Else the markers of `slices.markers`, and the end flags of the manifest.
     "done": ("dones",),
     "timeout": ("timeout", "timeouts", "time_outs"),
+    # Else the next step's observation.
+    "next_observation": tuple(f"next_{name}" for name in _OBSERVATION),
+    "next_privileged_observation": tuple(f"next_{name}" for name in _PRIVILEGED),
 }
-FIELDS = tuple(_NAMES)
+"""The names that steps may have for each field: the first of these, or the one that the caller gives."""
 
 
 class TransitionBatch(NamedTuple):
@@ -89,65 +75,58 @@ class TransitionFields:
 
     def __init__(self, names: Mapping[str, str] | None = None, *, concatenate: bool = False) -> None:
         """Use the usual names, and the given ones instead of them."""
-        unknown = set(names or {}) - set(FIELDS)
-        if unknown:
-            raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(FIELDS)}.")
-        self._names = {
-            field: [(names or {}).get(field)] if field in (names or {}) else _NAMES[field] for field in FIELDS
-        }
+        given = dict(names or {})
+        if unknown := set(given) - set(_NAMES):
+            raise SpecError(f"`fields` has {', '.join(sorted(unknown))}, expected some of {', '.join(_NAMES)}.")
+        self._names = {field: (given[field],) if field in given else usual for field, usual in _NAMES.items()}
         for field in ("observation", "privileged_observation"):
-            if field in (names or {}) and f"next_{field}" not in (names or {}):
+            if field in given and f"next_{field}" not in given:
                 self._names[f"next_{field}"] = ()  # the usual one follows another leaf
         self._concatenate = concatenate
 
-    def observations(self, steps: Any) -> tuple[Any, Any]:
-        """Return `observation` and `privileged_observation` of steps [T, ...]."""
-        return self._observation(self._get(steps, "observation")), self._observation(
-            self._find(steps, "privileged_observation")
-        )
-
-    def next_observations(self, steps: Any) -> list[Any]:
-        """Return those after the actions as `observations` returns those before; None for one that steps lack.
-
-        Raises:
-            StructureError: one is unlike the observation before the action.
-        """
-        found = []
-        for field, before in zip(("observation", "privileged_observation"), self.observations(steps), strict=True):
-            after = None if before is None else self._observation(self._find(steps, f"next_{field}"))
-            if after is not None and _form(after) != _form(before):
-                raise StructureError(
-                    f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
-                    "something else, rename it."
-                )
-            found.append(after)
-        return found
-
-    def read(self, steps: Any, manifest: Manifest, start: int) -> dict[str, Any]:
-        """Return the fields of steps [T, ...] that begin with step `start` of their trajectory; T may be 0.
+    def read(self, steps: Any, manifest: Manifest) -> dict[str, Any]:
+        """Return the fields of the steps of a trajectory, [T, ...].
 
         Returns:
-            `observation`, `privileged_observation`, `action`, `reward`, `done` and `timeout`; a reward [T, 1] is [T].
+            All fields but `is_first` and `mask`. A reward [T, 1] is [T]. A next observation is None if steps lack it.
+
+        Raises:
+            StructureError: a field is missing, or a next observation is unlike the observation.
         """
-        observation, privileged = self.observations(steps)
-        reward = _flat(self._get(steps, "reward"))
-        num_steps = len(reward)
-        done, timeout, is_recorded = self._ends(steps, manifest, num_steps)
-        last = manifest.num_transitions - 1 - start
-        if 0 <= last < num_steps:
+        observation = self._concatenated(self._get(steps, "observation"))
+        action, reward = self._get(steps, "action"), _flat(self._get(steps, "reward"))
+        done, timeout, is_recorded = self._ends(steps, manifest, len(reward))
+        last = manifest.num_transitions - 1
+        if last >= 0:
             if manifest.terminated is None and manifest.truncated is None:
                 timeout[last] |= is_recorded and not done[last]  # the recording stopped before the episode did
             else:
                 timeout[last] |= bool(manifest.truncated) and not manifest.terminated
             done[last] = True
+        privileged = self._concatenated(self._find(steps, "privileged_observation"))
         return {
             "observation": observation,
             "privileged_observation": privileged,
-            "action": self._get(steps, "action"),
+            "action": action,
             "reward": reward,
             "done": done,
             "timeout": timeout,
+            "next_observation": self._next(steps, "observation", observation),
+            "next_privileged_observation": self._next(steps, "privileged_observation", privileged),
         }
+
+    def _concatenated(self, nest: Any) -> Any:
+        return concatenate_components(nest) if self._concatenate and nest is not None else nest
+
+    def _next(self, steps: Any, field: str, before: Any) -> Any:
+        """Return the observations after the actions, if the steps have them, and those before."""
+        after = None if before is None else self._concatenated(self._find(steps, f"next_{field}"))
+        if after is not None and _form(after) != _form(before):
+            raise StructureError(
+                f"`next_{field}` is {shapes_text(after)}, expected {shapes_text(before)} as `{field}`. If it is "
+                "something else, rename it."
+            )
+        return after
 
     def _ends(self, steps: Any, manifest: Manifest, num_steps: int) -> tuple[Flags, Flags, bool]:
         """Return `done` and `timeout` of the steps, and whether the steps have `done`."""
@@ -161,9 +140,6 @@ class TransitionFields:
             if limits is not None or markers.truncated is not None:
                 timeout = np.asarray(markers.truncated if limits is None else _flat(limits) != 0)
         return np.array(done), np.array(timeout), ends is not None
-
-    def _observation(self, nest: Any) -> Any:
-        return concatenate_components(nest) if self._concatenate and nest is not None else nest
 
     def _get(self, steps: Any, field: str) -> Any:
         found = self._find(steps, field)

@@ -2,8 +2,9 @@
 
     from reverb_writer.instinct_rl import RolloutDataset, RolloutStorage
 
-Everything that this package adds is for code and files of instinct_rl; new code uses `reverb_writer.rollouts`. No other
-module of the library imports this package. docs/compatibility.md lists what is different on purpose.
+Everything that this package adds is for code and files of instinct_rl; new code uses `reverb_writer.rollouts` and
+`reverb_writer.files`. No other module of the library imports this package. docs/compatibility.md lists what is
+different on purpose.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reverb_writer import rollouts
+from reverb_writer import files, rollouts
 from reverb_writer.files.transition_fields import concatenate_components
-from reverb_writer.instinct_rl.pickled_trajectory import PickledTrajectory, frame_range, open_trajectory
+from reverb_writer.instinct_rl.pickled_trajectory import (
+    PickledTrajectory,
+    frame_range,
+    list_trajectories,
+    open_trajectory,
+)
 
 __all__ = [
     "ActionLabelRollout",
@@ -52,8 +58,8 @@ class SarsaRolloutStorage(_Spelling, rollouts.SarsaRolloutStorage):
     """`reverb_writer.rollouts.SarsaRolloutStorage` with the original's spelling of methods."""
 
 
-class RolloutDataset(rollouts.RolloutDataset):
-    """`reverb_writer.rollouts.RolloutDataset` that also reads the original's pickle files.
+class RolloutDataset(files.RolloutDataset):
+    """`reverb_writer.files.RolloutDataset` that also reads the original's pickle files.
 
     The unpickler makes NumPy arrays and nothing else; a pickle that asks for more is skipped by name.
     """
@@ -76,10 +82,14 @@ class RolloutDataset(rollouts.RolloutDataset):
         return concatenate_components(observation)
 
     def open_trajectory(self, path: Path) -> Any:
-        """Return the trajectory of the folder `path`, in either format.
+        """Return the trajectory at `path`, in either format.
 
         Raises:
-            FormatError: it is torn, half-written or damaged; names it.
+            FormatError: it is torn or damaged; names it.
             UnsafeDataError: a pickle asks for more than arrays.
         """
         return open_trajectory(path)
+
+    def read_dataset_directory(self) -> list[Path]:
+        """Return the paths of the trajectories in either format, oldest first."""
+        return [path for directory in self._directories for path in list_trajectories(directory)]

@@ -12,8 +12,8 @@ ending.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from reverb_writer.errors import FormatError, UnsafeDataError
-from reverb_writer.files.manifest import End, Manifest, Part
-from reverb_writer.files.trajectory_folder import MANIFEST, StoredTrajectory
-from reverb_writer.files.trajectory_folder import open_trajectory as open_stored_trajectory
+from reverb_writer.files.manifest import End, Manifest
+from reverb_writer.files.step_layout import StepLayout
+from reverb_writer.files.trajectory_file import PREFIX, StoredTrajectory, sort_by_time
+from reverb_writer.files.trajectory_file import list_trajectories as list_stored
 from reverb_writer.instinct_rl.restricted_pickle import load_arrays
 
 _FILE = re.compile(r"[^._]+_(\d+)_(\d+)(\..*)?")
@@ -42,23 +43,23 @@ def frame_range(filename: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
+    """Return the trajectories under `data_dir`, files of this project and folders of the original, oldest first."""
+    folders = [path for path in Path(data_dir).rglob(f"{PREFIX}*") if path.is_dir()]
+    return sort_by_time([*list_stored(data_dir), *folders])
+
+
 def open_trajectory(path: Path) -> StoredTrajectory | PickledTrajectory:
-    """Open the trajectory in the folder `path`, of this project's format or of the original's.
+    """Open the trajectory at `path`, a file of this project or a folder of the original.
 
     Raises:
-        FormatError: it is torn, half-written or damaged; names it.
-        UnsafeDataError: a pickle asks for more than arrays.
+        FormatError: it is torn or damaged; names it.
     """
-    if not PickledTrajectory.is_at(path):
-        return open_stored_trajectory(path)
-    pickled = PickledTrajectory(path)
-    if len(pickled.manifest.parts) > 1:  # its first step is delivered before its last file is read
-        pickled.verify()
-    return pickled
+    return PickledTrajectory(path) if path.is_dir() else StoredTrajectory(path)
 
 
 class PickledTrajectory:
-    """A trajectory of pickle files, with the methods of `StoredTrajectory`.
+    """A trajectory of pickle files, with `manifest` and `load` of `StoredTrajectory`.
 
     Attributes:
         path: its folder.
@@ -72,75 +73,44 @@ class PickledTrajectory:
             FormatError: they are not one after the other.
         """
         self.path = path
-        ranges = sorted((*frame_range(file.name), file) for file in path.iterdir() if _FILE.fullmatch(file.name))
-        first = ranges[0][0] if ranges else 0
-        parts = [Part(file.name, a - first, b - first, file.stat().st_size, 0) for a, b, file in ranges]
-        at = 0
-        for part in parts:
-            if part.start != at or part.stop <= at:
-                raise FormatError(f"trajectory `{path.name}`: `{part.file}` does not follow frame {at + first}.")
-            at = part.stop
-        if not at:
+        self._files = sorted((*frame_range(file.name), file) for file in path.iterdir() if _FILE.fullmatch(file.name))
+        if not self._files:
             raise FormatError(f"trajectory `{path.name}`: it has no files.")
-        self.manifest = Manifest(
-            num_steps=at,
-            boundary_step=False,
-            end=End.STEP,
-            terminated=None,
-            truncated=None,
-            structure=None,
-            leaves=(),
-            parts=parts,
-        )
+        first = at = self._files[0][0]
+        for start, stop, file in self._files:
+            if start != at or stop <= at:
+                raise FormatError(f"trajectory `{path.name}`: `{file.name}` does not follow frame {at}.")
+            at = stop
+        no_layout = StepLayout(None, (), "")  # it is known only when the files are read
+        self.manifest = Manifest(at - first, False, End.STEP, None, None, no_layout)
 
     def __repr__(self) -> str:
         return f"<PickledTrajectory in {self.path}: {self.manifest.num_steps} steps>"
-
-    @staticmethod
-    def is_at(path: Path) -> bool:
-        """Return whether the folder `path` holds such a trajectory."""
-        return not (path / MANIFEST).exists() and any(_FILE.fullmatch(file.name) for file in path.iterdir())
 
     @property
     def name(self) -> str:
         """The folder's name."""
         return self.path.name
 
-    def columns(self, part: Part) -> dict[str, Any]:
-        """Return the arrays of one file, `part`: [T, ...] by key, the components of observations put together.
+    def load(self) -> dict[str, Any]:
+        """Return the arrays of all files, [T, ...] by key, the components of observations put together.
 
         Raises:
-            FormatError: it is torn, or its arrays are not what its name says.
-            UnsafeDataError: it asks for more than arrays.
+            FormatError: a file is torn, or its arrays are not what its name says, or not those of the other files.
+            UnsafeDataError: a file asks for more than arrays.
         """
+        chunks = []
+        for start, stop, file in self._files:
+            try:
+                chunks.append(self._assemble_components(_frames(load_arrays(file.read_bytes()), stop - start)))
+            except (FormatError, OSError) as error:
+                raise FormatError(f"trajectory `{self.name}`, `{file.name}`: {error}") from error
+            except UnsafeDataError as error:
+                raise UnsafeDataError(f"trajectory `{self.name}`, `{file.name}`: {error}") from error
         try:
-            return self._assemble_components(
-                _frames(load_arrays((self.path / part.file).read_bytes()), part.stop - part.start)
-            )
-        except (FormatError, OSError) as error:
-            raise FormatError(f"trajectory `{self.name}`, `{part.file}`: {error}") from error
-        except UnsafeDataError as error:
-            raise UnsafeDataError(f"trajectory `{self.name}`, `{part.file}`: {error}") from error
-
-    def pack(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """Return the steps of `columns`, which are a nest already."""
-        return columns
-
-    def steps(self) -> Iterator[dict[str, Any]]:
-        """Yield one frame after the other; holds one file in memory."""
-        for part in self.manifest.parts:
-            columns = self.columns(part)
-            for values in zip(*columns.values(), strict=True):
-                yield dict(zip(columns, values, strict=True))
-
-    def verify(self) -> None:
-        """Read all files.
-
-        Raises:
-            FormatError, UnsafeDataError: as for `columns`.
-        """
-        for part in self.manifest.parts:
-            self.columns(part)
+            return {key: np.concatenate([chunk[key] for chunk in chunks]) for key in chunks[0]}
+        except (KeyError, ValueError) as error:
+            raise FormatError(f"trajectory `{self.name}`: its files do not have the same arrays ({error}).") from error
 
     def _assemble_components(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """Put `obs_NAME` arrays together to `observations` [T, D], in the order that `metadata.json` lists."""

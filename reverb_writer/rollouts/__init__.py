@@ -1,4 +1,4 @@
-"""On-policy rollouts: storages in memory, and trajectories on disk. Names load at first use."""
+"""On-policy rollouts: storages in memory. Names load at first use."""
 
 from __future__ import annotations
 

@@ -1,16 +1,5 @@
 # The public names of this package, once: type checkers read them here, and so does `reverb_writer.lazy`.
 
-from reverb_writer.files.exporting import export_items as export_items
-from reverb_writer.files.importing import import_trajectories as import_trajectories
-from reverb_writer.files.importing import send_trajectory as send_trajectory
-from reverb_writer.files.minari import from_minari as from_minari
-from reverb_writer.files.minari import to_minari as to_minari
-from reverb_writer.files.rollout_dataset import RolloutDataset as RolloutDataset
-from reverb_writer.files.rollout_file_base import RolloutFileBase as RolloutFileBase
-from reverb_writer.files.rollout_tee import RolloutTee as RolloutTee
-from reverb_writer.files.rollout_writer import RolloutWriter as RolloutWriter
-from reverb_writer.files.trajectory_folder import StoredTrajectory as StoredTrajectory
-from reverb_writer.files.trajectory_folder import list_trajectories as list_trajectories
 from reverb_writer.rollouts.queue_storage import ActionLabelRollout as ActionLabelRollout
 from reverb_writer.rollouts.queue_storage import QueueRolloutStorage as QueueRolloutStorage
 from reverb_writer.rollouts.replay_buffer import ReplayBuffer as ReplayBuffer

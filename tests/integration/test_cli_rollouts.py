@@ -18,7 +18,7 @@ from reading import Place, fifo, read
 from server_process import HostedServer
 
 import reverb_writer as rw
-from reverb_writer.rollouts import RolloutWriter, list_trajectories
+from reverb_writer.files import RolloutWriter, list_trajectories
 
 COMMAND = [sys.executable, "-m", "reverb_writer.cli"]
 StartServer = Callable[..., HostedServer]
@@ -55,12 +55,12 @@ def test_import_again_sends_nothing_until_asked(place: Place, tmp_path: Path) ->
     assert place.column("a") == [[1, 2, 3]]
 
 
-def test_folders_of_one_name_in_two_runs_are_two_trajectories(place: Place, tmp_path: Path) -> None:
+def test_files_of_one_name_in_two_runs_are_two_trajectories(place: Place, tmp_path: Path) -> None:
     arguments = ("import", tmp_path / "data", "-t", "a", "-a", place.address, "-l", 3)
     for number, run_name in enumerate(("run_a", "run_b"), 1):
         write(tmp_path / "data" / run_name, (2 + number,))
         (path,) = list_trajectories(tmp_path / "data" / run_name)
-        path.rename(path.parent / "trajectory_0")
+        path.rename(path.parent / "trajectory_0.npz")
         done = run(*arguments)
         assert (done.returncode, done.stdout[:15]) == (0, "1 trajectories,"), done.stderr
     assert place.column("a") == [[1, 2, 3], [1, 2, 3], [2, 3, 4]]
@@ -69,7 +69,7 @@ def test_folders_of_one_name_in_two_runs_are_two_trajectories(place: Place, tmp_
 def test_import_names_what_is_damaged_and_ends_with_3(place: Place, tmp_path: Path) -> None:
     write(tmp_path, (3, 3))
     damaged = list_trajectories(tmp_path)[0]
-    next(damaged.glob("*.npz")).write_bytes(b"x")
+    damaged.write_bytes(b"x")
     done = run("import", tmp_path, "-t", "a", "-a", place.address, "-l", 3)
     assert done.returncode == 3
     assert f"left out: trajectory `{damaged.name}`" in done.stderr
@@ -107,6 +107,25 @@ def test_export_and_import_bring_items_back(replay_server: StartServer, tmp_path
         items = read(client, "back")
     found = sorted((item.info.priority, item.data[0].tolist()) for item in items)
     assert found == [(0.5, [0]), (1.0, [0, 1]), (1.5, [0, 1, 2])]
+
+
+def test_export_of_a_saved_replay_needs_no_server(tmp_path: Path) -> None:
+    with rw.LocalServer([rw.TableConfig("t", 100, "fifo", "fifo", max_times_sampled=1)]) as server:
+        with rw.TrajectoryObserver(server.address, "t", 2) as observer:
+            feed(observer, (4,))
+        with rw.Client(server.address) as client:
+            client.insert({"a": np.arange(3), "b": np.arange(2)}, {"t": 1.0})
+        server.save(tmp_path / "saved")
+    arguments = ("export", "--saved", tmp_path / "saved", "-t", "t", tmp_path / "out")
+    out = run(*arguments)
+    assert (out.returncode, out.stdout[:16]) == (3, "3 items, 6 steps"), out.stderr
+    assert out.stderr.startswith("left out: item ")
+    assert len(list_trajectories(tmp_path / "out")) == 3
+    assert "0 items, 0 steps" in run(*arguments).stdout
+    unknown = run("export", "--saved", tmp_path / "saved", "-t", "nowhere", tmp_path / "out")
+    assert (unknown.returncode, "no table `nowhere` was saved; there are t" in unknown.stderr) == (1, True)
+    empty = run("export", "--saved", tmp_path / "out", "-t", "t", tmp_path / "out")
+    assert (empty.returncode, "is no checkpoint" in empty.stderr) == (1, True)
 
 
 def test_export_takes_no_items_out(place: Place, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +15,22 @@ import tree
 from episodes import SMALL_EPISODES, SMALL_GRID, expected, feed, observed
 from reading import Place, fifo, read
 from rollout_steps import tf_agents_steps
-from server_process import HostedServer
+from server_process import HostedServer, Kind
 
 import reverb_writer as rw
-from reverb_writer import tf_agents
-from reverb_writer.files.importing import Journal
-from reverb_writer.protocol.signatures import ArraySpec
-from reverb_writer.rollouts import (
-    RolloutTee,
+from reverb_writer.files import (
     RolloutWriter,
     StoredTrajectory,
     export_items,
+    export_saved,
+    exporting,
     import_trajectories,
     list_trajectories,
     send_trajectory,
 )
+from reverb_writer.files.importing import Journal
+from reverb_writer.files.saved_replay import open_saved
+from reverb_writer.protocol.signatures import ArraySpec
 
 StartServer = Callable[..., HostedServer]
 
@@ -37,11 +41,23 @@ def resend(data_dir: Path, observer: Any) -> None:
             send_trajectory(StoredTrajectory(path), observer)
 
 
+@contextlib.contextmanager
+def both(observer: Any, writer: RolloutWriter) -> Iterator[Callable[..., None]]:
+    """Yield a function that writes a step with both, as a program does that keeps on disk what it sends."""
+
+    def write(step: Any, **flags: Any) -> None:
+        observer(step, **flags)
+        writer(step, **flags)
+
+    with observer, writer:
+        yield write
+
+
 def test_windows_from_disk_are_those_of_live_writing(place: Place, tmp_path: Path) -> None:
     for number, spec in enumerate(SMALL_GRID):
         folder = tmp_path / str(number)
-        with RolloutTee(observed(place, spec, "a"), RolloutWriter(folder, part_length=4)) as tee:
-            feed(tee, SMALL_EPISODES)
+        with both(observed(place, spec, "a"), RolloutWriter(folder)) as write:
+            feed(write, SMALL_EPISODES)
         resend(folder, observed(place, spec, "b"))
         assert place.column("a") == place.column("b") == expected(spec, SMALL_EPISODES)
 
@@ -54,25 +70,27 @@ def test_episodes_that_were_reset_or_closed_come_again_as_they_were(
     def observer(table: str) -> rw.TrajectoryObserver:
         return rw.TrajectoryObserver(place.client, table, 3, 2, end_of_episode=mode)
 
-    with RolloutTee(observer("a"), RolloutWriter(tmp_path)) as tee:
+    live, writer = observer("a"), RolloutWriter(tmp_path)
+    with both(live, writer) as write:
         for n in range(1, 7):
-            tee({"n": np.int64(n)}, end_of_episode=False)
-        tee.reset(discard=discard)
+            write({"n": np.int64(n)}, end_of_episode=False)
+        live.reset(discard=discard)
+        writer.end_episode(end="cut" if discard else "reset")
         for n in range(11, 15):
-            tee({"n": np.int64(n)}, end_of_episode=False)
+            write({"n": np.int64(n)}, end_of_episode=False)
     resend(tmp_path, observer("b"))
-    live = place.column("a")
-    assert live == place.column("b")
-    assert live[0] == [1, 2, 3]
+    written = place.column("a")
+    assert written == place.column("b")
+    assert written[0] == [1, 2, 3]
 
 
 def test_trajectories_of_tf_agents_come_again_leaf_by_leaf(place: Place, tmp_path: Path) -> None:
     def observer(table: str) -> rw.TrajectoryObserver:
         return rw.TrajectoryObserver(place.client, table, 4, 1, end_of_episode="pad", mask=True)
 
-    with RolloutTee(observer("a"), RolloutWriter(tmp_path)) as tee:
+    with both(observer("a"), RolloutWriter(tmp_path)) as write:
         for step in [*tf_agents_steps(0, 2), *tf_agents_steps(1, 6, terminal=False)]:
-            tee(step)
+            write(step)
     resend(tmp_path, observer("b"))
     live, again = read(place.client, "a"), read(place.client, "b")
     assert len(live) == len(again) == 5  # 0BPP... and four of seven rows
@@ -83,25 +101,26 @@ def test_trajectories_of_tf_agents_come_again_leaf_by_leaf(place: Place, tmp_pat
 
 
 def test_environments_of_a_vector_observer_come_again(place: Place, tmp_path: Path) -> None:
-    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
-    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
+    observer, writer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2), RolloutWriter(tmp_path, num_envs=2)
+    with both(observer, writer) as write:
         for t in range(4):
-            tee({"n": np.array([t, 10 + t])}, end_of_episode=[t == 2, False])
-        tee.reset(env_ids=[1])
+            write({"n": np.array([t, 10 + t])}, end_of_episode=[t == 2, False])
+        observer.reset(env_ids=[1])
+        writer.end_episode(end="reset", env_ids=[1])
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
     assert sorted(place.column("a")) == sorted(place.column("b"))
     assert len(list_trajectories(tmp_path)) == 3
 
 
 def test_environments_without_a_step_in_a_call_have_none_on_disk(place: Place, tmp_path: Path) -> None:
-    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
-    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2, part_length=2)) as tee:
-        tee({"n": np.array([1, 11])}, end_of_episode=[False, False])
-        tee({"n": np.array([2, 0])}, env_mask=[True, False], end_of_episode=[False, True])
-        tee({"n": np.array([0, 12])}, env_mask=[False, True], truncated=[False, True])
-        tee({"n": np.array([3, 21])}, end_of_episode=[True, True])
+    observer, writer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2), RolloutWriter(tmp_path, num_envs=2)
+    with both(observer, writer) as write:
+        write({"n": np.array([1, 11])}, end_of_episode=[False, False])
+        write({"n": np.array([2, 0])}, env_mask=[True, False], end_of_episode=[False, True])
+        write({"n": np.array([0, 12])}, env_mask=[False, True], end_of_episode=[False, True])
+        write({"n": np.array([3, 21])}, end_of_episode=[True, True])
         with pytest.raises(rw.StructureError, match="`env_mask` has shape"):
-            tee({"n": np.array([4, 22])}, end_of_episode=[True, True], env_mask=[True])
+            writer({"n": np.array([4, 22])}, end_of_episode=[True, True], env_mask=[True])
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 2))
     assert sorted(place.column("a")) == sorted(place.column("b")) == [[1, 2], [2, 3], [11, 12]]
     stored = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path)]
@@ -112,9 +131,9 @@ def test_episodes_of_a_recorded_vector_environment_come_again(place: Place, tmp_
     gymnasium = pytest.importorskip("gymnasium", minversion="1.1")
     same_step = {"autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP}
     envs = gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs=same_step)
-    observer = rw.TrajectoryObserver(place.client, "a", 3, num_envs=2)
-    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
-        recorded = rw.environments.record(envs, tee)
+    observer, writer = rw.TrajectoryObserver(place.client, "a", 3, num_envs=2), RolloutWriter(tmp_path, num_envs=2)
+    with both(observer, writer) as write:
+        recorded = rw.environments.record(envs, write)
         recorded.reset(seed=1)
         recorded.action_space.seed(1)
         for _ in range(60):
@@ -128,25 +147,10 @@ def test_episodes_of_a_recorded_vector_environment_come_again(place: Place, tmp_
 
 
 def test_episodes_come_again_as_single_items(place: Place, tmp_path: Path) -> None:
-    with RolloutTee(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(tmp_path)) as tee:
-        feed(tee, (3, 1, 4))
+    with both(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(tmp_path)) as write:
+        feed(write, (3, 1, 4))
     resend(tmp_path, rw.EpisodeObserver(place.client, "b", 10))
     assert place.column("a") == place.column("b") == [[1, 2, 3], [4], [5, 6, 7, 8]]
-
-
-def test_step_that_one_side_refuses_is_taken_by_neither(place: Place, tmp_path: Path) -> None:
-    tee = RolloutTee(rw.TrajectoryObserver(place.client, "a", 2), RolloutWriter(tmp_path))
-    with tee:
-        tee({"n": np.int64(1)}, end_of_episode=False)
-        with pytest.raises(rw.StructureError, match="leaf `n`"):
-            tee({"n": np.float32(2)}, end_of_episode=False)
-        tee.observer.close()
-        with pytest.raises(rw.ClosedError):
-            tee({"n": np.int64(2)}, end_of_episode=False)
-        tee.open()
-        assert tee.stats().steps == 1  # what the observer has besides
-    (path,) = list_trajectories(tmp_path)
-    assert StoredTrajectory(path).load()["n"].tolist() == [1]
 
 
 def ended(data_dir: Path) -> list[tuple[Any, ...]]:
@@ -162,167 +166,40 @@ def numbered_episode(first: int, num_steps: int, **options: Any) -> rw.Episode:
     return rw.Episode(observations=numbers, actions=numbers[1:], **options)
 
 
-def observations(data_dir: Path) -> list[list[int]]:
-    return [StoredTrajectory(path).load()["observation"].tolist() for path in list_trajectories(data_dir)]
-
-
-def test_steps_that_are_written_at_once_are_on_disk_too(place: Place, tmp_path: Path) -> None:
-    with RolloutTee(rw.TrajectoryObserver(place.client, "a", 3), RolloutWriter(tmp_path, part_length=4)) as tee:
-        tee.extend({"n": np.arange(1, 6)})
-        tee({"n": np.int64(6)}, end_of_episode=True)
-        with pytest.raises(rw.StructureError, match="leaf `n`"):
-            tee.extend({"n": np.zeros(3, np.float32)})
-        with pytest.raises(rw.StructureError, match="one T for all"):
-            tee.extend({"n": np.arange(3), "m": np.arange(2)})
-        tee.extend({"n": np.arange(7, 11)})
-        tee.extend({"n": np.arange(0)})
-        assert tee.stats().steps == 10
-    resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
-    assert place.column("a") == place.column("b") == [[n, n + 1, n + 2] for n in (1, 2, 3, 4, 7, 8)]
-    assert ended(tmp_path) == [(6, False, None, None, "step"), (4, False, False, True, "cut")]
-
-
-def test_episodes_that_are_written_at_once_are_on_disk_too(place: Place, tmp_path: Path) -> None:
-    with RolloutTee(rw.TrajectoryObserver(place.client, "a", 3), RolloutWriter(tmp_path, part_length=4)) as tee:
-        tee.write_episode(numbered_episode(1, 4, terminated=True))
-        tee.write_episode(numbered_episode(11, 1, truncated=True))
-        tee.write_episode(numbered_episode(21, 3))  # a chunk that was cut
+def test_episodes_that_are_written_at_once_come_again(place: Place, tmp_path: Path) -> None:
+    with rw.TrajectoryObserver(place.client, "a", 3) as observer, RolloutWriter(tmp_path) as writer:
+        for episode in (
+            numbered_episode(1, 4, terminated=True),
+            numbered_episode(11, 1, truncated=True),
+            numbered_episode(21, 3),  # a chunk that was cut
+        ):
+            observer.write_episode(episode)
+            writer.write_episode(episode)
+        with pytest.raises(rw.IncompleteError, match="an episode without a step"):
+            writer.write_episode(rw.Episode())
+        with pytest.raises(rw.StructureError, match="observation"):
+            writer.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
     resend(tmp_path, rw.TrajectoryObserver(place.client, "b", 3))
     live, again = read(place.client, "a"), read(place.client, "b")
     assert len(live) == len(again) == 5
     for one, other in zip(live, again, strict=True):
         assert [leaf.tolist() for leaf in one.data] == [leaf.tolist() for leaf in other.data]
-    assert observations(tmp_path) == [[1, 2, 3, 4, 5], [11, 12], [21, 22, 23, 24]]
+    observations = [StoredTrajectory(path).load()["observation"].tolist() for path in list_trajectories(tmp_path)]
+    assert observations == [[1, 2, 3, 4, 5], [11, 12], [21, 22, 23, 24]]
     assert ended(tmp_path) == [
         (5, True, True, False, "step"),
         (2, True, False, True, "step"),
         (4, True, False, True, "step"),
     ]
-    dataset = rw.rollouts.RolloutDataset(tmp_path, num_envs=1, dataset_loops=1, random_shuffle_traj_order=False)
+    dataset = rw.files.RolloutDataset(tmp_path, num_envs=1, dataset_loops=1, random_shuffle_traj_order=False)
     assert [batch.observation.item() for batch in dataset] == [1, 2, 3, 4, 11, 21, 22, 23]
-
-
-def test_episode_that_is_refused_is_written_by_neither(place: Place, tmp_path: Path) -> None:
-    with RolloutTee(rw.EpisodeObserver(place.client, "a", 5), RolloutWriter(tmp_path)) as tee:
-        tee.write_episode(numbered_episode(1, 2, terminated=True))
-        with pytest.raises(rw.SpecError, match="the episode has 6 steps, boundary"):
-            tee.write_episode(numbered_episode(1, 5))
-        with pytest.raises(rw.IncompleteError, match="an episode without a step"):
-            tee.write_episode(rw.Episode())
-        with pytest.raises(rw.StructureError, match="observation"):
-            tee.write_episode(rw.Episode(observations=[0.5, 1], actions=[1], rewards=[1.0], len_lookback_buffer=0))
-        (first, *_) = [tree.map_structure(lambda leaf, t=t: leaf[t], numbered_episode(11, 2).steps()) for t in range(2)]
-        tee(first)
-        with pytest.raises(rw.SpecError, match=r"in the middle of an episode, at step 1. Call `reset` first"):
-            tee.write_episode(numbered_episode(1, 2))
-        tee.reset()
-        assert tee.stats().steps == 4
-    assert place.column("a", 4) == observations(tmp_path) == [[1, 2, 3], [11]]
-
-
-def test_episode_that_the_server_stops_is_cut_on_disk_after_the_steps_that_the_observer_took(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
-    server = replay_server(rw.TableConfig("q", 3, "fifo", "fifo", max_times_sampled=1, rate_limiter=rw.Queue(3)))
-    with rw.Client(server.address, timeout_s=60) as client:
-        observer = rw.TrajectoryObserver(client, "q", 2, max_in_flight_items=4, timeout_s=3.0)
-        tee = RolloutTee(observer, RolloutWriter(tmp_path))
-        with pytest.raises(rw.ReplayTimeoutError):
-            tee.write_episode(numbered_episode(1, 4000, terminated=True))
-        taken = tee.stats().steps
-        assert 1 < taken < 4000
-        with pytest.raises(rw.ReplayTimeoutError):
-            tee.close(0.5)
-    assert observations(tmp_path) == [[*range(1, taken + 1)]]
-    assert ended(tmp_path) == [(taken, False, False, True, "cut")]
-
-
-def test_episode_that_the_disk_refuses_is_lost_there_alone(place: Place, tmp_path: Path) -> None:
-    data_dir = tmp_path / "data"
-    with RolloutTee(rw.EpisodeObserver(place.client, "a", 10), RolloutWriter(data_dir, part_length=2)) as tee:
-        data_dir.rmdir()
-        data_dir.touch()
-        with pytest.raises(OSError, match="data"):
-            tee.write_episode(numbered_episode(1, 4, terminated=True))
-        data_dir.unlink()
-        data_dir.mkdir()
-        tee.write_episode(numbered_episode(11, 2, terminated=True))
-    assert place.column("a", 4) == [[1, 2, 3, 4, 5], [11, 12, 13]]
-    assert observations(data_dir) == [[11, 12, 13]]
-
-
-def test_calls_for_another_number_of_environments_change_nothing(place: Place, tmp_path: Path) -> None:
-    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
-    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
-        with pytest.raises(rw.SpecError, match="`extend` is for one environment"):
-            tee.extend({"n": np.zeros((3, 2))})
-        with pytest.raises(rw.SpecError, match="`write_episode` is for one environment"):
-            tee.write_episode(numbered_episode(1, 2))
-        assert tee.stats().steps == 0
-    with RolloutTee(rw.TrajectoryObserver(place.client, "a", 2), RolloutWriter(tmp_path)) as tee:
-        with pytest.raises(rw.SpecError, match="`env_mask` is for steps of several environments"):
-            tee({"n": 1}, env_mask=[True])
-        assert tee.stats().steps == 0
-    assert list_trajectories(tmp_path) == []
-
-
-def test_reset_with_another_argument_changes_neither(place: Place, tmp_path: Path) -> None:
-    observer = tf_agents.ReverbAddTrajectoryObserver(place.client, "a", 2, 1)
-    steps = tf_agents_steps(0, 2)
-    with RolloutTee(observer, RolloutWriter(tmp_path)) as tee:
-        for step in steps[:2]:
-            tee(step)
-        with pytest.raises(TypeError, match="write_cached_steps"):
-            tee.reset(write_cached_steps=False)  # type: ignore[call-arg]
-        tee(steps[2])
-    assert len(read(place.client, "a")) == 2
-    assert ended(tmp_path) == [(3, True, True, False, "step")]
-
-
-def test_episode_that_is_too_long_for_the_observer_is_whole_on_disk(place: Place, tmp_path: Path) -> None:
-    with RolloutTee(rw.EpisodeObserver(place.client, "a", 3), RolloutWriter(tmp_path)) as tee:
-        for n in (1, 2, 3):
-            tee({"n": np.int64(n)}, end_of_episode=False)
-        with pytest.raises(rw.SpecError, match="longer than max_sequence_length=3"):
-            tee({"n": np.int64(4)}, end_of_episode=False)
-        tee({"n": np.int64(5)}, end_of_episode=True)
-        tee.extend({"n": np.array([6, 7])})
-        tee({"n": np.int64(8)}, end_of_episode=True)
-    assert place.column("a") == [[6, 7, 8]]
-    stored = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path)]
-    assert stored == [[1, 2, 3, 4, 5], [6, 7, 8]]
-
-
-def test_first_step_that_the_observer_refuses_does_not_tell_the_writer_what_steps_are(
-    replay_server: StartServer, tmp_path: Path
-) -> None:
-    server = replay_server(fifo("a", signature={"n": ArraySpec((None,), np.dtype(np.int64))}))
-    with RolloutTee(rw.EpisodeObserver(server.address, "a", 3), RolloutWriter(tmp_path)) as tee:
-        with pytest.raises(rw.StructureError, match="leaf `n`"):
-            tee({"n": np.float32(1)}, end_of_episode=False)
-        tee({"n": np.int64(1)}, end_of_episode=True)
-    (path,) = list_trajectories(tmp_path)
-    assert StoredTrajectory(path).load()["n"].tolist() == [1]
-
-
-def test_observer_and_writer_of_different_environments_are_refused(place: Place, tmp_path: Path) -> None:
-    with (
-        rw.TrajectoryObserver(place.client, "a", 2) as single,
-        pytest.raises(rw.SpecError, match="`num_envs` None, but the writer has 2"),
-    ):
-        RolloutTee(single, RolloutWriter(tmp_path, num_envs=2))
-    with (
-        rw.TrajectoryObserver(place.client, "a", 2, num_envs=2) as observer,
-        pytest.raises(rw.SpecError, match="`num_envs` 2, but the writer has None"),
-    ):
-        RolloutTee(observer, RolloutWriter(tmp_path))
 
 
 def test_import_goes_on_where_it_was_stopped(place: Place, tmp_path: Path) -> None:
     with RolloutWriter(tmp_path / "data") as writer:
         feed(writer, (3, 3, 3, 3))
     paths = list_trajectories(tmp_path / "data")
-    (paths[1] / "manifest.json").write_text("{")
+    paths[1].write_text("{")
     for delivered in ([0], [0, 2], [0, 2, 3]):  # the second is damaged
         journal = Journal(tmp_path / "journal", {"table": "a"}, tmp_path / "data")
         with rw.TrajectoryObserver(place.client, "a", 3) as observer:
@@ -395,22 +272,68 @@ def test_item_of_columns_of_different_lengths_is_left_out_by_key(replay_server: 
         client.insert({"a": np.arange(3), "b": np.arange(3)}, {"t": 1.0})
         odd, good = sorted(export_items(client, "t", RolloutWriter(tmp_path)), key=lambda done: not done.error)
         assert client.server_info()["t"].current_size == 2
-    assert str(odd.key) in odd.error
+    assert odd.name in odd.error
     assert good.num_steps == 3
 
 
-def test_outcome_of_an_episode_ends_it_on_both_sides(place: Place, tmp_path: Path) -> None:
-    observer = rw.TrajectoryObserver(place.client, "a", 2, num_envs=2)
-    with RolloutTee(observer, RolloutWriter(tmp_path, num_envs=2)) as tee:
-        for t in range(3):
-            tee({"n": np.array([t, 10 + t])}, terminated=[t == 1, False], truncated=[False, t == 2])
-    assert sorted(place.column("a")) == [[0, 1], [10, 11], [11, 12]]
-    ends = [StoredTrajectory(path).manifest for path in list_trajectories(tmp_path)]
-    assert [(end.num_steps, end.terminated, end.end.value) for end in ends] == [
-        (2, True, "step"),
-        (3, False, "step"),
-        (1, False, "cut"),
+def test_export_of_a_saved_replay_writes_each_item_once(
+    server_kind: Kind, replay_server: StartServer, tmp_path: Path
+) -> None:
+    once: Any = rw.TableConfig("once", 1000, "fifo", "fifo", max_times_sampled=1)
+    signature = {"n": ArraySpec((None,), np.dtype(np.int64)), "pair": [ArraySpec((None,), np.dtype(np.float32))]}
+    tables = [once, rw.TableConfig("t", 1000, signature=signature), rw.TableConfig("other", 1000)]
+    with contextlib.ExitStack() as stack:
+        local = stack.enter_context(rw.LocalServer(tables)) if server_kind == "local" else None
+        client = stack.enter_context(rw.Client(local.address if local else replay_server(*tables).address))
+        with rw.TrajectoryObserver(client, "once", 3) as observer:
+            feed(observer, (300, 200))
+        for n in range(1, 6):
+            client.insert({"n": np.arange(n), "pair": [np.zeros(n, np.float32)]}, {"t": n / 2})
+        client.insert({"a": np.arange(3), "b": np.arange(2)}, {"other": 1.0})
+        client.insert({"a": np.arange(3), "b": np.arange(3)}, {"other": 1.0})
+        client.insert({"c": np.arange(3)}, {"other": 1.0})
+        sizes = {name: info.current_size for name, info in client.server_info().items()}
+        folder = tmp_path / "saved" if local else Path(client.checkpoint())
+        if local:
+            local.save(folder)
+        done = list(export_saved(folder, "once", RolloutWriter(tmp_path / "once")))
+        assert {name: info.current_size for name, info in client.server_info().items()} == sizes
+    assert [(each.num_steps, each.error) for each in done] == [(3, "")] * (298 + 198)
+    found = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(tmp_path / "once")]
+    assert found == expected(rw.WindowSpec(3), (300, 200))
+    assert list(export_saved(folder, "once", RolloutWriter(tmp_path / "once"))) == []  # as after an interruption
+
+    for each in export_saved(folder, "t", RolloutWriter(tmp_path / "t")):
+        assert not each.error
+    stored = [StoredTrajectory(path) for path in list_trajectories(tmp_path / "t")]
+    assert [(one.load()["n"].tolist(), one.manifest.metadata["priority"]) for one in stored] == [
+        (list(range(n)), n / 2) for n in range(1, 6)
     ]
+    assert [one.load()["pair"][0].dtype for one in stored] == [np.float32] * 5
+    assert [one.manifest.metadata["reverb"]["table"] for one in stored] == ["t"] * 5
+
+    lengths, good, structure = export_saved(folder, "other", RolloutWriter(tmp_path / "other"))
+    assert lengths.error.startswith(f"item {lengths.name}: ")
+    assert (good.num_steps, good.error) == (3, "")
+    assert structure.error.startswith(f"item {structure.name}: ")
+    assert len(list_trajectories(tmp_path / "other")) == 1
+    with pytest.raises(rw.SpecError, match="no table `nowhere` was saved; there are once, t, other"):
+        list(export_saved(folder, "nowhere", RolloutWriter(tmp_path / "none")))
+
+
+def test_item_of_a_saved_replay_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with rw.LocalServer([rw.TableConfig("t")]) as server, rw.Client(server.address) as client:
+        for n in range(2):
+            client.insert({"n": np.full(2, n)}, {"t": 1.0})
+        server.save(tmp_path / "saved")
+    saved = open_saved(tmp_path / "saved")
+    *others, _ = saved.chunks()
+    lacking = dataclasses.replace(saved, chunks=lambda: others)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporting, "open_saved", lambda _: lacking)
+        good, bad = export_saved(tmp_path / "saved", "t", RolloutWriter(tmp_path / "out"))
+    assert (good.num_steps, good.error) == (2, "")
+    assert re.fullmatch(f"item {bad.name}: it needs chunk [0-9]+, which was not saved.", bad.error)
 
 
 def test_trajectory_of_other_steps_stops_an_import_by_name(place: Place, tmp_path: Path) -> None:

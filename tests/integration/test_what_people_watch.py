@@ -68,11 +68,11 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     with rw.ReplayDataset(address, "replay", 2) as dataset:
         next(dataset)
         assert re.fullmatch(f"<ReplayDataset of replay at {address}: 1 batches, [0-9]+ samples ready>", repr(dataset))
-    with rw.rollouts.RolloutWriter(tmp_path) as writer:
+    with rw.files.RolloutWriter(tmp_path) as writer:
         write(writer, range(4))
         assert repr(writer) == f"<RolloutWriter to {tmp_path}: 1 trajectories, 4 steps>"
-    (path,) = rw.rollouts.list_trajectories(tmp_path)
-    assert repr(rw.rollouts.StoredTrajectory(path)) == f"<StoredTrajectory in {path}: 4 steps>"
+    (path,) = rw.files.list_trajectories(tmp_path)
+    assert repr(rw.files.StoredTrajectory(path)) == f"<StoredTrajectory in {path}: 4 steps>"
     storage = rw.rollouts.RolloutStorage(2, 3, (4,), None, (1,))
     assert repr(storage) == "<RolloutStorage of 3 steps of 2 environments: 0 steps>"
     pairs = rw.rollouts.ReplayBuffer((4,), 10)
@@ -83,12 +83,11 @@ def test_every_object_says_its_state_in_a_line(address: str, tmp_path: Path) -> 
     spaces = gymnasium.spaces.Discrete(2), gymnasium.spaces.Discrete(2)
     batch = rw.EpisodeBatch(2, "NextStep", observation_space=spaces[0], action_space=spaces[1])
     assert repr(batch) == "<EpisodeBatch of 2 environments: [0, 0] steps>"
-    with rw.TrajectoryObserver(address, "replay", 2) as observer, rw.rollouts.RolloutWriter(tmp_path) as writer:
+    with rw.TrajectoryObserver(address, "replay", 2) as observer:
         folded = rw.environments.NStepTransform(observer, 3, 0.9)
         assert repr(folded) == f"<NStepTransform of 3 steps to {observer!r}>"
         recorder = rw.environments.TimeStepRecorder(observer)
         assert repr(recorder) == f"<TimeStepRecorder to {observer!r}: step 0 of an episode>"
-        assert repr(rw.rollouts.RolloutTee(observer, writer)) == f"<RolloutTee of {observer!r} and {writer!r}>"
     with rw.ReplayDataset(address, "replay", 2) as one:
         assert re.fullmatch("<MixedDataset of <ReplayDataset of .*ready>>", repr(rw.MixedDataset([one])))
     with rw.LocalServer([rw.TableConfig("replay", 5)]) as local:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,9 +15,7 @@ from hypothesis.extra import numpy as arrays
 from rollout_steps import write_transitions
 
 import reverb_writer as rw
-from reverb_writer.files.manifest import decode_nest, encode_nest
-from reverb_writer.nests import packer, rows
-from reverb_writer.rollouts import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
+from reverb_writer.files import RolloutDataset, RolloutWriter, StoredTrajectory, list_trajectories
 
 DTYPES = st.sampled_from([np.dtype(name) for name in ("bool", "uint8", "int64", "float16", "float32", "complex128")])
 
@@ -35,12 +32,12 @@ def columns(num_steps: int) -> st.SearchStrategy[Any]:
     )
 
 
-@given(st.integers(1, 9).flatmap(columns), st.integers(1, 5))
+@given(st.integers(1, 9).flatmap(columns))
 @settings(max_examples=60)
-def test_steps_come_back_bit_for_bit(steps: Any, part_length: int) -> None:
+def test_steps_come_back_bit_for_bit(steps: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         num_steps = len(tree.flatten(steps)[0])
-        with RolloutWriter(folder, part_length=part_length) as writer:
+        with RolloutWriter(folder) as writer:
             for t in range(num_steps):
                 writer(tree.map_structure(lambda leaf, t=t: leaf[t], steps), end_of_episode=t == num_steps - 1)
         (path,) = list_trajectories(folder)
@@ -51,45 +48,42 @@ def test_steps_come_back_bit_for_bit(steps: Any, part_length: int) -> None:
             assert ours.flags.writeable
 
 
-@given(st.integers(1, 3).flatmap(columns))
-def test_nests_are_packed_as_dm_tree_packs_them(nest: Any) -> None:
-    numbers, leaves = decode_nest(encode_nest(nest)), tree.flatten(nest)
-    tree.map_structure(np.testing.assert_array_equal, packer(numbers)(leaves), nest)
-    for t, row in enumerate(rows(numbers, leaves)):
-        tree.map_structure(lambda leaf, column, t=t: np.testing.assert_array_equal(leaf, column[t]), row, nest)
-
-
 @given(st.data())
-@settings(max_examples=100)
-def test_any_changed_byte_is_found(data: Any) -> None:
+@settings(max_examples=300)
+def test_any_changed_byte_changes_no_step(data: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        write_transitions(Path(folder), [5], part_length=3)
+        write_transitions(Path(folder), [5])
         (path,) = list_trajectories(folder)
-        file = data.draw(st.sampled_from(sorted(path.iterdir())))
-        content = bytearray(file.read_bytes())
-        at = data.draw(st.integers(0, len(content) - 1))
-        old = content[at]
-        content[at] ^= data.draw(st.integers(1, 255))
-        file.write_bytes(content)
-        if file.name == "manifest.json" and chr(old).isspace() and chr(content[at]).isspace():
-            return  # JSON that says the same
-        with pytest.raises(rw.FormatError, match=path.name):
-            StoredTrajectory(path).load()
+        before = StoredTrajectory(path)
+        steps = before.load()
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+        message = ""
+        try:
+            after = StoredTrajectory(path)
+            found = after.load()
+        except rw.FormatError as error:
+            message = str(error)
+        if message:
+            assert path.name in message
+        else:  # a byte that means nothing, such as a date in the zip file
+            assert after.manifest == before.manifest
+            tree.map_structure(np.testing.assert_array_equal, found, steps)
 
 
 @given(
     lengths=st.lists(st.integers(1, 7), min_size=1, max_size=6),
     num_envs=st.integers(1, 4),
-    part_length=st.integers(1, 4),
     batch_lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     loops=st.integers(1, 2),
 )
 @settings(max_examples=60)
 def test_every_transition_comes_once_a_loop_in_order(
-    lengths: list[int], num_envs: int, part_length: int, batch_lengths: list[int], loops: int
+    lengths: list[int], num_envs: int, batch_lengths: list[int], loops: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        write_transitions(Path(folder), lengths, part_length=part_length)
+        write_transitions(Path(folder), lengths)
         dataset = RolloutDataset(folder, num_envs, loops)
         delivered: list[list[tuple[int, int]]] = [[] for _ in range(num_envs)]
         for turn in range(1000):
@@ -110,18 +104,17 @@ def test_every_transition_comes_once_a_loop_in_order(
         assert sorted(itertools.chain(*delivered)) == sorted(every * loops)
 
 
-def test_memory_is_bounded_by_the_part_length(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_the_longest_trajectory(tmp_path: Path) -> None:
     import tracemalloc
 
-    with RolloutWriter(tmp_path, part_length=16) as writer:
-        for t in range(1600):  # 16 MB of noise in one trajectory
+    with RolloutWriter(tmp_path) as writer:
+        for t in range(1600):  # 16 MB of noise in a hundred trajectories
             rng = np.random.default_rng(t)
             step = {"observation": rng.integers(256, size=10_000, dtype=np.uint8), "action": 0, "reward": 0.0}
-            writer(step, terminated=t == 1599)
+            writer(step, terminated=t % 16 == 15)
     tracemalloc.start()
     try:
         assert sum(int(batch.mask[0]) for batch in RolloutDataset(tmp_path, 1)) == 1600
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
-    assert pytest.approx(1600, abs=0) == StoredTrajectory(list_trajectories(tmp_path)[0]).manifest.num_steps

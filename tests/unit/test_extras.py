@@ -42,8 +42,8 @@ def _view(name: str) -> Callable[..., Any]:
         ("torch", _view("torch"), "reverb-writer[torch]"),
         ("jax", _view("jax"), "reverb-writer[jax]"),
         ("tensorflow", _view("tf"), "tensorflow"),
-        ("minari", lambda path: rw.rollouts.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
-        ("minari", lambda path: rw.rollouts.to_minari([], path, "a/b-v0"), "reverb-writer[minari]"),
+        ("minari", lambda path: rw.files.from_minari(str(path), None), "reverb-writer[minari]"),  # type: ignore[arg-type]
+        ("minari", lambda path: rw.files.to_minari([], path, "a/b-v0"), "reverb-writer[minari]"),
         ("array_api_compat", lambda _: _namespace(), "reverb-writer[arrays]"),
         (
             "array_api_compat",

@@ -10,7 +10,7 @@ import pytest
 from rollout_steps import tf_agents_steps, write_transitions
 
 import reverb_writer as rw
-from reverb_writer.rollouts import (
+from reverb_writer.files import (
     RolloutDataset,
     RolloutWriter,
     StoredTrajectory,
@@ -24,7 +24,7 @@ pytest.importorskip("h5py")
 
 
 def test_minari_reads_our_trajectories_without_loss(tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path / "ours", part_length=2) as writer:
+    with RolloutWriter(tmp_path / "ours") as writer:
         for step in [*tf_agents_steps(0, 3), *tf_agents_steps(1, 2, terminal=False)]:
             writer(step)
     to_minari(list_trajectories(tmp_path / "ours"), tmp_path / "theirs", "test/ours-v0")

@@ -14,7 +14,8 @@ import pytest
 from rollout_steps import tf_agents_steps, transition, write_transitions
 
 import reverb_writer as rw
-from reverb_writer.rollouts import RolloutDataset, RolloutFileBase, RolloutWriter, list_trajectories
+from reverb_writer.files import RolloutDataset, RolloutFileBase, RolloutWriter, list_trajectories
+from reverb_writer.files.transition_fields import TransitionBatch
 
 
 def delivered(batches: Any) -> list[tuple[int, int]]:
@@ -44,10 +45,9 @@ def test_next_observation_is_of_the_same_trajectory(tmp_path: Path) -> None:
     assert following == [[0, 1], [0, 2], [0, 2], [1, 1], [1, 1]]
 
 
-@pytest.mark.parametrize("part_length", [1, 2, 100])
 @pytest.mark.parametrize("prefix", ["", "privileged_"])
-def test_next_observation_that_was_stored_is_delivered(tmp_path: Path, part_length: int, prefix: str) -> None:
-    with RolloutWriter(tmp_path, part_length=part_length) as writer:
+def test_next_observation_that_was_stored_is_delivered(tmp_path: Path, prefix: str) -> None:
+    with RolloutWriter(tmp_path) as writer:
         for t in range(3):
             step = {**transition(0, t), "privileged_observation": np.float32(t)}
             shape = () if prefix else (2,)
@@ -87,12 +87,16 @@ def test_saved_transitions_of_n_steps_come_back_as_they_were(tmp_path: Path) -> 
     assert batch.next_observation[real, 0, 1].tolist() == [1, 2, 3, 3]
 
 
-@pytest.mark.parametrize("part_length", [1, 2, 3, 4, 100])
-def test_boundary_step_is_the_last_next_observation(tmp_path: Path, part_length: int) -> None:
-    with RolloutWriter(tmp_path, part_length=part_length) as writer:
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+def test_boundary_step_is_the_last_next_observation(tmp_path: Path, length: int) -> None:
+    with RolloutWriter(tmp_path) as writer:
         for step in [*tf_agents_steps(0, 3), *tf_agents_steps(1, 2, terminal=False)]:
             writer(step)
-    batch = RolloutDataset(tmp_path, 1).get_batch(5)
+    dataset = RolloutDataset(tmp_path, 1)
+    batches = [dataset.get_batch(length) for _ in range(0, 5, length)]
+    batch = TransitionBatch(
+        *(np.concatenate(part)[:5] if part[0] is not None else None for part in zip(*batches, strict=True))
+    )
     assert batch.observation[:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]
     assert batch.next_observation[:, 0].tolist() == [[0, 1], [0, 2], [0, 3], [1, 1], [1, 2]]
     assert batch.reward[:, 0].tolist() == [1, 2, 3, 1, 2]
@@ -118,7 +122,7 @@ def test_every_transition_comes_as_often_as_there_are_loops(
     tmp_path: Path, num_envs: int, length: int | None, loops: int
 ) -> None:
     lengths = [3, 1, 4, 2, 5]
-    write_transitions(tmp_path, lengths, part_length=2)
+    write_transitions(tmp_path, lengths)
     dataset = RolloutDataset(tmp_path, num_envs, loops, random_shuffle_traj_order=True)
     batches = []
     while True:
@@ -165,7 +169,7 @@ def test_each_loop_has_another_order(tmp_path: Path) -> None:
 
 
 def test_first_step_is_drawn_from_the_range_and_zero_if_the_trajectory_is_short(tmp_path: Path) -> None:
-    write_transitions(tmp_path, [10, 3], part_length=4)
+    write_transitions(tmp_path, [10, 3])
     starts: dict[int, set[int]] = {0: set(), 1: set()}
     for batch in itertools.islice(RolloutDataset(tmp_path, 1, 0, starting_frame_range=[4, 7], seed=0), 400):
         if batch.is_first[0]:
@@ -268,21 +272,21 @@ def test_fields_of_other_names_are_named_by_the_caller(tmp_path: Path) -> None:
 
 
 def test_damaged_trajectory_is_skipped_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_transitions(tmp_path, [4, 4, 4], part_length=2)
+    write_transitions(tmp_path, [4, 4, 4])
     damaged = list_trajectories(tmp_path)[1]
-    part = damaged / "steps_000002_000004.npz"  # not its first file: no step of it must come
-    part.write_bytes(part.read_bytes()[:-9] + bytes(9))
-    (tmp_path / "trajectory_5").mkdir()  # half-written by somebody else
+    last = np.float32(30).tobytes()  # its last action: no step of it must come
+    damaged.write_bytes(damaged.read_bytes().replace(last, bytes(4)))
+    (tmp_path / "trajectory_5.npz").touch()  # half-written by somebody else
     dataset = RolloutDataset(tmp_path, 1, 2)
     with caplog.at_level(logging.WARNING):
         found = delivered(dataset)
     assert found == [(episode, t) for episode in (0, 2) for t in range(4)] * 2
-    assert set(dataset.skipped) == {damaged.name, "trajectory_5"}
+    assert set(dataset.skipped) == {damaged.name, "trajectory_5.npz"}
     assert [damaged.name in record.getMessage() for record in caplog.records] == [False, True]
 
 
 def test_nothing_but_damaged_trajectories_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "trajectory_1").mkdir()
+    (tmp_path / "trajectory_1.npz").touch()
     with pytest.raises(rw.FormatError, match="none of 1 trajectories can be read"):
         RolloutDataset(tmp_path, 1, 0).get_batch()
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import json
 import logging
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,8 +22,8 @@ from interrupting import interrupted
 from rollout_steps import tf_agents_steps, transition, write_transitions
 
 import reverb_writer as rw
+from reverb_writer.files import RolloutWriter, StoredTrajectory, list_trajectories
 from reverb_writer.files.manifest import End
-from reverb_writer.rollouts import RolloutWriter, StoredTrajectory, list_trajectories
 
 
 def only(data_dir: Path) -> StoredTrajectory:
@@ -70,28 +73,28 @@ def test_bfloat16_comes_back(tmp_path: Path) -> None:
     assert loaded.astype(np.float32).tolist() == [[1.5, -2]]
 
 
-def test_numpy_reads_the_files_and_unzip_finds_them_sound(tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path, part_length=3) as writer:
-        for t in range(5):
+def test_numpy_reads_the_file_and_unzip_finds_it_sound(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
+        for t in range(3):
             writer({"camera": {"rgb": np.full((8, 8), t, np.uint8)}, "reward": np.float32(t)})
-    first, second = sorted(only(tmp_path).path.glob("*.npz"))
-    assert [first.name, second.name] == ["steps_000000_000003.npz", "steps_000003_000005.npz"]
-    with np.load(first, allow_pickle=False) as arrays:
+    path = only(tmp_path).path
+    with np.load(path, allow_pickle=False) as arrays:
         assert arrays["reward"].tolist() == [0, 1, 2]
         assert arrays["camera/rgb"][:, 0, 0].tolist() == [0, 1, 2]
-    with zipfile.ZipFile(second) as archive:
+    with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         kinds = {member.filename: member.compress_type for member in archive.infolist()}
-    assert kinds == {"camera/rgb.npy": zipfile.ZIP_DEFLATED, "reward.npy": zipfile.ZIP_STORED}
-    manifest = json.loads((only(tmp_path).path / "manifest.json").read_text())
-    assert manifest["num_steps"] == 5
+        manifest = json.loads(archive.read("manifest.json"))
+    stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+    assert kinds == {"manifest.json": stored, "camera/rgb.npy": deflated, "reward.npy": stored}
+    assert manifest["num_steps"] == 3
 
 
 def test_normalized_images_come_back_within_one_part_in_255(tmp_path: Path) -> None:
     values = np.array([[-0.2, 0, 0.5, 0.999, 1.0, 1.7]], np.float32)
     with RolloutWriter(tmp_path, encodings={"depth": "normalized_image"}) as writer:
         writer({"depth": values, "other": values})
-    with np.load(next(only(tmp_path).path.glob("*.npz"))) as arrays:
+    with np.load(only(tmp_path).path) as arrays:
         assert arrays["depth"].tolist() == [[[0, 0, 127, 254, 255, 255]]]
     loaded = only(tmp_path).load()
     np.testing.assert_allclose(loaded["depth"], [[[0, 0, 0.49804, 0.99608, 1, 1]]], atol=5e-6)
@@ -128,8 +131,8 @@ def test_end_flags_are_read_from_the_steps(tmp_path: Path) -> None:
     assert (first.num_steps, first.num_transitions) == (3, 2)
 
 
-def test_end_flags_of_rlds_steps_are_read_though_each_step_is_a_file(tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path, part_length=1) as writer:
+def test_end_flags_of_rlds_steps_are_read(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path) as writer:
         for t in range(3):
             writer({"observation": np.float32(t), "is_last": t == 2, "is_terminal": t == 2})
     manifest = only(tmp_path).manifest
@@ -161,7 +164,7 @@ def test_final_observation_is_stored_as_a_boundary_step(tmp_path: Path) -> None:
 
 
 def test_environments_are_episodes_of_their_own(tmp_path: Path) -> None:
-    with RolloutWriter(tmp_path, num_envs=2, part_length=2) as writer:
+    with RolloutWriter(tmp_path, num_envs=2) as writer:
         for t in range(3):
             writer({"x": np.array([t, 10 + t])}, terminated=[t == 1, False], truncated=[False, t == 2])
     stored = [StoredTrajectory(path) for path in list_trajectories(tmp_path)]
@@ -185,12 +188,11 @@ def test_step_unlike_the_first_is_refused_by_leaf_and_nothing_changes(tmp_path: 
 
 
 def test_whole_trajectories_can_be_saved_at_once(tmp_path: Path) -> None:
-    writer = RolloutWriter(tmp_path, part_length=2)
+    writer = RolloutWriter(tmp_path)
     steps = {"x": np.arange(5), "y": np.zeros((5, 2), np.float32)}
     path = writer.save(steps, terminated=True, metadata={"return": 3.5})
     stored = StoredTrajectory(path)
     assert stored.load()["x"].tolist() == [0, 1, 2, 3, 4]
-    assert len(stored.manifest.parts) == 3
     assert stored.manifest.metadata == {"return": 3.5}
     with pytest.raises(rw.StructureError, match="one T for all"):
         writer.save({"x": np.arange(5), "y": np.zeros((4, 2), np.float32)})
@@ -199,31 +201,53 @@ def test_whole_trajectories_can_be_saved_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_is_seen_of_a_trajectory_before_it_is_complete(tmp_path: Path) -> None:
-    writer = RolloutWriter(tmp_path, part_length=1)
+    writer = RolloutWriter(tmp_path)
     for t in range(4):
         writer({"x": t})
         assert list_trajectories(tmp_path) == []
     writer({"x": 4}, end_of_episode=True)
     assert only(tmp_path).manifest.num_steps == 5
+    assert [path.name for path in tmp_path.iterdir()] == [only(tmp_path).name]
+
+
+def test_episode_of_any_length_comes_back(tmp_path: Path) -> None:
+    with RolloutWriter(tmp_path, num_envs=2) as writer:
+        for t in range(300):
+            writer({"x": np.array([t, 1000 + t])}, end_of_episode=[t == 299, t % 100 == 0])
+    found = sorted(StoredTrajectory(path).load()["x"].tolist() for path in list_trajectories(tmp_path))
+    assert found == [
+        [*range(300)],
+        [1000],
+        [*range(1001, 1101)],
+        [*range(1101, 1201)],
+        [*range(1201, 1300)],
+    ]
 
 
 def test_what_a_killed_writer_leaves_is_never_seen(tmp_path: Path) -> None:
     script = """if True:
         import os, sys
-        from reverb_writer.rollouts import RolloutWriter
-        writer = RolloutWriter(sys.argv[1], part_length=2)
-        for t in range(5):
-            writer({"x": t})
-        os._exit(9)"""
+        from pathlib import Path
+        from reverb_writer.files import RolloutWriter
+        writer = RolloutWriter(sys.argv[1])
+        Path.rename = lambda *_: os._exit(9)  # killed when all is written, and not visible yet
+        writer({"x": 1}, end_of_episode=True)"""
     assert subprocess.run([sys.executable, "-c", script, tmp_path], check=False, timeout=60).returncode == 9
-    assert [path.name.startswith(".partial_trajectory_") for path in tmp_path.iterdir()] == [True]
+    (partial,) = tmp_path.iterdir()
+    assert partial.name.startswith(".partial_trajectory_")
     assert list_trajectories(tmp_path) == []
+    RolloutWriter(tmp_path)
+    assert partial.exists()  # it may be another writer's, which is at it
+    an_hour_ago = partial.stat().st_mtime - 3601
+    os.utime(partial, (an_hour_ago, an_hour_ago))
+    RolloutWriter(tmp_path)
+    assert not partial.exists()
 
 
 def test_writers_in_several_processes_share_a_directory(tmp_path: Path) -> None:
     script = """if True:
         import sys
-        from reverb_writer.rollouts import RolloutWriter
+        from reverb_writer.files import RolloutWriter
         with RolloutWriter(sys.argv[1]) as writer:
             for episode in range(20):
                 for t in range(5):
@@ -241,52 +265,60 @@ def test_order_survives_copying_and_folders_within_folders(tmp_path: Path) -> No
     names = [path.name for path in list_trajectories(tmp_path / "from")]
     for name in reversed(names):
         (found,) = (tmp_path / "from").rglob(name)
-        shutil.copytree(found, tmp_path / "to" / name)
+        (tmp_path / "to").mkdir(exist_ok=True)
+        shutil.copy(found, tmp_path / "to" / name)
     assert [path.name for path in list_trajectories(tmp_path / "to")] == names
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "missing", "manifest", "torn manifest", "no manifest", "version"])
-def test_damaged_trajectory_is_refused_by_name(tmp_path: Path, damage: str) -> None:
-    write_transitions(tmp_path, [4], part_length=2)
+def rewritten(path: Path, change: Any) -> bytes:
+    """Return a file whose manifest was changed by somebody who knows how to write a zip file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(out, "w") as changed:
+        for member in archive.namelist():
+            data = archive.read(member)
+            changed.writestr(member, change(data.decode()) if member == "manifest.json" else data)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda path: path.read_bytes().replace(b"NUMPY", b"NUMPX"), "torn or damaged"),
+        (lambda path: path.read_bytes()[:-1], "torn or damaged"),
+        (lambda path: path.read_bytes()[: path.stat().st_size // 2], "torn or damaged"),
+        (lambda _: b"", "torn or damaged"),
+        (lambda path: path.read_bytes().replace(b'"truncated": false', b'"truncated": true '), "torn or damaged"),
+        (lambda path: path.read_bytes().replace(b"manifest.json", b"manifold.json"), "torn or damaged"),
+        (lambda path: rewritten(path, lambda text: text[: len(text) // 2]), "its manifest cannot be read"),
+        (
+            lambda path: rewritten(path, lambda text: text.replace('"version": 1', '"version": 2')),
+            "version 2; expected",
+        ),
+        (lambda path: rewritten(path, lambda text: text.replace('"num_steps": 4', '"num_steps": 5')), "expected 148"),
+        (lambda path: rewritten(path, lambda text: text.replace('"num_steps": 4', '"num_steps": 0')), "at least one"),
+        (
+            lambda path: rewritten(path, lambda text: re.sub('"structure": ".*?"', '"structure": ""', text)),
+            "`structure`",
+        ),
+    ],
+)
+def test_damaged_trajectory_is_refused_by_name(tmp_path: Path, damage: Any, text: str) -> None:
+    write_transitions(tmp_path, [4])
     path = list_trajectories(tmp_path)[0]
-    part, manifest = path / "steps_000002_000004.npz", path / "manifest.json"
-    data, text = bytearray(part.read_bytes()), manifest.read_text()
-    if damage == "flip":
-        data[len(data) // 2] ^= 1
-        part.write_bytes(data)
-    elif damage == "cut":
-        part.write_bytes(data[:-1])
-    elif damage == "missing":
-        part.unlink()
-    elif damage == "manifest":
-        manifest.write_text(text.replace('"terminated": true', '"terminated": false'))
-    elif damage == "torn manifest":
-        manifest.write_text(text[: len(text) // 2])
-    elif damage == "version":
-        manifest.write_text(text.replace('"version": 1', '"version": 2'))
-    else:
-        manifest.unlink()
-    with pytest.raises(rw.FormatError, match=f"trajectory `{path.name}`"):
+    path.write_bytes(damage(path))
+    with pytest.raises(rw.FormatError, match=f"trajectory `{path.name}`: .*{text}"):
         StoredTrajectory(path).load()
 
 
-def test_full_disk_gives_up_the_episode_and_goes_on_with_the_next(tmp_path: Path) -> None:
-    writer = RolloutWriter(tmp_path / "data", part_length=2)
-    writer({"x": 0})
-    shutil.rmtree(tmp_path / "data")
-    (tmp_path / "data").write_text("in the way")
-    with pytest.raises(OSError, match="data"):
-        writer({"x": 1})
-    writer({"x": 2}, end_of_episode=True)  # of the episode that is lost
-    (tmp_path / "data").unlink()
-    (tmp_path / "data").mkdir()
-    writer({"x": 3}, end_of_episode=True)
-    assert only(tmp_path / "data").load()["x"].tolist() == [3]
+def test_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(rw.FormatError, match=r"trajectory `trajectory_1\.npz`: .*No such file"):
+        StoredTrajectory(tmp_path / "trajectory_1.npz")
 
 
-def test_disk_that_is_full_at_the_last_step_of_an_episode_costs_the_next_nothing(tmp_path: Path) -> None:
+def test_disk_that_is_full_at_the_end_of_an_episode_costs_the_next_nothing(tmp_path: Path) -> None:
     data_dir = tmp_path / "data"
-    writer = RolloutWriter(data_dir, part_length=1)
+    writer = RolloutWriter(data_dir)
+    writer({"x": 0})
     data_dir.rmdir()
     data_dir.touch()
     with pytest.raises(OSError, match="data"):
@@ -297,7 +329,26 @@ def test_disk_that_is_full_at_the_last_step_of_an_episode_costs_the_next_nothing
     assert only(data_dir).load()["x"].tolist() == [2]
 
 
-def test_full_disk_takes_no_step_from_environments_whose_steps_are_in_memory(tmp_path: Path) -> None:
+def test_disk_that_is_full_while_a_file_is_written_keeps_nothing_of_it(tmp_path: Path) -> None:
+    writer = RolloutWriter(tmp_path)
+    writer({"x": 0}, end_of_episode=True)
+    taken = tmp_path / only(tmp_path).name.replace("_00000000", "_00000001")
+    original = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device", str(path))
+
+    Path.rename = refuse  # type: ignore[method-assign, assignment]
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            writer({"x": 1}, end_of_episode=True)
+    finally:
+        Path.rename = original  # type: ignore[method-assign]
+    assert not taken.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [only(tmp_path).name]
+
+
+def test_full_disk_takes_no_step_from_environments_whose_episodes_go_on(tmp_path: Path) -> None:
     data_dir, moved = tmp_path / "data", tmp_path / "moved"
 
     def block(other: Path) -> None:
@@ -308,14 +359,14 @@ def test_full_disk_takes_no_step_from_environments_whose_steps_are_in_memory(tmp
         data_dir.unlink()
         data_dir.mkdir()
 
-    with RolloutWriter(data_dir, num_envs=2, part_length=2) as writer:
+    with RolloutWriter(data_dir, num_envs=2) as writer:
         writer({"x": np.array([1, 10])}, end_of_episode=[False, True])
-        block(tmp_path / "first")
-        with pytest.raises(OSError, match="data"):  # two steps of the first environment are a part
-            writer({"x": np.array([2, 11])}, end_of_episode=[False, False])
+        block(moved)
+        with pytest.raises(OSError, match="data"):
+            writer({"x": np.array([2, 11])}, end_of_episode=[True, False])
         make_way()
         writer({"x": np.array([3, 12])}, end_of_episode=[True, True])
-        block(moved)
+        block(tmp_path / "second")
         with pytest.raises(OSError, match="data"):
             writer({"x": np.array([4, 13])}, end_of_episode=[True, True])
         make_way()
@@ -325,31 +376,34 @@ def test_full_disk_takes_no_step_from_environments_whose_steps_are_in_memory(tmp
             writer.end_episode()
         make_way()
         writer({"x": np.array([6, 15])}, end_of_episode=[False, False])
-    assert sorted(StoredTrajectory(path).load()["x"].tolist() for path in list_trajectories(moved)) == [[11, 12]]
-    assert sorted(StoredTrajectory(path).load()["x"].tolist() for path in list_trajectories(data_dir)) == [[6], [15]]
+    for folder, expected in ((moved, [[10]]), (tmp_path / "second", [[3], [11, 12]]), (data_dir, [[6], [15]])):
+        assert sorted(StoredTrajectory(path).load()["x"].tolist() for path in list_trajectories(folder)) == expected
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt in a finalizer is printed
-def test_interrupt_while_a_part_is_written_leaves_no_hole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [7, 9])
+def test_interrupt_of_a_step_leaves_no_hole(tmp_path: Path, at: int) -> None:
     def write_one() -> None:
         with contextlib.suppress(ValueError):  # zipfile's, if an interrupt comes while a member of an archive is open
-            writer({"n": np.int64(7)}, end_of_episode=False)
+            writer({"n": np.int64(at)}, end_of_episode=at == 9)
 
     moment, was_interrupted = 1, True
     while was_interrupted:
         folder = tmp_path / str(moment)
-        with RolloutWriter(folder, part_length=4) as writer:
+        with RolloutWriter(folder) as writer:
             for t in range(10):
-                if t == 7:
+                if t == at:
                     was_interrupted = not interrupted(write_one, moment)
                 else:
                     writer({"n": np.int64(t)}, end_of_episode=t == 9)
+            writer.end_episode()  # the last step may not have been taken
             for t in range(5):
                 writer({"n": np.int64(t)}, end_of_episode=t == 4)
         *first, second = [StoredTrajectory(path).load()["n"].tolist() for path in list_trajectories(folder)]
-        without_the_call = [t for t in range(10) if t != 7]
+        without_the_call = [t for t in range(10) if t != at]
         assert first in ([], [without_the_call], [list(range(10))]), moment
         assert second == list(range(5))
+        assert not [*folder.glob(".partial_*")]
         moment += 1 + moment // 40
     gc.collect()  # here, where the warning is expected
     assert first == [list(range(10))]
@@ -370,7 +424,7 @@ def test_leaf_that_a_zip_file_would_cut_short_is_refused(tmp_path: Path) -> None
 def test_rollouts_load_neither_grpc_nor_torch() -> None:
     script = (
         "import sys, reverb_writer as rw\n"
-        "rw.rollouts.RolloutWriter, rw.rollouts.RolloutDataset\n"
+        "rw.files.RolloutWriter, rw.files.RolloutDataset\n"
         "sys.exit(bool({'grpc', 'torch', 'click'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 0

@@ -9,7 +9,7 @@ import pytest
 from rollout_steps import write_transitions
 
 import reverb_writer as rw
-from reverb_writer.rollouts import RolloutDataset
+from reverb_writer.files import RolloutDataset
 
 torch = pytest.importorskip("torch")
 
@@ -58,11 +58,11 @@ def test_next_observation_and_flags_are_tensors_too(tmp_path: Path) -> None:
     assert last.timeout.tolist() == last.done.tolist() == [True]
     assert last.next_observation.tolist() == [[0, 1]]
     assert type(last).__name__ == "TransitionBatch"
-    assert rw.rollouts.RolloutDataset is RolloutDataset
+    assert rw.files.RolloutDataset is RolloutDataset
 
 
 def test_strings_come_as_lists_beside_tensors(tmp_path: Path) -> None:
-    with rw.rollouts.RolloutWriter(tmp_path) as writer:
+    with rw.files.RolloutWriter(tmp_path) as writer:
         for t, name in enumerate((b"go", b"stop")):
             step = {"observation": np.array(name, object), "action": np.float32(t), "reward": np.float32(t)}
             writer(step, terminated=t == 1, truncated=False)
@@ -73,7 +73,7 @@ def test_strings_come_as_lists_beside_tensors(tmp_path: Path) -> None:
 
 def test_bfloat16_comes_as_tensors(tmp_path: Path) -> None:
     bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
-    with rw.rollouts.RolloutWriter(tmp_path) as writer:
+    with rw.files.RolloutWriter(tmp_path) as writer:
         step = {"observation": np.array(1.5, bfloat16), "action": np.float32(0), "reward": np.float32(0)}
         writer(step, terminated=True, truncated=False)
     batch = RolloutDataset(tmp_path, 1, device="cpu").get_batch()

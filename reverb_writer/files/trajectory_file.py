@@ -1,0 +1,151 @@
+"""Trajectories on disk: one `.npz` file each, made visible by one rename; zip's CRC-32 finds damage.
+
+trajectory_01764000000000000000_1f3a9c2e_00000007.npz
+    manifest.json            how long it is, how it ended, what its steps are
+    observation/rgb.npy      all steps of a leaf: [T, ...]
+    reward.npy
+.partial_trajectory_...      being written, or left by a writer that was killed: never read
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import struct
+import time
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from reverb_writer.errors import FormatError
+from reverb_writer.files import npz
+from reverb_writer.files.manifest import Manifest
+from reverb_writer.nests import packer, rows
+
+Array = npt.NDArray[Any]
+
+PREFIX, SUFFIX = "trajectory_", ".npz"
+
+_PARTIAL = ".partial_"
+_MANIFEST = "manifest.json"
+_ABANDONED_S = 3600.0  # a file that is being written changes all the time: for an hour without a change, nobody writes
+# What `zipfile` raises for a file that is damaged, torn or none; RuntimeError if a bit says that a member is encrypted.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, KeyError, OverflowError, RuntimeError, ValueError)
+
+
+def write_trajectory(path: Path, manifest: Manifest, columns: Sequence[Array]) -> None:
+    """Write a trajectory, leaves [T, ...], which is seen when all of it is on disk.
+
+    Raises:
+        OSError: the disk failed, for example because it is full. Nothing is left there, as after an interrupt.
+    """
+    data = npz.write(manifest.layout.encode(columns), {_MANIFEST: manifest.to_json()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{_PARTIAL}{path.name}")
+    try:
+        partial.write_bytes(data)
+        partial.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def remove_abandoned(data_dir: Path) -> None:
+    """Remove what writers that were killed have left unfinished in a directory."""
+    for partial in data_dir.glob(f"{_PARTIAL}{PREFIX}*"):
+        with contextlib.suppress(OSError):  # another writer does the same
+            if time.time() - partial.stat().st_mtime > _ABANDONED_S:
+                partial.unlink()
+
+
+class StoredTrajectory:
+    """A trajectory on disk whose manifest is read. Immutable; safe to share between threads.
+
+    Example:
+        for path in list_trajectories("demos"):
+            steps = StoredTrajectory(path).load()
+
+    Attributes:
+        path: its file.
+        manifest: its description.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Read the manifest; the steps are read later.
+
+        Raises:
+            FormatError: it is torn, damaged, or not of this format; names the file.
+        """
+        self.path = Path(path)
+        with self._named(), npz.Reader(self.path) as archive:
+            self.manifest = Manifest.from_json(archive.text(_MANIFEST))
+
+    def __repr__(self) -> str:
+        return f"<StoredTrajectory in {self.path}: {self.manifest.num_steps} steps>"
+
+    @property
+    def name(self) -> str:
+        """The file's name; names sort by time."""
+        return self.path.name
+
+    def load(self) -> Any:
+        """Return all steps, as a nest with leaves [T, ...], owned by the caller.
+
+        Raises:
+            FormatError: the file is damaged; names it.
+        """
+        columns = [column if column.flags.writeable else column.copy() for column in self._columns()]
+        return packer(self.manifest.layout.nest)(columns)
+
+    def steps(self) -> Iterator[Any]:
+        """Yield the steps one by one, as they were given to the writer."""
+        yield from rows(self.manifest.layout.nest, self._columns())
+
+    def _columns(self) -> list[Array]:
+        with self._named(), npz.Reader(self.path) as archive:
+            return self.manifest.layout.decode(archive, self.manifest.num_steps)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except (FormatError, OSError) as error:
+            raise FormatError(f"trajectory `{self.path.name}`: {error}") from error
+        except _DAMAGED as error:
+            raise FormatError(f"trajectory `{self.path.name}`: it is torn or damaged ({error}).") from error
+
+
+def list_trajectories(data_dir: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of the complete trajectories under `data_dir`, oldest first.
+
+    Subfolders are searched too, because several writers may each have one. A missing directory has no trajectories. The
+    order is that of the times in the names, so copying does not change it.
+    """
+    found: list[Path] = []
+    pending = [os.fspath(data_dir)]
+    while pending:
+        with contextlib.suppress(FileNotFoundError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    pending.append(entry.path)
+                elif entry.name.startswith(PREFIX) and entry.name.endswith(SUFFIX):
+                    found.append(Path(entry.path))
+    return sort_by_time(found)
+
+
+def sort_by_time(paths: Iterable[Path]) -> list[Path]:
+    """Return trajectories by the time, or number, in their names."""
+    return sorted(paths, key=lambda path: (_number(path.name), path.name))
+
+
+def _number(name: str) -> int:
+    digits = re.match(r"\d+", name.removeprefix(PREFIX))
+    return int(digits[0]) if digits else -1
