@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from reverb_writer.cli.groups import Group
 from reverb_writer.cli.server_options import new_client, sampler_options, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.progress import progress
@@ -20,7 +21,7 @@ from reverb_writer_server.config.bind import ALL, LOOPBACK
 _PATH = click.Path(path_type=Path)
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """The commands; `serve` is the default."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -82,7 +83,7 @@ def serve(
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
-    failed.
+    failed, 6 ended itself because it was not alive.
     """
     from reverb_writer_server import parent_death, signals
 
@@ -155,7 +156,7 @@ def validate(config: Path, shard: int | None, as_json: bool) -> None:
         click.echo(f"restores checkpoint {restored.name}")
 
 
-@commands.group()
+@commands.group(cls=Group)
 def checkpoints() -> None:
     """Inspect checkpoints on disk; no server is needed."""
 
