@@ -6,6 +6,9 @@ import importlib
 
 import click
 
+from reverb_writer import __version__
+from reverb_writer.cli.groups import Group
+
 __all__ = ["commands", "main"]
 
 _MODULE_OF = {
@@ -14,6 +17,7 @@ _MODULE_OF = {
     "import": "import_rollouts",
     "local": "serve_locally",
     "ray": "ray_commands",
+    "reset": "reset",
     "reshard": "reshard",
     "status": "status",
 }
@@ -24,7 +28,7 @@ def main() -> None:
     commands()
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """Commands by name, from modules that load when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's signature
@@ -35,4 +39,6 @@ class _Commands(click.Group):
         return importlib.import_module(f"{__name__}.{module}").command if module else None
 
 
-commands = _Commands("reverb-writer", help="Inspect Reverb replay servers, and import and export their data.")
+commands = click.version_option(__version__, prog_name="reverb-writer")(
+    _Commands("reverb-writer", help="Inspect Reverb replay servers, and import and export their data.")
+)

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from reverb_writer.cli.groups import Group
 from reverb_writer.cli.server_options import report_errors, sampler_options, table_configs, timeout_option
 from reverb_writer.ray.cluster import ReplayCluster
 from reverb_writer.ray.connecting import connect_ray
@@ -18,7 +19,7 @@ from reverb_writer.ray.shard_report import ClusterStatus
 _MIB = 2**20
 
 
-@click.group("ray")
+@click.group("ray", cls=Group)
 def command() -> None:
     """Run replay servers as one replay on a Ray cluster."""
 

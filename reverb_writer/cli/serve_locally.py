@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -31,6 +32,14 @@ def command(
     sampler_exponent: float | None,
 ) -> None:
     """Serve tables that drop the oldest item when they are full; for trying out and tests."""
+    with socket.socket() as trial:  # gRPC would write a line of its own before the error
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise click.ClickException(
+                f"cannot listen on 127.0.0.1:{port}: {error.strerror}. Give another --port."
+            ) from error
     stopping = threading.Event()
     with (
         report_errors(),

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from reverb_writer.cli.groups import Group
 from reverb_writer.cli.server_options import new_client, sampler_options, security_options, timeout_option
 from reverb_writer.errors import ReverbWriterError
 from reverb_writer.progress import progress
 from reverb_writer_server import __version__
-from reverb_writer_server.config.bind import ALL, LOOPBACK
+from reverb_writer_server.config.schema import KEYS
 
 _PATH = click.Path(path_type=Path)
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """The commands; `serve` is the default."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -28,6 +29,18 @@ class _Commands(click.Group):
         if not args or (args[0].startswith("-") and args[0] not in ("--help", "--version")):
             args = ["serve", *args]
         return super().parse_args(ctx, args)
+
+
+def key_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of the configuration's keys; each argument is named by its key, with `__` for `.`."""
+    for name, key in reversed([*KEYS.items()]):
+        if key.option:
+            kind: Any = click.Choice(key.kind.options) if key.kind.options else click.STRING
+            if int in key.kind.types:
+                kind = click.IntRange(int(key.kind.minimum), int(key.kind.maximum))
+            help_line = f"{key.meaning[0].upper()}{key.meaning[1:]}."
+            command = click.option(key.option, name.replace(".", "__"), type=kind, help=help_line)(command)
+    return command
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -38,34 +51,13 @@ def commands() -> None:
 
 @commands.command()
 @click.option("--config", type=_PATH, envvar="REVERB_WRITER_CONFIG", help="TOML file, or Reverb's textproto.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0 for a free one.")
-@click.option(
-    "--bind",
-    type=click.Choice([LOOPBACK, ALL]),
-    help=f"Address to accept connections on; {LOOPBACK} by default, {ALL} for all interfaces.",
-)
-@click.option("--http-port", type=click.IntRange(0, 65535), help="Port of the status page, metrics and health checks.")
 @click.option("--table", "names", multiple=True, metavar="NAME", help="A table; repeat it for more.")
 @click.option("--max-size", type=int, metavar="N", help="Maximum number of items of each --table.")
 @click.option(
     "--min-size", type=int, metavar="N", help="Number of items that each --table needs before sampling starts."
 )
 @sampler_options
-@click.option("--shards", type=click.IntRange(1, 1000), help="Number of servers that are one replay; 1 by default.")
-@click.option("--shard", type=click.IntRange(0, 999), help="Number of this server among them, from 0.")
-@click.option("--checkpoints", type=_PATH, metavar="DIR", help="Folder for checkpoints.")
-@click.option("--restore", metavar="NAME", help="Checkpoint to restore: latest, none or a name.")
-@click.option(
-    "--on-mismatch",
-    type=click.Choice(["refuse", "checkpoint", "config"]),
-    help="Whose tables to serve if checkpoint and configuration differ.",
-)
-@click.option(
-    "--on-damage",
-    type=click.Choice(["older", "stop"]),
-    help="What to do if the newest checkpoint is damaged: restore an older one, or stop.",
-)
-@click.option("--log-format", type=click.Choice(["text", "json"]), help="Format of the log.")
+@key_options
 @click.option(
     "--end-with", type=int, metavar="PID", help="Parent process to end with, at once and without a last checkpoint."
 )
@@ -82,7 +74,7 @@ def serve(
     """Serve until SIGTERM or SIGINT. Command line options override environment variables, which override the file.
 
     Exit code: 0 stopped as asked, 1 cannot start, 2 wrong usage, 3 cannot restore, 4 Reverb died, 5 the last checkpoint
-    failed.
+    failed, 6 ended itself because it was not alive.
     """
     from reverb_writer_server import parent_death, signals
 
@@ -94,22 +86,8 @@ def serve(
     from reverb_writer_server.config import schema as configuration
     from reverb_writer_server.service import Service
 
-    keys = {
-        "port": ("port",),
-        "bind": ("bind",),
-        "http_port": ("http", "port"),
-        "shards": ("cluster", "shards"),
-        "shard": ("cluster", "shard"),
-        "checkpoints": ("checkpoints", "directory"),
-        "restore": ("checkpoints", "restore"),
-        "on_mismatch": ("checkpoints", "on_mismatch"),
-        "on_damage": ("checkpoints", "on_damage"),
-        "log_format": ("log", "format"),
-    }
     flags: dict[tuple[str, ...], Any] = {
-        keys[name]: str(value) if isinstance(value, Path) else value
-        for name, value in given.items()
-        if value is not None
+        tuple(name.split("__")): value for name, value in given.items() if value is not None
     }
     check_unique_names(names)
     of_tables = {
@@ -155,7 +133,7 @@ def validate(config: Path, shard: int | None, as_json: bool) -> None:
         click.echo(f"restores checkpoint {restored.name}")
 
 
-@commands.group()
+@commands.group(cls=Group)
 def checkpoints() -> None:
     """Inspect checkpoints on disk; no server is needed."""
 

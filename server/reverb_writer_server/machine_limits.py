@@ -1,8 +1,9 @@
-"""Limits of the machine: file descriptors, and whether the kernel has ended a process for want of memory."""
+"""What the kernel tells: limits of descriptors, processes that it ended for want of memory, and time of a thread."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from pathlib import Path
 
@@ -29,3 +30,12 @@ def num_oom_kills() -> int:
             lines = (line.split() for line in Path(path).read_text().splitlines())
             total += sum(int(words[1]) for words in lines if words[0] == "oom_kill")
     return total
+
+
+def thread_cpu_s(thread: int | None) -> float:
+    """Return how many seconds of processor time a thread of this process has had; 0 if it has ended."""
+    try:
+        fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")

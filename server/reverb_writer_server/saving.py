@@ -23,6 +23,7 @@ from reverb_writer_server.config.schema import CheckpointConfig
 from reverb_writer_server.jobs import Jobs
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
+from reverb_writer_server.reverb.save_progress import SaveProgress
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 
 _logger = logging.getLogger(__name__)
@@ -30,7 +31,6 @@ _POLL_S = 0.05
 _FOR_EVER_S = 1e9
 _CONNECT_TIMEOUT_S = 10.0
 _STILL_S = 60.0  # a save that neither writes nor computes for this long has come to a standstill
-_BUSY_PART = 0.1  # of a processor's time, from which on the process computes
 _REFRESH_S = 10.0  # whether kept checkpoints were removed by hand
 _YOUNG_S = 2.0  # within which a client's save is sure to have opened its first file
 _ATTEMPTS = 3
@@ -192,7 +192,7 @@ class Saver:
             ReverbProcessError: the process has ended.
             SaveError: nothing goes on any more.
         """
-        moved_at, written, cpu_s = time.monotonic(), self._written_bytes(), self._process.cpu_s()
+        progress = SaveProgress(self._process, self._folder.incoming)
         while not is_done():
             if not self._process.alive():
                 raise ReverbProcessError("the Reverb process has died during a checkpoint.")
@@ -203,13 +203,8 @@ class Saver:
                 _logger.info("the checkpoint under way was ended: the last one follows, and has all that it had")
                 return False
             self._pause.wait(_POLL_S)
-            now = time.monotonic()
-            if now - moved_at < 1:
-                continue
-            bytes_now, cpu_now = self._written_bytes(), self._process.cpu_s()
-            if bytes_now != written or cpu_now - cpu_s > _BUSY_PART * (now - moved_at):
-                moved_at, written, cpu_s = now, bytes_now, cpu_now
-            elif now - moved_at > _STILL_S:
+            self._state.work_runs()
+            if progress.still_s() > _STILL_S:
                 raise SaveError(
                     f"the save has come to a standstill: for {_STILL_S:g} s the Reverb process has neither written nor "
                     "computed. It may be stopped, or its disk does not answer."
@@ -252,10 +247,3 @@ class Saver:
         elif adopted.refused:
             raise SaveError(f"Reverb reported success, but its checkpoint is damaged: {adopted.refused}")
         return bool(adopted.kept)
-
-    def _written_bytes(self) -> int:
-        """Return the size of what Reverb has written so far."""
-        try:
-            return sum(file.stat().st_size for file in self._folder.incoming.rglob("*"))
-        except OSError:  # a file has gone
-            return 0

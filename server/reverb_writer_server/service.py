@@ -7,8 +7,8 @@
 Two threads: the main one answers signals and touches no disk; the other does all the rest.
 
 Exit codes: 0 stopped as asked, with the last checkpoint on disk; 1 cannot start as configured; 3 cannot restore; 4 the
-Reverb process has died; 5 the last checkpoint failed; 128 + signal: stopped at once by a signal. (2 is wrong usage of
-the command line.)
+Reverb process has died; 5 the last checkpoint failed; 6 ended by itself because it was not alive; 128 + signal: stopped
+at once by a signal. (2 is wrong usage of the command line.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import signal
 import socket
 import threading
 import time
@@ -29,7 +28,7 @@ from reverb_writer_server.checkpoints.folder import CheckpointFolder
 from reverb_writer_server.checks import RestoreError, check_memory
 from reverb_writer_server.config.schema import ServerConfig
 from reverb_writer_server.jobs import Jobs
-from reverb_writer_server.machine_limits import raise_descriptor_limit
+from reverb_writer_server.machine_limits import raise_descriptor_limit, thread_cpu_s
 from reverb_writer_server.observability import banner
 from reverb_writer_server.observability.describe import format_bytes
 from reverb_writer_server.observability.disk import DiskFacts, DiskWatch
@@ -39,11 +38,12 @@ from reverb_writer_server.observability.monitor import Monitor
 from reverb_writer_server.observability.state import CheckpointStatus, ServiceState
 from reverb_writer_server.observability.systemd import notifying
 from reverb_writer_server.reverb.draining import connections_to
+from reverb_writer_server.reverb.save_progress import SaveProgress
 from reverb_writer_server.reverb.supervisor import ReverbProcess, ReverbProcessError
 from reverb_writer_server.saving import Saver
 from reverb_writer_server.starting import Started, start
 
-STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED = 0, 1, 3, 4, 5
+STOPPED, CANNOT_START, CANNOT_RESTORE, DIED, LAST_CHECKPOINT_FAILED, NOT_ALIVE = 0, 1, 3, 4, 5, 6
 
 _logger = logging.getLogger(__name__)
 _TICK_S = 1.0
@@ -73,7 +73,10 @@ class Service:
         self._wanted: queue.SimpleQueue[Future[ReverbProcess]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._pause = threading.Event()  # never set
-        self._outcome = DIED
+        self._outcome, self._ends_itself = DIED, False
+        self._died_at: float | None = None
+        self._failed_at: float | None = None  # since when it has not been alive, though it serves
+        self._work_cpu_s = 0.0
         self._error: Exception | None = None
 
     def run(self) -> int:
@@ -84,27 +87,49 @@ class Service:
         """
         work = threading.Thread(target=self._work, name="service", daemon=True)
         work.start()
-        died_at = None
         while work.is_alive():
             self._state.loop_runs()
             received = signals.next_signal(_PAUSE_S)
             with contextlib.suppress(queue.Empty):
                 self._start_process(self._wanted.get_nowait())
-            if received is not None and self._stop.is_set():
-                _logger.warning("%s again: stopped at once", received.name)
-                return self._stop_at_once(received)
-            if received is not None and not self._may_have_clients():
-                return self._stop_at_once(received)  # nothing is served yet, so nothing is lost
+            if received is not None and (self._stop.is_set() or not self._may_have_clients()):
+                if self._stop.is_set():
+                    _logger.warning("%s again: stopped at once", received.name)
+                self._stop_at_once()  # or nothing is served yet, so nothing is lost
+                return 128 + received
             if received is not None:
                 _logger.info("%s: taking no more work; a second signal stops at once", received.name)
                 self._stop.set()
-            if self._state.phase == "serving" and self._process is not None and not self._process.alive():
-                died_at = died_at or time.monotonic()
-                if time.monotonic() - died_at > _END_TIMEOUT_S:  # the other thread waits for a disk
-                    return DIED
+            code = self._look_at(work)
+            if code is not None:
+                return code
         if self._error is not None:
             raise self._error
-        return self._outcome
+        return NOT_ALIVE if self._ends_itself and self._outcome == STOPPED else self._outcome
+
+    def _look_at(self, work: threading.Thread) -> int | None:
+        """See whether the service is alive; return the exit code if it is to end at once, because `work` hangs."""
+        now = time.monotonic()
+        if (cpu_s := thread_cpu_s(work.native_id)) != self._work_cpu_s:
+            self._work_cpu_s = cpu_s
+            self._state.work_runs()
+        if self._state.phase != "serving" or self._process is None:
+            return None
+        if not self._process.alive():
+            self._died_at = self._died_at or now
+            return DIED if now - self._died_at > _END_TIMEOUT_S else None
+        is_alive, why = self._state.alive()
+        self._failed_at = None if is_alive or self._stop.is_set() else self._failed_at or now
+        # By this loop's time: after a pause of the whole machine, the monitor has its turn first.
+        if self._failed_at is None or not 0 < self._config.http_max_silence_s < now - self._failed_at:
+            return None
+        _logger.error("the server ends itself: %s", why)
+        if self._state.work_hangs():  # nobody is there to write a last checkpoint
+            self._stop_at_once()
+            return NOT_ALIVE
+        self._ends_itself = True
+        self._stop.set()
+        return None
 
     def _start_process(self, wanted: Future[ReverbProcess]) -> None:
         """Start a Reverb process, which ends with the thread that has started it: so it is this one."""
@@ -124,10 +149,9 @@ class Service:
                 return True
         return False
 
-    def _stop_at_once(self, received: signal.Signals) -> int:
+    def _stop_at_once(self) -> None:
         if self._process is not None:
             self._process.kill()
-        return 128 + received
 
     # All below runs in the other thread.
 
@@ -162,8 +186,13 @@ class Service:
                 _logger.error("%s", error)  # noqa: TRY400  # the message says what to do; a traceback would hide it
             return code
         if self._folder is not None:
-            self._folder.owner.update(failure="", failures=0)
-        return self._serve(resources, started)
+            self._folder.owner.update(failure="", failures=0, end="killed")  # unless this one tells something else
+        code = self._serve(resources, started)
+        if self._folder is not None:
+            died = "oom" if started.process.was_ended_for_want_of_memory() else "died"
+            end = died if code == DIED else "unhealthy" if self._ends_itself else "stopped"
+            self._folder.owner.update(end=end)
+        return code
 
     def _begin(self, resources: contextlib.ExitStack) -> None:
         """Say what is going to be served, and serve the status page."""
@@ -198,6 +227,7 @@ class Service:
         state.keeps_checkpoints = True
         state.checkpoint_every_s = wanted.every_s
         state.starts = folder.starts
+        state.previous_end = folder.owner.mark.end
         latest = folder.latest()
         state.checkpoints = CheckpointStatus(latest, latest.size_bytes if latest else 0, folder.count())
 
@@ -232,24 +262,31 @@ class Service:
 
     def _serve(self, resources: contextlib.ExitStack, started: Started) -> int:
         state, process = self._state, started.process
-        state.monitor = Monitor(f"localhost:{started.port}", [table.name for table in started.tables])
-        resources.callback(state.monitor.close)
-        started.log(state.monitor)
+        names = [table.name for table in started.tables]
+        address = f"localhost:{started.port}"
+        is_saving = SaveProgress(process, self._folder.incoming).moves if self._folder is not None else lambda: False
+        state.monitor = monitor = Monitor(address, names, is_saving)
+        resources.callback(monitor.close)
+        self._figures = monitor.latest()
         saver = None
         if self._folder is not None:
-            address = f"localhost:{started.port}"
             saver = Saver(self._config.checkpoints, self._folder, process, address, state, self._jobs)
             resources.callback(saver.close)
         if self._config.memory_alert_bytes:
             alert = MemoryAlert(self._config.memory_alert_bytes)
             self._jobs.every("memory", _TICK_S, lambda: self._look_at_memory(alert, saver))
-        self._jobs.every("figures", self._config.log_figures_every_s, self._log_figures)
+        self._jobs.every("figures", self._config.log_figures_every_s, lambda: self._log_figures(monitor))
         self._jobs.start()
         resources.callback(self._jobs.close)
-        state.address = f"localhost:{started.port}"
+        state.address = address
         state.phase, state.detail = "serving", ""
-        self._ready(f"ready at {state.address}, tables: {', '.join(state.monitor.latest().tables)}")
+        while process.alive() and not self._stop.is_set() and not monitor.wait(_PAUSE_S):
+            state.work_runs()
+        if monitor.answers():
+            started.log(monitor)
+            self._ready(f"ready at {state.address}, tables: {', '.join(names)}")
         while process.alive():
+            state.work_runs()
             if saver is not None:
                 saver.tick(self._stop.is_set)
             if self._stop.wait(_TICK_S):
@@ -263,8 +300,9 @@ class Service:
     def _keep_disk_facts(self, facts: DiskFacts) -> None:
         self._state.disk = facts
 
-    def _log_figures(self) -> None:
-        _logger.info("%s", banner.figures_line(self._state, self._config.log_figures_every_s))
+    def _log_figures(self, monitor: Monitor) -> None:
+        _logger.info("%s", banner.figures_line(self._state, self._figures))
+        self._figures = monitor.latest()
 
     def _look_at_memory(self, alert: MemoryAlert, saver: Saver | None) -> None:
         """Have a checkpoint written when memory crosses its limit: the kernel may end the Reverb process soon."""

@@ -557,6 +557,79 @@ def test_probes_during_a_long_save_begin_no_other_one(tmp_path: Path) -> None:
         assert sizes(server.address) == {"replay": LARGE_ITEMS}
 
 
+def test_first_answer_of_a_restored_server_may_be_late(tmp_path: Path) -> None:
+    text = configuration(tmp_path)
+    with service(tmp_path, text) as server:
+        insert(server.address, 1)
+        fill(server.address, 20)  # so that the restore takes a moment
+        assert server.end() == 0
+    with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
+        eventually(server.restores, "Reverb reads its checkpoint", pause_s=0.001)
+        server.process.send_signal(signal.SIGSTOP)
+        insert(server.address, 2)  # Reverb serves, and its service has not heard of it
+        eventually(lambda: _waits_for_its_service(server.child()), "Reverb has told that it serves")
+        os.kill(server.child(), signal.SIGSTOP)
+        server.process.send_signal(signal.SIGCONT)
+        eventually(lambda: "the server has not answered for " in server.log(), "the first answer is late")
+        assert server.get("/readyz")[0] == 503
+        os.kill(server.child(), signal.SIGCONT)
+        server.wait_ready()
+        assert sizes(server.address) == {"replay": 22}
+        assert server.end() == 0
+
+
+def _waits_for_its_service(child: int) -> bool:
+    """Return whether the main thread of the Reverb process sleeps, as it does until the next request."""
+    return all(
+        Path(f"/proc/{child}/task/{child}/stat").read_text().rpartition(")")[2].split()[0] == "S" for _ in range(20)
+    )
+
+
+def test_server_is_alive_while_a_save_moves_and_not_when_it_has_stopped_to(tmp_path: Path) -> None:
+    """Two saves at once take all threads of gRPC, so that nothing answers: here, Reverb is stopped in a save."""
+    text = configuration(tmp_path) + "\n[http]\nmax_silence_s = 12"
+    with service(tmp_path, text) as server:
+        fill(server.address, 60)
+
+        def ask() -> None:
+            with contextlib.suppress(rw.ReverbWriterError), rw.Client(server.address, timeout_s=100) as client:
+                client.checkpoint()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        eventually(lambda: saving(tmp_path), "a save is under way")
+        child = server.child()
+        os.kill(child, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        with (next((tmp_path / "checkpoints" / "incoming").iterdir()) / "more").open("wb", 0) as file:
+            while time.monotonic() < stopped_at + 30:
+                file.write(b"more")
+                assert server.get("/livez") == (200, "alive\n")
+                time.sleep(0.1)
+        assert server.get("/readyz")[0] == 503
+        eventually(lambda: server.get("/livez")[0] == 503, "now that nothing moves, a restart is due")
+        os.kill(child, signal.SIGCONT)
+        asking.join()
+        server.end(signal.SIGKILL)
+
+
+def test_thread_that_hangs_while_it_keeps_a_checkpoint_ends_the_server(tmp_path: Path) -> None:
+    with service(tmp_path, configuration(tmp_path) + "\n[http]\nmax_silence_s = 2") as server:
+        insert(server.address, 1)
+        save(server, tmp_path)
+        (name,) = kept(tmp_path)
+        endless = tmp_path / "checkpoints" / "incoming" / "2026-01-01T00:00:00+00:00"
+        shutil.copytree(tmp_path / "checkpoints" / "kept" / name, endless, ignore=shutil.ignore_patterns("DONE"))
+        (endless / "items.tfrecord").unlink()
+        os.mkfifo(endless / "items.tfrecord")  # as of a disk that does not answer: a read waits for ever
+        (endless / "DONE").touch()
+        assert server.process.wait(150) == 6
+        assert "ends itself: the thread that keeps checkpoints has stood still for " in server.log()
+    (endless / "items.tfrecord").unlink()
+    with service(tmp_path, configuration(tmp_path)) as server:
+        assert sizes(server.address) == {"replay": 1}
+
+
 PHASES = ("start", "restore", "serve", "checkpoint", "drain", "last checkpoint")
 
 
@@ -609,6 +682,19 @@ def _runs(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize(("victim", "how"), [("service", "killed"), ("Reverb", "died"), (None, "stopped")])
+def test_next_server_tells_how_the_one_before_has_ended(tmp_path: Path, victim: str | None, how: str) -> None:
+    with service(tmp_path, configuration(tmp_path)) as server:
+        assert 'reverb_previous_end{how="stopped"} 1.0' in server.get("/metrics")[1]
+        if victim is None:
+            assert server.end() == 0
+        else:
+            os.kill(server.process.pid if victim == "service" else server.child(), signal.SIGKILL)
+            server.process.wait(60)
+    with service(tmp_path, configuration(tmp_path)) as server:
+        assert f'reverb_previous_end{{how="{how}"}} 1.0' in server.get("/metrics")[1]
 
 
 # Copies to a second place.

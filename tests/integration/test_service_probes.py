@@ -121,6 +121,19 @@ def test_listener_that_has_failed_for_want_of_descriptors_is_told(tmp_path: Path
         assert server.end() == 0
 
 
+def test_server_that_is_not_alive_ends_itself_with_its_last_checkpoint(tmp_path: Path) -> None:
+    text = f'{TABLE}[checkpoints]\ndirectory = "{tmp_path}/checkpoints"\nevery_s = 0\n'
+    with service(tmp_path, text + "[http]\nmax_silence_s = 12") as server:
+        insert(server)
+        psutil.Process(server.child()).rlimit(psutil.RLIMIT_NOFILE, (96, 96))
+        with idle_connections(server.port, 136):
+            eventually(lambda: metrics(server)["reverb_process_open_fds"] == 96, "there are no more")
+        assert server.process.wait(150) == 6  # nobody acts on /livez, as under Docker
+        assert "ERROR   the server ends itself: the server has accepted no new connection for " in server.log()
+    with service(tmp_path, text) as server, rw.Client(server.address) as client:
+        assert client.server_info()["replay"].current_size == 1
+
+
 @pytest.mark.parametrize("greeting", [b"", b"GET /readyz HTTP/1.1\r\n"], ids=["silent", "half a request"])
 def test_idle_connections_of_http_shut_out_no_probe_and_take_few_descriptors(tmp_path: Path, greeting: bytes) -> None:
     text = f'{TABLE}[checkpoints]\ndirectory = "{tmp_path}/checkpoints"\nevery_s = 0\n[log]\nfigures_every_s = 0.1'

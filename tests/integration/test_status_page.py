@@ -36,6 +36,10 @@ CONFIGURATION = """
     [tables.queue]
     rate_limiter = "queue"
     max_size = 2
+    [tables.unused]
+    max_size = 1000
+    sequence_length = 4
+    signature = {{obs = "uint8[100]"}}
 """
 
 
@@ -176,6 +180,40 @@ def test_page_shows_the_tables_and_says_which_side_is_blocked(page: Any) -> None
     assert "1" in page.locator("#kept").inner_text()
 
 
+def test_page_begins_with_memory_and_the_newest_checkpoint(page: Any) -> None:
+    of_service, *tables = (section.get_attribute("id") for section in page.locator("section").all())
+    assert (of_service, {*tables}) == ("service", {None})
+    text = page.locator("#service").inner_text().splitlines()
+    assert text[::2] == ["memory", "full tables need", "newest checkpoint", "kept on disk"]
+    assert " of " in text[1]
+    assert text[3] == "at least 1.7 MiB"  # three tables without a signature
+    assert text[5].endswith(" ago")
+
+
+def test_page_tells_the_bytes_of_a_table_and_shows_an_unused_one_small(page: Any) -> None:
+    unused, replay = page.locator("[data-table=unused]"), page.locator("[data-table=replay]")
+    assert "0 of 1,000 items, about 0 B of 1.7 MiB, 0.0 %" in unused.inner_text()
+    assert unused.locator("svg").count() == 0
+    assert unused.bounding_box()["height"] < replay.bounding_box()["height"] / 4
+
+
+def test_page_of_a_server_that_cannot_start_has_a_line_for_each_difference(browser: Any, tmp_path: Path) -> None:
+    text = CONFIGURATION.format(folder=tmp_path / "checkpoints")
+    with service(tmp_path, text) as server:
+        assert server.end() == 0
+    text = text.replace("max_size = 1000", "max_size = 999")
+    for _ in range(2):
+        with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
+            assert server.process.wait(60) == 3
+    with contextlib.closing(ServiceProcess(tmp_path, text)) as server:
+        eventually(lambda: server.get("/readyz")[0] == 503 and server.status()["phase"] == "failed", "it stays up")
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.http_port}/")
+        _shows(page, "#phase", "table `replay`: max_size is 1000 in the checkpoint, 999 in the configuration\n")
+        page.close()
+        server.end(signal.SIGKILL)
+
+
 def test_page_is_live(page: Any, served: ServiceProcess) -> None:
     with rw.Client(served.address) as client:
         client.insert(np.zeros(3), {"replay": 1.0})
@@ -196,6 +234,8 @@ def test_page_fits_a_phone_and_draws_each_side_on_an_axis_of_its_own(page: Any, 
 
     sides = ("inserts", "samples")
     with rw.Client(served.address) as client:
+        client.insert(np.zeros(3), {"plain": 1.0})
+        page.wait_for_selector("[data-table=plain] path.inserts")  # a table that nobody has written has no charts
         eventually(insert_and_sample, "a line of inserts is no flat one beside 200 times as many samples")
     tops = [
         page.locator(f"[data-table=plain] figure:has(path.{side}) .heights span").first.inner_text() for side in sides

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -99,7 +100,24 @@ def test_checkpoint_is_old_by_the_interval_that_is_configured(
         ("ReplayCertificateEnds", {"certificate_expiry_timestamp_seconds": NOW + 6 * 24 * HOUR}, True),
         ("ReplayCertificateEnds", {"certificate_expiry_timestamp_seconds": NOW + 8 * 24 * HOUR}, False),
         ("ReplayCertificateEnds", {}, False),
+        ("ReplayCheckpointDamaged", {"checkpoints_damaged": 1.0}, True),
+        ("ReplayCheckpointDamaged", {"checkpoints_damaged": 0.0}, False),
     ],
 )
 def test_shortage_fires_at_its_limit(alert: str, metrics: dict[str, float], expected: bool) -> None:
     assert fires(alert, **metrics) is expected
+
+
+def test_each_failure_that_the_server_counts_has_an_alert() -> None:
+    expressions = [rule["expr"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+    for metric in ("checkpoint_failures_total", "checkpoints_damaged", "job_failures_total", "previous_end"):
+        assert [one for one in expressions if f"reverb_{metric}" in one], metric
+
+
+def test_dashboard_names_the_instance_and_shows_readiness_restarts_and_failures() -> None:
+    panels = json.loads((RULES.parents[1] / "grafana/replay.json").read_text())["panels"]
+    targets = [target for panel in panels for target in panel["targets"]]
+    assert not [target["legendFormat"] for target in targets if "{{instance}}" not in target["legendFormat"]]
+    shown = " ".join(target["expr"] for target in targets)
+    for metric in ("ready", "start_time_seconds", "previous_end", "job_failures_total", "checkpoints_damaged"):
+        assert f"reverb_{metric}" in shown

@@ -369,6 +369,19 @@ def test_estimate_says_what_it_supposes_and_is_called_no_bound() -> None:
     assert in_all.startswith("total memory: about ")
 
 
+def test_total_of_memory_is_told_though_some_tables_have_no_estimate() -> None:
+    tables = (ServedTable(TableConfig("a")), ServedTable(TableConfig("b"), 4))
+    lines, is_excess = memory_lines(replace(load(None, {}), tables=tables))
+    assert lines[:2] == [
+        "memory of table `a`: unknown, set its signature and sequence_length",
+        "memory of table `b`: unknown, set its signature",
+    ]
+    assert lines[2].startswith(
+        "total memory: at least 572.2 MiB, without `a`, `b` (572.2 MiB for the processes), avail"
+    )
+    assert not is_excess
+
+
 def test_memory_of_what_is_not_described_is_unknown() -> None:
     assert estimate(ServedTable(TableConfig("a"))).total_bytes is None
     unknown = {"x": ArraySpec((5, None), np.dtype(np.uint8))}

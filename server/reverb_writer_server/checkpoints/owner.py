@@ -34,6 +34,8 @@ class Mark:
         sequence: the highest number that a checkpoint has had.
         failure: why the last start failed; empty if it did not.
         failures: how many starts in a row have failed for that reason.
+        end: how the last server that served has ended: `stopped` as asked, `unhealthy` by itself, `died` with Reverb,
+            `oom` if the kernel ended Reverb for want of memory; `killed` while one serves, or if it told nothing else.
     """
 
     owner: str = "reverb-writer-server"
@@ -41,6 +43,7 @@ class Mark:
     sequence: int = 0
     failure: str = ""
     failures: int = 0
+    end: str = "stopped"
 
 
 class OwnerFile:

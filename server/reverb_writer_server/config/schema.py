@@ -27,7 +27,7 @@ _SELECTORS = ("uniform", "fifo", "lifo", "max_heap", "min_heap", "prioritized")
 _LIMITERS = ("min_size", "ratio", "queue", "stack")
 _MAX_COUNT = 2**31 - 1
 _PORT = count(0, 65535)
-_CHECKPOINT_KEYS = ("every_s", "keep", "on_exit", "restore", "on_mismatch", "on_damage")
+_PATH = text("a path")
 _Values: TypeAlias = Callable[[str], Any]
 
 
@@ -38,29 +38,32 @@ class Key:
     Attributes:
         kind: the allowed values.
         default: the value if the key is not set; None if `meaning` describes it.
-        meaning: a line for the manual.
+        meaning: a line for the manual, and for the help of its option.
+        option: the option of `serve` that sets it; empty if there is none.
     """
 
     kind: Kind
     default: Any
     meaning: str
+    option: str = ""
 
 
 KEYS: Mapping[str, Key] = {
-    "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one"),
+    "port": Key(_PORT, 8000, "port of the Reverb server; 0 for a free one", "--port"),
     "bind": Key(
         choice(LOOPBACK, ALL),
         LOOPBACK,
         "address that this port accepts connections on; `0.0.0.0` for all, which asks for a gateway or a firewall",
+        "--bind",
     ),
-    "http.port": Key(_PORT, 0, "port of health checks, metrics and status page; 0 for none"),
+    "http.port": Key(_PORT, 0, "port of health checks, metrics and status page; 0 for none", "--http-port"),
     "http.host": Key(
         text("an address of this machine"),
         "127.0.0.1",
         "address that this port listens on; `0.0.0.0` for all interfaces",
     ),
     "http.address_file": Key(
-        text("a path"), None, "file that gets the address of this port while it is served, for `docker/healthcheck`"
+        _PATH, None, "file that gets the address of this port while it is served, for `docker/healthcheck`"
     ),
     "http.max_silence_s": Key(
         quantity("seconds"),
@@ -68,14 +71,18 @@ KEYS: Mapping[str, Key] = {
         "time without an answer of Reverb after which `/livez` fails, so that the server is restarted; 0 for no limit",
     ),
     "cluster.shards": Key(
-        count(1, 1000), 1, "number of servers with this file that are one replay: each serves its share of every table"
+        count(1, 1000),
+        1,
+        "number of servers with this file that are one replay: each serves its share of every table",
+        "--shards",
     ),
-    "cluster.shard": Key(count(0, 999), None, "number of this server among them, from 0; `--shard`"),
-    "gateway.certificate": Key(text("a path"), None, "PEM file with the gateway's certificate, whose end is a metric"),
+    "cluster.shard": Key(count(0, 999), None, "number of this server among them, from 0", "--shard"),
+    "gateway.certificate": Key(_PATH, None, "PEM file with the gateway's certificate, whose end is a metric"),
     "checkpoints.directory": Key(
-        text("a path"),
+        _PATH,
         None,
         "folder that holds checkpoints and nothing else; without one, data are lost when the server ends",
+        "--checkpoints",
     ),
     "checkpoints.every_s": Key(quantity("seconds"), 600.0, "time between checkpoints; 0 for no periodic ones"),
     "checkpoints.keep": Key(count(1, 1000), 3, "number of checkpoints to keep"),
@@ -84,16 +91,19 @@ KEYS: Mapping[str, Key] = {
         text('"latest", "none" or the name of a checkpoint'),
         "latest",
         "checkpoint to restore; `latest` is the newest complete one",
+        "--restore",
     ),
     "checkpoints.on_mismatch": Key(
         choice("refuse", "checkpoint", "config"),
         "refuse",
         "whose tables are served if checkpoint and configuration differ",
+        "--on-mismatch",
     ),
     "checkpoints.on_damage": Key(
         choice("older", "stop"),
         "older",
         "what to do if the newest checkpoint is damaged: restore the next older sound one, or stop",
+        "--on-damage",
     ),
     "memory.on_excess": Key(
         choice("warn", "refuse"), "warn", "what to do if the tables may need more memory than the machine has"
@@ -103,7 +113,7 @@ KEYS: Mapping[str, Key] = {
         0,
         "resident memory of the server above which it writes a checkpoint and an alert fires; 0 for none",
     ),
-    "log.format": Key(choice("text", "json"), "text", "format of the log"),
+    "log.format": Key(choice("text", "json"), "text", "format of the log", "--log-format"),
     "log.level": Key(
         choice("debug", "info", "warning", "error"),
         "info",
@@ -249,38 +259,24 @@ def load(
             f"{path}: table `{min(twice)}` cannot be changed by other settings: textproto sets all of it."
         )
 
-    def value(key: str) -> Any:
-        return settings.get(*key.split("."), default=KEYS[key].default)
-
-    shards, shard, folder = value("cluster.shards"), value("cluster.shard"), _path(value("checkpoints.directory"))
+    values = {name: _value(settings, name) for name in KEYS if "*" not in name}
+    shards, shard, folder = values["cluster.shards"], values["cluster.shard"], values["checkpoints.directory"]
     served = shares_of(settings, given + named or (ServedTable(TableConfig("replay")),), shards, shard)
     if folder is not None and shards > 1:
-        folder /= f"shard-{shard}"  # each server locks its own
+        values["checkpoints.directory"] = folder / f"shard-{shard}"  # each server locks its own
+    of_checkpoints = {name: one for name, one in values.items() if name.startswith("checkpoints.")}
     return ServerConfig(
-        port=value("port"),
-        bind=value("bind"),
-        http_host=value("http.host"),
-        http_port=value("http.port"),
-        http_address_file=_path(value("http.address_file")),
-        http_max_silence_s=value("http.max_silence_s"),
-        cluster_shards=shards,
-        cluster_shard=shard,
-        gateway_certificate=_path(value("gateway.certificate")),
-        checkpoints=CheckpointConfig(
-            folder,
-            *(value(f"checkpoints.{name}") for name in _CHECKPOINT_KEYS),
-        ),
-        memory_on_excess=value("memory.on_excess"),
-        memory_alert_bytes=value("memory.alert_bytes"),
-        log_format=value("log.format"),
-        log_level=value("log.level"),
-        log_figures_every_s=value("log.figures_every_s"),
+        **{name.replace(".", "_"): one for name, one in values.items() if name not in of_checkpoints},
+        checkpoints=CheckpointConfig(**{name.partition(".")[2]: one for name, one in of_checkpoints.items()}),
         tables=served,
     )
 
 
-def _path(value: str | None) -> Path | None:
-    return Path(value) if value else None
+def _value(settings: Settings, name: str) -> Any:
+    key, found = KEYS[name], settings.get(*name.split("."))
+    if found is None:
+        return key.default
+    return found if key.kind is not _PATH else Path(found) if found else None
 
 
 def _table(settings: Settings, name: str) -> ServedTable:

@@ -17,16 +17,17 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tomllib
 
 from reverb_writer.errors import SpecError
 
 _PREFIX = "REVERB_WRITER__"
+_Key: TypeAlias = tuple[str, ...]
 
 
 class ConfigError(SpecError):
@@ -92,9 +93,10 @@ class Settings:
 
     def __init__(self, kinds: Mapping[str, Kind]) -> None:
         """Begin without values."""
-        self._kinds = kinds
-        self._values: dict[tuple[str, ...], tuple[Any, str]] = {}
-        self._sections: dict[tuple[str, ...], str] = {}  # a table of which all keys have defaults has no values
+        self._kinds = {tuple(name.split(".")): kind for name, kind in kinds.items()}
+        self._groups = {pattern[:length] for pattern in self._kinds for length in range(len(pattern))}
+        self._values: dict[_Key, tuple[Any, str]] = {}
+        self._sections: dict[_Key, str] = {}  # a table of which all keys have defaults has no values
 
     def read_file(self, path: Path) -> None:
         """Set the values of a TOML file.
@@ -135,7 +137,7 @@ class Settings:
             for leaf, inner in self._flatten(key, value, origin) if isinstance(value, dict) else [(key, value)]:
                 self.set(leaf, inner, origin)
 
-    def set(self, key: tuple[str, ...], value: Any, origin: str) -> None:
+    def set(self, key: _Key, value: Any, origin: str) -> None:
         """Set one value, in place of an earlier one.
 
         Raises:
@@ -148,7 +150,7 @@ class Settings:
             raise ConfigError(f"{origin}: `{'.'.join(key)}`: got {_describe_value(value)}, allowed: {kind.allowed}.")
         self._values[key] = (value, origin)
 
-    def declare(self, section: tuple[str, ...], origin: str) -> None:
+    def declare(self, section: _Key, origin: str) -> None:
         """Name a section, such as a table, of which no value need be set."""
         self._sections.setdefault(section, origin)
 
@@ -166,73 +168,69 @@ class Settings:
         known = [*self._sections, *self._values]
         return list(dict.fromkeys(one[len(key)] for one in known if len(one) > len(key) and one[: len(key)] == key))
 
-    def _kind(self, key: tuple[str, ...], origin: str, value: Any, *, variable: str = "") -> Kind:
-        """Return the kind of a key; `value` and the environment variable that sets it are for errors."""
-        for pattern, kind in self._kinds.items():
-            parts = pattern.split(".")
-            if len(parts) == len(key) and _is_prefix(parts, key):
-                return kind
-        if self._matches(key, whole=False):
-            inner = [parts[len(key) :] for parts in (one.split(".") for one in self._kinds) if _is_prefix(parts, key)]
-            keys = ", ".join(
-                "a section for each" if one == "*" else one for one in dict.fromkeys(one[0] for one in inner)
-            )
-            dotted = ".".join(key)
-            rest = "__".join("NAME" if part == "*" else part.upper() for part in inner[0])
-            hint = f" Set one of its keys, such as {variable}__{rest}." if variable else ""
-            raise ConfigError(
-                f"{origin}: `{dotted}`: got {_describe_value(value)}, allowed: a section [{dotted}] with {keys}.{hint}"
-            )
-        raise self._unknown_key(key, origin)
+    def _pattern(self, key: _Key) -> _Key:
+        """Return a key with `*` in place of each name."""
+        pattern: _Key = ()
+        for part in key:
+            any_name = (*pattern, "*")
+            pattern = any_name if any_name in self._groups else (*pattern, part)
+        return pattern
 
-    def _unknown_key(self, key: Iterable[str], origin: str) -> ConfigError:
-        *section, name = key
-        patterns = [pattern.split(".") for pattern in self._kinds]
-        siblings = [
-            parts[len(section)] for parts in patterns if len(parts) > len(section) and _is_prefix(parts, tuple(section))
+    def _below(self, pattern: _Key) -> list[_Key]:
+        """Return what follows after a pattern, for each key that begins with it."""
+        return [
+            one[len(pattern) :] for one in self._kinds if len(one) > len(pattern) and one[: len(pattern)] == pattern
         ]
-        siblings = list(dict.fromkeys(siblings))
+
+    def _kind(self, key: _Key, origin: str, value: Any, *, variable: str = "") -> Kind:
+        """Return the kind of a key; `value` and the environment variable that sets it are for errors."""
+        pattern = self._pattern(key)
+        if pattern in self._kinds:
+            return self._kinds[pattern]
+        if pattern not in self._groups:
+            raise self._unknown_key(key, origin)
+        inner = self._below(pattern)
+        keys = ", ".join("a section for each" if one == "*" else one for one in dict.fromkeys(one[0] for one in inner))
+        dotted = ".".join(key)
+        rest = "__".join("NAME" if part == "*" else part.upper() for part in inner[0])
+        hint = f" Set one of its keys, such as {variable}__{rest}." if variable else ""
+        raise ConfigError(
+            f"{origin}: `{dotted}`: got {_describe_value(value)}, allowed: a section [{dotted}] with {keys}.{hint}"
+        )
+
+    def _unknown_key(self, key: _Key, origin: str) -> ConfigError:
+        *section, name = key
+        siblings = list(dict.fromkeys(one[0] for one in self._below(self._pattern(tuple(section)))))
         close = difflib.get_close_matches(name, siblings, 1)
         hint = f" Did you mean `{close[0]}`?" if close else ""
         where = f" in [{'.'.join(section)}]" if section else ""
         allowed = ", ".join(siblings) or "nothing"
         return ConfigError(f"{origin}: unknown key `{'.'.join([*section, name])}`.{hint} Allowed{where}: {allowed}.")
 
-    def _flatten(self, key: tuple[str, ...], value: Any, origin: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    def _flatten(self, key: _Key, value: Any, origin: str) -> Iterator[tuple[_Key, Any]]:
         """Yield the values of a document by key, and remember its sections; `set` refuses unknown keys."""
-        if isinstance(value, dict) and not self._matches(key, whole=True):
-            if key and not self._matches(key, whole=False):
-                raise self._unknown_key(key, origin)
-            self.declare(key, origin)
-            for name, inner in value.items():
-                yield from self._flatten((*key, name), inner, origin)
-        else:
+        pattern = self._pattern(key)
+        if not isinstance(value, dict) or pattern in self._kinds:
             yield key, value
+            return
+        if pattern not in self._groups:
+            raise self._unknown_key(key, origin)
+        self.declare(key, origin)
+        for name, inner in value.items():
+            yield from self._flatten((*key, name), inner, origin)
 
-    def _matches(self, key: tuple[str, ...], *, whole: bool) -> bool:
-        """Return whether `key` is a known key, or if not `whole` the beginning of one."""
-        patterns = (pattern.split(".") for pattern in self._kinds)
-        return any(_is_prefix(parts, key) and (len(parts) == len(key) or not whole) for parts in patterns)
-
-    def _key_of(self, parts: list[str], origin: str) -> tuple[str, ...]:
+    def _key_of(self, parts: list[str], origin: str) -> _Key:
         """Return the key that the parts of a variable's name denote."""
-        found: list[str] = []
+        found: _Key = ()
         for index, part in enumerate(parts):
-            patterns = (pattern.split(".") for pattern in self._kinds)
-            candidates = dict.fromkeys(
-                one[index] for one in patterns if len(one) >= len(parts) and _is_prefix(one, tuple(found))
-            )
-            known = self.names(*found) if "*" in candidates else [name for name in candidates if name != "*"]
+            below = self._below(self._pattern(found))
+            candidates = dict.fromkeys(one[0] for one in below if len(one) >= len(parts) - index)
+            known = self.names(*found) if "*" in candidates else list(candidates)
             match = next((name for name in known if _variable(name) == part.upper()), None)
             if match is None and "*" not in candidates:
                 raise self._unknown_key((*found, *(rest.lower() for rest in parts[index:])), origin)
-            found.append(match or part.lower())
-        return tuple(found)
-
-
-def _is_prefix(parts: Sequence[str], key: tuple[str, ...]) -> bool:
-    """Return whether a pattern begins with a key."""
-    return len(key) <= len(parts) and all(part in ("*", name) for part, name in zip(parts, key, strict=False))
+            found = (*found, match or part.lower())
+        return found
 
 
 def _variable(name: str) -> str:

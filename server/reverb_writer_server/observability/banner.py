@@ -8,6 +8,7 @@ import platform
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 
+from reverb_writer.tables.rate_limits import rates
 from reverb_writer_server.config.bind import ALL
 from reverb_writer_server.config.schema import ServedTable, ServerConfig
 from reverb_writer_server.observability.describe import describe, format_bytes
@@ -19,6 +20,7 @@ from reverb_writer_server.observability.memory import (
     need,
     used_bytes,
 )
+from reverb_writer_server.observability.monitor import ServerSnapshot
 from reverb_writer_server.observability.state import ServiceState
 
 
@@ -53,16 +55,16 @@ def memory_lines(config: ServerConfig) -> tuple[list[str], bool]:
     lines = [f"memory of table `{one.table}`: {_describe_estimate(one)}" for one in estimates]
     total, saving, unknown = need(config)
     excess = total > available
-    if len(unknown) == len(estimates):
-        return [*lines, f"total memory: unknown, available: {format_bytes(available)}"], False
-    which = "" if not unknown else " for the tables with an estimate"
+    about = (
+        f"at least {format_bytes(total)}, without {', '.join(f'`{name}`' for name in unknown)}"
+        if unknown
+        else (f"about {format_bytes(total)}")
+    )
     verdict = ": more than is available. Lower max_size or raise the limit" if excess else ""
     parts = f"{format_bytes(PROCESS_BYTES)} for the processes"
     if saving:
         parts += f", {format_bytes(saving)} while a checkpoint is written"
-    lines.append(
-        f"total memory: about {format_bytes(total)}{which} ({parts}), available: {format_bytes(available)}{verdict}"
-    )
+    lines.append(f"total memory: {about} ({parts}), available: {format_bytes(available)}{verdict}")
     return lines, excess
 
 
@@ -75,15 +77,15 @@ def exposure_lines(config: ServerConfig) -> Iterator[str]:
         )
 
 
-def figures_line(state: ServiceState, since_s: float) -> str:
-    """Return one line with the sizes and rates of the tables, or with the reason why there are none."""
+def figures_line(state: ServiceState, before: ServerSnapshot) -> str:
+    """Return one line with the sizes of the tables, and their rates since `before`; or why there are none."""
     assert state.monitor is not None  # noqa: S101  # the service calls it while it serves
     if not state.monitor.answers():
         return str(state.monitor.fault())
-    snapshot, rates = state.monitor.latest(), state.monitor.rates(since_s)
-    parts = []
+    snapshot, parts = state.monitor.latest(), []
     for name, table in snapshot.tables.items():
-        inserts, samples = rates[name]
+        seconds = snapshot.at - before.at
+        inserts, samples = rates(before.tables[name], table, seconds) if name in before.tables else (0.0, 0.0)
         size = f"{table.current_size:,}/{table.max_size:,}"
         parts.append(f"{name} {size} +{inserts:,.0f}/s -{samples:,.0f}/s")
     memory = f"memory {format_bytes(used_bytes(state.process_ids))} of {format_bytes(available_bytes())}"
@@ -92,8 +94,10 @@ def figures_line(state: ServiceState, since_s: float) -> str:
 
 def _describe_estimate(one: Estimate) -> str:
     if one.total_bytes is None:
-        missing = "sequence_length" if one.steps is None else "signature"
-        return f"unknown, set its {missing}"
+        missing = [
+            key for key, value in (("signature", one.step_bytes), ("sequence_length", one.steps)) if value is None
+        ]
+        return f"unknown, set its {' and '.join(missing)}"
     without_overlap = ""
     if one.total_bytes_without_overlap != one.total_bytes and one.total_bytes_without_overlap is not None:
         without_overlap = f"; {format_bytes(one.total_bytes_without_overlap)} if no items overlap"

@@ -19,6 +19,8 @@ _KB = 1024
 def describe(table: TableConfig) -> list[str]:
     """Return the rules of a table, a sentence each.
 
+    >>> describe(TableConfig("weights", 1))[0]
+    'holds up to 1 item; when it is full, an insert removes the oldest item'
     >>> for sentence in describe(TableConfig.queue("q", 10)):
     ...     print(sentence)
     holds up to 10 items
@@ -28,14 +30,14 @@ def describe(table: TableConfig) -> list[str]:
     """
     limiter, balance = table.rate_limiter, table.rate_limiter.balance
     once = isinstance(limiter, Queue | Stack)
-    holds = f"holds up to {table.max_size:,} items"
+    holds = f"holds up to {_items(table.max_size)}"
     times = {0: "", 1: ", each once"}.get(table.max_times_sampled, f", each {table.max_times_sampled} times at most")
     sentences = [
         holds if once else f"{holds}; when it is full, an insert removes {_describe_selector(table.remover)}",
         f"samples {_describe_selector(table.sampler)}{times}",
     ]
     if isinstance(limiter, Queue | Stack):
-        return [*sentences, "blocks samples while it is empty", f"blocks inserts while it holds {limiter.size:,} items"]
+        return [*sentences, "blocks samples while it is empty", f"blocks inserts while it holds {_items(limiter.size)}"]
     low, high = math.isfinite(balance.min_diff), math.isfinite(balance.max_diff)
     diff = f"inserts x {balance.samples_per_insert:g} - samples"
     few = "while it is empty" if balance.min_size == 1 else f"while it holds fewer than {balance.min_size:,} items"
@@ -66,6 +68,10 @@ def format_bytes(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= _KB
     return f"{number:.1f} TiB"
+
+
+def _items(count: int) -> str:
+    return f"{count:,} item" + "s" * (count != 1)
 
 
 def _describe_selector(selector: Selector) -> str:

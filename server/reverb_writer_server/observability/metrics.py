@@ -87,6 +87,9 @@ class _Collector(Collector):
             "reverb_memory_alert", "whether memory is above memory.alert_bytes", float(state.memory_is_high)
         )
         yield CounterMetricFamily("reverb_starts", "starts of a server with this checkpoint folder", state.starts)
+        ended = GaugeMetricFamily("reverb_previous_end", "how the server before has ended: 1", labels=["how"])
+        ended.add_metric([state.previous_end], 1)
+        yield ended
         yield GaugeMetricFamily("reverb_start_time_seconds", "start of this server, Unix time", state.started_at)
         yield GaugeMetricFamily("reverb_memory_bytes", "resident memory of the server", used_bytes(state.process_ids))
         yield GaugeMetricFamily(

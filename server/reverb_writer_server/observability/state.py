@@ -14,6 +14,9 @@ from reverb_writer_server.observability.memory import available_bytes, used_byte
 from reverb_writer_server.observability.monitor import Monitor
 
 _MAX_PAUSE_S = 30.0  # of a thread that is alive; its calls end within seconds
+_DISK_PATIENCE = (
+    10  # times `max_silence_s`, for the thread that waits for disks: a slow one syncs gigabytes for minutes
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class ServiceState:
         keeps_checkpoints: whether there is a checkpoint folder.
         checkpoint_every_s: seconds between checkpoints; 0 for no periodic ones.
         starts: number of starts of a server with that folder; 1 without one.
+        previous_end: how the server before has ended, as the mark of the folder says.
         damaged: names of the checkpoints that could not be restored.
         failures: how often each job has failed.
         reverb_pid: id of the Reverb process; None before it runs.
@@ -74,6 +78,7 @@ class ServiceState:
         self.checkpoints = CheckpointStatus()
         self.keeps_checkpoints = False
         self.starts = 1
+        self.previous_end = "stopped"
         self.started_at = time.time()
         self._began_at = time.monotonic()
         self.damaged: tuple[str, ...] = ()
@@ -84,7 +89,7 @@ class ServiceState:
         self.estimates: dict[str, int | None] = {}
         self.max_silence_s = 0.0
         self.memory_is_high = False
-        self._loop_ran_at = time.monotonic()
+        self._loop_ran_at = self._work_ran_at = time.monotonic()
 
     @property
     def process_ids(self) -> tuple[int | str, ...]:
@@ -95,10 +100,19 @@ class ServiceState:
         """Take note that the service's own loop runs; it calls this at least once a second."""
         self._loop_ran_at = time.monotonic()
 
+    def work_runs(self) -> None:
+        """Take note that the thread that keeps checkpoints runs, or computes."""
+        self._work_ran_at = time.monotonic()
+
+    def work_hangs(self) -> bool:
+        """Return whether that thread stands still, as when a disk does not answer any more."""
+        return 0 < _DISK_PATIENCE * self.max_silence_s < time.monotonic() - self._work_ran_at
+
     def alive(self) -> tuple[bool, str]:
         """Return whether the service works, and a reason. If it does not, a restart is due.
 
-        Its loop and its monitor must run. While it serves, Reverb must also answer, at least once in `max_silence_s`.
+        Its loop and its monitor must run. While it serves, the thread that keeps checkpoints must run, too, and Reverb
+        must answer at least once in `max_silence_s`, unless it writes a checkpoint and comes on with it.
         """
         now = time.monotonic()
         if now - self._loop_ran_at > _MAX_PAUSE_S:
@@ -108,7 +122,9 @@ class ServiceState:
             return True, "alive"
         if now - monitor.ran_at > _MAX_PAUSE_S:
             return False, f"the monitor has not run for {now - monitor.ran_at:.0f} s"
-        if 0 < self.max_silence_s < monitor.silence_s():
+        if self.work_hangs():
+            return False, f"the thread that keeps checkpoints has stood still for {now - self._work_ran_at:.0f} s"
+        if 0 < self.max_silence_s < monitor.standstill_s():
             return (
                 False,
                 f"{monitor.fault() or 'the server answers again'}; http.max_silence_s is {self.max_silence_s:g}",
@@ -120,6 +136,8 @@ class ServiceState:
         if self.phase != "serving" or self.monitor is None:
             return False, f"{self.phase} {self.detail}".strip()
         fault = self.monitor.fault()
+        if not self.monitor.wait(0):
+            return False, f"starting ({fault})"
         return fault is None, fault or "serving"
 
     def snapshot(self) -> dict[str, Any]:
@@ -139,9 +157,8 @@ class ServiceState:
                 "used_bytes": used_bytes(self.process_ids),
                 "available_bytes": available_bytes(),
                 "is_high": self.memory_is_high,
-                "estimated_bytes": sum(size or 0 for size in self.estimates.values())
-                if all(size is not None for size in self.estimates.values())
-                else None,
+                "estimated_bytes": sum(size or 0 for size in self.estimates.values()),
+                "is_partial": None in self.estimates.values(),
             },
             "checkpoints": {
                 "kept": log.kept,
@@ -154,5 +171,8 @@ class ServiceState:
                 "damaged": self.damaged,
             },
             "job_failures": dict(self.failures),
-            "tables": self.monitor.snapshot() if self.monitor is not None else [],
+            "tables": [
+                {**table, "estimated_bytes": self.estimates.get(table["name"])}
+                for table in (self.monitor.snapshot() if self.monitor is not None else [])
+            ],
         }

@@ -23,6 +23,10 @@ _FRAME_HEADER_BYTES, _FRAME_TYPE, _SETTINGS = 9, 3, 4
 class PortInUseError(ReverbWriterError, OSError):
     """Another process uses the port."""
 
+    def __str__(self) -> str:
+        """Return the message, without the number that the system has for it."""
+        return str(self.strerror)
+
 
 @contextlib.contextmanager
 def reserved(port: int) -> Iterator[None]:

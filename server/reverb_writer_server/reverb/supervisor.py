@@ -164,13 +164,17 @@ class ReverbProcess:
         self._connection.close()
         self._listener.join(_ANSWER_TIMEOUT_S)
 
+    def was_ended_for_want_of_memory(self) -> bool:
+        """Return whether the kernel has ended the process because there was no memory left."""
+        return self._process.poll() == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills
+
     def describe_end(self) -> str:
         """Say how the process has ended, with the last lines that it has logged."""
         self._wait(_POLL_S)
         self._listener.join(_POLL_S)
         code = self._process.poll()
         how = f"has ended with code {code}" if code is None or code >= 0 else f"has died of {_signal_name(-code)}"
-        if code == -signal.SIGKILL and num_oom_kills() > self._num_oom_kills:
+        if self.was_ended_for_want_of_memory():
             how += (
                 ": the kernel has ended it for want of memory. Lower max_size of its tables, or give it more; "
                 "docs/server.md has the sizes"
